@@ -1,0 +1,38 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format bench clean
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_WAIT_POLICY ?= passive
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/.complete: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0 setuptools
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded data: demo/index.html (a minute)
+	$(BIN)/python examples/demo.py
+
+test: .venv/.complete  ## install and run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.complete  ## ruff, ruff format, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.complete  ## let ruff repair and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what the other targets made
+	rm -rf .venv build demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Speed of the simulator against a plain loop and a hand-stacked reference: `python -m benchmarks`."""

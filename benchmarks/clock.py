@@ -1,0 +1,40 @@
+"""Milliseconds of work: CPU time on a CPU, so that a busy machine matters less; wall time on a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+Work = Callable[[], None]
+
+
+class Clock:
+    """Times work on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.unit = "cpu_ms" if device.type == "cpu" else "wall_ms"
+
+    def __call__(self, work: Work, times: int = 1) -> float:
+        """Milliseconds per call."""
+        began = self._now()
+        for _ in range(times):
+            work()
+        return (self._now() - began) * 1e3 / times
+
+    def _now(self) -> float:
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def interleaved(clock: Clock, contestants: Mapping[str, Work], repeats: int, times: int) -> dict[str, float]:
+    """Median milliseconds per call of each: in turn in every repeat, so that all see the same load."""
+    for work in contestants.values():
+        work()
+    turns = [{name: clock(work, times) for name, work in contestants.items()} for _ in range(repeats)]
+    return {name: median(turn[name] for turn in turns) for name in contestants}

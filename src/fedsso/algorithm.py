@@ -1,0 +1,123 @@
+"""What an algorithm is: a frozen record of hyper-parameters and the pure functions of one round.
+
+A round is a list of exchanges (phases), each
+
+    message = broadcast(server)  ->  upload = client(f, message, own, local)  ->  server(state, mean upload, cohort)
+
+Engines own the loop, the weighted mean, the randomness, the devices and the wire. Algorithms only compute, for any
+number of clients and trials at once: server arrays are [trials, d], client arrays [clients, trials, d],
+hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the smallest complete example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from .tree import Tree
+
+
+class Batch(NamedTuple):
+    """Rows of M clients. Weights sum to 1 over a client's rows of the batch and are 0 on padding."""
+
+    x: Tensor  # [M, B, *sample]
+    y: Tensor  # [M, B]
+    weight: Tensor  # [M, B]
+    key: int = 0  # seed for modules that draw (dropout)
+
+
+class Objective(Protocol):
+    """The clients' loss f_i at their own points x [M, trials, d]."""
+
+    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """([M, trials], [M, trials, d]); the gradient is written into `out` where one is given."""
+        ...
+
+
+class Local(Protocol):
+    """What the clients of a cohort (or a chunk of it) hold in one round."""
+
+    k: int  # the round, 1, 2, ...
+    steps: int  # the most local steps that any of them takes
+    own_steps: Tensor  # [M, 1, 1]: the local steps that each really takes
+
+    def batch(self, j: int) -> Batch:
+        """The mini-batch of local step j; it is overwritten by the next call."""
+        ...
+
+    def active(self, j: int) -> Tensor | None:
+        """[M, 1, 1] of 0 and 1: who takes step j; None means everybody."""
+        ...
+
+
+class Cohort(NamedTuple):
+    """Who answered in this round."""
+
+    k: int  # the round
+    size: int  # how many clients answered
+    clients: Tensor  # which ones
+    mass: float  # their share of all clients' weights p_i
+    steps: float  # weighted mean of their local steps
+
+
+class Reply(NamedTuple):
+    """What a client function returns."""
+
+    upload: Tree  # goes to the server
+    own: Tree = ()  # stays with the client until its next round
+    loss: Tensor | None = None  # [M, trials] mean mini-batch loss, for the trace alone
+
+
+class Phase(NamedTuple):
+    """One exchange between server and clients."""
+
+    broadcast: Callable[[Any], Tree]
+    client: Callable[[Any, Any, Any, Local], Reply]
+    server: Callable[[Any, Any, Cohort], Any]
+
+
+class Algorithm:
+    """Base of all records: one phase, no client state, the model is `server.x`."""
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+
+    def server_init(self, x: Tensor) -> Any:
+        """Server state from the initial model x [trials, d]; every leaf has the trials as its first axis."""
+        raise NotImplementedError(f"{type(self).__name__} needs server_init")
+
+    def client_init(self, x: Tensor) -> Tree:  # noqa: ARG002
+        """State that one client keeps between rounds; leaves [trials, ...]."""
+        return ()
+
+    def local_steps(self, tau: Tensor) -> Tensor:
+        """The local steps each client takes when the user asks for tau."""
+        return tau
+
+    def model(self, server: Any) -> Tensor:
+        """The model that is evaluated, [trials, d]."""
+        x: Tensor = server.x
+        return x
+
+    def broadcast(self, server: Any) -> Tree:
+        """The message to the clients: by default the model alone."""
+        return server.x
+
+    def client(self, f: Objective, message: Any, own: Any, local: Local) -> Reply:
+        """Work of the clients in one exchange."""
+        raise NotImplementedError(f"{type(self).__name__} needs client")
+
+    def server(self, server: Any, mean: Any, cohort: Cohort) -> Any:
+        """New server state from the weighted mean of the uploads."""
+        raise NotImplementedError(f"{type(self).__name__} needs server")
+
+    def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        """Columns of the trace that the algorithm knows: grad_norm, ys, overridden, skipped, radius; each [trials]."""
+        return {}
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The exchanges of one round, in order."""
+        return (Phase(self.broadcast, self.client, self.server),)

@@ -1,0 +1,136 @@
+"""FedSSO. Ma et al., "FedSSO: A Federated Server-Side Second-Order Optimization Algorithm", arXiv 2206.09576.
+
+    x    global model x_k                        alpha     client step
+    v    weighted mean of the local models       tau       local steps (their weighted mean if clients differ)
+    g    (x_k - v_k) / (alpha tau)               eta       server step
+    s    x_k - x_{k-1}                           lam, Lam  bounds of the curvature ||y||^2 / y^T s
+    y    g_k - g_{k-1}                           R         B is reset to I whenever k mod R = 0
+    B    estimate of the Hessian, B_1 = I        r         radius of the guard
+
+Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" adds a trust radius
+that looks back along the last step: theta = g_k^T s / -g_{k-1}^T s is the share of the slope that is left
+(0: ideal; theta > 0.8: overshot, the radius shrinks; theta < -0.1: still downhill, it grows if it had bound).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import local as solver
+from .. import quasi_newton as qn
+from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ..checks import at_least, positive
+from ..errors import InputError, unknown
+from ..schedule import Step, at
+from ..tree import Scalar, Tree, dot, hyper, norm, param
+
+log = logging.getLogger("fedsso")
+GUARDS = ("adaptive", "none")
+
+
+class Guard(NamedTuple):
+    """The trust region, all [trials, 1]."""
+
+    radius: Tensor
+    slope: Tensor  # -g_{k-1}^T s of the last step
+    capped: Tensor  # whether the last step was cut to the radius
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    g: Tensor  # g of the last round
+    s: Tensor  # last step
+    curvature: Tree
+    guard: Guard
+    seen: Tensor  # [trials, 4]: y^T s, overridden, skipped, ||g|| of the last round
+
+
+@hyper
+class FedSSO(Algorithm):
+    """Server-side BFGS on averaged gradients.
+
+    >>> FedSSO(alpha=0.001, guard="none", R=200).eta
+    1.0
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="server step η")
+    R: int | None = param(default=None, doc="rounds between resets of B; none: never (the paper: 200)")
+    lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
+    Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
+    form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
+    guard: str = param(default="adaptive", doc="adaptive: step radius and noise test; none: the paper's Algorithm 1")
+    pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
+    m: int = param(default=20, doc="window of form lbfgs")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta", "lam", "Lam")
+        if self.lam >= self.Lam:
+            raise InputError(f"lam must be < Lam, got lam={self.lam}, Lam={self.Lam}; the paper: 1e-4 and 9999")
+        at_least(self, "R", 2)
+        at_least(self, "pairs", 1)
+        at_least(self, "m", 1)
+        if self.guard not in GUARDS:
+            raise unknown("guard", self.guard, GUARDS)
+        qn.form(self.form, self.pairs, self.m)
+
+    def server_init(self, x: Tensor) -> State:
+        if self._held(x) < self.pairs:
+            log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", self.pairs, x.shape[-1], self._held(x))
+        one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
+        guard = Guard(one, one, one.bool())
+        zero = torch.zeros_like(x)
+        return State(x, zero, zero, self._form(x).init(x), guard, one.expand(-1, 4).contiguous())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))  # Alg. 1, lines 4-8
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        k = cohort.k
+        x, s, form = server.x, server.s, self._form(server.x)
+        g = -delta / (at(self.alpha, k) * cohort.steps)  # line 11
+        y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
+        pair = qn.judge(s, y, self.lam, self.Lam, dual=form.dual, cosine=0.1 if self.guard == "adaptive" else 0.0)
+        reset = self.R is not None and k % self.R == 0
+        if k == self._held(x) + 2 and (self.R is None or k < self.R) and self.form in ("bfgs", "dfp"):
+            log.info("round %d: %d pairs are held, from now on the oldest leaves", k, k - 2)
+        curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
+        step = at(self.eta, k) * direction
+        guard = server.guard
+        if self.guard == "adaptive":
+            step, guard = self._cap(guard, g, s, step, norm(delta))
+        new = x - step  # line 14
+        judged = (s != 0).any(-1, keepdim=True) & (not reset)
+        seen = torch.cat([pair.rho, judged & pair.overridden, judged & ~pair.accept, norm(g)], -1)
+        s = new - x  # after rounding, as the clients see it
+        return State(new, g, s, curvature, guard._replace(slope=-dot(g, s)), seen)
+
+    def _cap(self, guard: Guard, g: Tensor, s: Tensor, step: Tensor, fedavg: Tensor) -> tuple[Tensor, Guard]:
+        """Adapt the radius by the slope test and cut the step to it."""
+        theta = dot(g, s) / guard.slope  # NaN before the first step: both tests are then false
+        r = torch.where(guard.radius > 0, guard.radius, fedavg)  # no radius yet: the length of the FedAvg step
+        r = torch.where(theta > 0.8, 0.7 * r, r)
+        r = torch.where((theta < -0.1) & guard.capped, 2 * r, r)
+        length = norm(step)
+        capped = length > r
+        scale = torch.where(capped, r / length, 1.0).to(step.dtype)
+        return step * scale, guard._replace(radius=r, capped=capped)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        names = ("ys", "overridden", "skipped", "grad_norm")
+        radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
+        return {**dict(zip(names, server.seen.unbind(-1), strict=True)), "radius": radius}
+
+    def _held(self, x: Tensor) -> int:
+        """Pairs that are kept: as many as asked for, but no more than fit into the memory of one trial."""
+        return qn.capacity(self.pairs, x.shape[-1], x.element_size(), 3 if self.form == "dfp" else 2)
+
+    def _form(self, x: Tensor) -> qn.Form:
+        return qn.form(self.form, self._held(x), self.m)

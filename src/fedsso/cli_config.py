@@ -1,0 +1,250 @@
+"""The settings of the command line: one model checks a TOML file and, field by field, makes the options.
+
+The file has the form of a run's spec.toml: run options at the top, a table [data], one table for each algorithm.
+Ranges are not checked here but where they hold for everybody: by the records, `spec.complete` and `data.load`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, create_model
+from torch import Tensor
+
+from .algorithm import Algorithm
+from .algorithms import ALGORITHMS, make
+from .data import Federation, datasets
+from .data.synthetic import KINDS
+from .engine.metrics import METRICS
+from .errors import InputError, unknown
+from .files import read_toml
+from .models import MODELS
+from .schedule import Decay
+from .spec import DEFAULTS, DTYPES
+from .tree import to_dict
+
+
+class Table(BaseModel):
+    """A TOML table: no unknown keys, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    def given(self) -> dict[str, Any]:
+        """What was set, without defaults."""
+        return self.model_dump(exclude_unset=True)
+
+
+def _run(name: str, doc: str) -> Any:
+    """A run option with the default that the Python interface has."""
+    default = DEFAULTS[name]
+    return Field(list(default) if isinstance(default, tuple) else default, description=doc)
+
+
+class Data(Table):
+    """Table [data]: the arguments of `fedsso.load`."""
+
+    dataset: str = Field("digits", description="data set; `fedsso data list` shows them")
+    clients: int | None = Field(None, description="number of clients; left out: the partition's own, or 20")
+    partition: str | None = Field(
+        None, description="iid, dirichlet, classes, quantity or one of the paper's tables; left out: the set's own"
+    )
+    concentration: float | None = Field(None, description="of the Dirichlet draw; small means skewed")
+    classes_per_client: int | None = Field(None, description="of partition classes")
+    min_rows: int = Field(8, description="least rows of a client")
+    test_fraction: float = Field(0.25, description="share of each client's rows kept for testing")
+    seed: int = Field(0, description="seed of the partition")
+    data_dir: str | None = Field(None, description="folder of the data files; left out: $FEDSSO_DATA")
+
+
+class Base(Table):
+    """The keys at the top of the file."""
+
+    model: str = Field("mclr", description=", ".join(MODELS))
+    algorithm: str = Field("fedsso", description="`fedsso algorithms` shows them")
+    algorithms: list[str] = Field(["fedsso", "fedavg", "fedsgd"], description="names with commas between, or all")
+    rounds: int = _run("rounds", "communication rounds")
+    local_steps: int = _run("local_steps", "local steps τ of a client in a round")
+    local_epochs: int | None = _run("local_epochs", "passes over the client's rows, instead of --local-steps")
+    batch_size: int | Literal["full"] = _run("batch_size", "rows of a mini-batch; full: all the client has")
+    participation: float = _run("participation", "share of the clients chosen in a round")
+    drop_rate: float = _run("drop_rate", "probability that a chosen client never answers")
+    stragglers: float = _run("stragglers", "share of clients that do only some of their steps")
+    seed: int | list[int] = Field(
+        DEFAULTS["seed"],
+        validation_alias=AliasChoices("seed", "seeds"),
+        description="seed of all but the partition; several with commas between: one run each",
+    )
+    eval_every: int = _run("eval_every", "rounds between evaluations")
+    eval_train: bool = _run("eval_train", "also evaluate the loss on all training rows")
+    init: str | None = _run("init", "zero, default or a safetensors file; left out: the model's own start")
+    loss: str | None = _run("loss", "cross_entropy, mse or bce; left out: by the targets")
+    metrics: list[str] = _run("metrics", f"of the test rows: {', '.join(METRICS)}")
+    stop_at: float | None = _run("stop_at", "stop when the test accuracy reaches this")
+    dtype: str = _run("dtype", " or ".join(DTYPES))
+    device: str = _run("device", "auto, cpu or cuda")
+    engine: str = _run("engine", "auto, stacked or loop")
+    targets: list[float] | None = Field(None, description="accuracies of the table; left out: four that suit")
+    out: str | None = Field(None, description="folder for the results; left out: nothing is written")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints of a run with --out")
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.seed if isinstance(self.seed, list) else [self.seed]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The run options that were set, as `simulate` takes them, but the seed."""
+        chosen = {k: v for k, v in self.given().items() if k in DEFAULTS and k != "seed"}
+        if chosen.get("batch_size") == "full":
+            chosen["batch_size"] = None
+        return chosen
+
+
+# ---- tables that registries define ----
+
+
+def table(record: type) -> type[Table]:
+    """A TOML table with the fields of a record; a field that is itself a record (a schedule) is a sub-table."""
+    hints = get_type_hints(record)
+    made: dict[str, Any] = {
+        f.name: (_plain(hints[f.name]), Field(f.default, description=f.metadata["doc"])) for f in fields(record)
+    }
+    return create_model(record.__name__, __base__=Table, **made)
+
+
+def _plain(hint: Any) -> Any:
+    """The part of a type that TOML can write."""
+    parts = [table(cast(type, p)) if is_dataclass(p) else p for p in alternatives(hint) if p is not Tensor]
+    return reduce(or_, parts)
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other type, itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _own_options() -> dict[str, Any]:
+    """Options that only some data sets have; `load` knows which, and their types."""
+    readers = [*(d.read for d in datasets()), *KINDS.values()]
+    parameters = [p for reader in readers for p in inspect.signature(reader).parameters.values()]
+    names = ["kind", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)]
+    return {name: (Any, None) for name in names if name not in Data.model_fields}
+
+
+TABLES = {name: table(record) for name, record in ALGORITHMS.items()}
+
+
+@cache
+def model() -> type[Base]:
+    """The model of a whole file; [record], which a run's spec.toml has, is let through."""
+    data = create_model("Data", __base__=Data, **_own_options())
+    hyper: dict[str, Any] = {name: (made | None, None) for name, made in TABLES.items()}
+    rest: dict[str, Any] = {"data": (data, Field(default_factory=data)), "record": (dict[str, Any] | None, None)}
+    return create_model("Settings", __base__=Base, **rest, **hyper)
+
+
+# ---- file and command line ----
+
+
+def settings(file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    """The settings of the file, overridden by those of the command line."""
+    below = {} if file is None else read(file).given()
+    return check({**below, **run, "data": {**below.get("data", {}), **data}}, "command line")
+
+
+def read(file: Path) -> Any:
+    """A settings file, checked."""
+    raw = read_toml(file)
+    if "record" in raw and "data" not in raw:
+        raise InputError(f"{file}: this run used arrays of your own; repeat it from Python")
+    return check(raw, str(file))
+
+
+def check(raw: Mapping[str, Any], origin: str) -> Any:
+    """Settings from plain values; an error names the key, the value and what is expected."""
+    try:
+        return model().model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"{origin}: {_explain(error, raw)}") from None
+
+
+def _explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """The deepest problem: of a union, the alternative that fits best."""
+    problems = [(_path(e["loc"], raw), e) for e in error.errors()]
+    path, worst = max(problems, key=lambda p: len(p[0]))
+    if worst["type"] == "extra_forbidden":
+        kind = f"key of [{'.'.join(path[:-1])}]" if path[:-1] else "key"
+        return str(unknown(kind, path[-1], _keys(path[:-1])))
+    expected = dict.fromkeys(_expected(e["msg"]) for p, e in problems if p == path)
+    return f"{'.'.join(path)} must be {' or '.join(expected)}, got {worst['input']!r}"
+
+
+def _expected(message: str) -> str:
+    what = message.removeprefix("Input should be ")
+    return "a table" if what.startswith("a valid dictionary") else what
+
+
+def _path(loc: Sequence[int | str], raw: Any) -> tuple[str, ...]:
+    """The keys on the way to a problem, without the names that pydantic gives to a union's members."""
+    path = []
+    for part in loc:
+        if isinstance(raw, Mapping) and part in raw:
+            path.append(str(part))
+            raw = raw[part]
+    return tuple(path)
+
+
+def _keys(path: Sequence[str]) -> list[str]:
+    """The keys that a table may have."""
+    here: type[BaseModel] = model()
+    for part in path:
+        members = alternatives(here.model_fields[part].annotation)
+        here = next(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
+    return list(here.model_fields)
+
+
+# ---- what the settings stand for ----
+
+
+def flag(name: str) -> str:
+    """local_steps as --local-steps."""
+    return "--" + name.replace("_", "-")
+
+
+def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> list[Algorithm]:
+    """The algorithms by name, with the fields of their tables and then those of the command line they have."""
+    made = [make(name, _values(chosen, name, hyper)) for name in names]
+    known = dict.fromkeys(f.name for record in made for f in fields(cast(Any, record)))
+    for option in hyper:
+        if option not in known:
+            has = ", ".join(map(flag, known))
+            raise InputError(f"{' and '.join(names)} has no option {flag(option)}; it has {has}")
+    return made
+
+
+def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in TABLES:
+        return {}
+    own = getattr(chosen, name)
+    values = {} if own is None else own.given()
+    values |= {k: v for k, v in hyper.items() if k in TABLES[name].model_fields}
+    return {k: Decay(**v) if isinstance(v, dict) else v for k, v in values.items()}
+
+
+def effective(chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Algorithm]) -> dict[str, Any]:
+    """All settings with their defaults as a table that `read` takes; where results go is not one of them."""
+    plain = {**full, "seed": chosen.seed, "targets": chosen.targets, "checkpoint_every": chosen.checkpoint_every}
+    if plain["batch_size"] is None:
+        plain["batch_size"] = "full"
+    data = {"dataset": chosen.data.dataset, **fed.source, "data_dir": chosen.data.data_dir}
+    del data["name"]
+    names = {"algorithm": next(iter(made))} if len(made) == 1 else {"algorithms": list(made)}
+    tables = {name: to_dict(record) for name, record in made.items()}
+    return {"model": chosen.model, **names, **plain, "data": data, **tables}

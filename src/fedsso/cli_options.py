@@ -1,0 +1,113 @@
+"""The options of `run` and `compare`, made from the settings of `cli_config` and the fields of the algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import click
+from rich.markup import escape
+from typer.core import TyperCommand, TyperOption
+
+from . import cli_config
+
+if TYPE_CHECKING:
+    Kind = click.ParamType[Any, Any]
+else:
+    Kind = click.ParamType  # has type parameters since click 8.5 only
+
+PANELS = {"run": "Run", "data": "Data", "hyper": "Hyper-parameters (an algorithm takes those it has)"}
+NAMES = {("data", "seed"): ["--partition-seed"], ("run", "seed"): ["--seed", "--seeds"]}
+ABSENT = {"run": ("algorithms",), "compare": ("algorithm", "checkpoint_every")}
+
+
+class Value(Kind):
+    """A number or text, or one of a few words."""
+
+    def __init__(self, base: Kind, words: Mapping[str, Any]) -> None:
+        self.base, self.words = base, words
+        self.name = "|".join([base.name.upper(), *words])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.words[value] if value in self.words else self.base.convert(value, param, ctx)
+
+
+class Several(Kind):
+    """Values with commas between them."""
+
+    def __init__(self, base: Kind) -> None:
+        self.base = base
+        self.name = f"{base.name.upper()},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return [self.base.convert(part.strip(), param, ctx) for part in value.split(",")]
+
+
+def parser(hint: Any) -> Kind:
+    """How the text of an option becomes a value of this type."""
+    members = cli_config.alternatives(hint)
+    lists = [m for m in members if get_origin(m) is list]
+    if lists:
+        return Several(parser(get_args(lists[0])[0]))
+    words: dict[str, Any] = {word: word for m in members if get_origin(m) is Literal for word in get_args(m)}
+    if type(None) in members and str not in members:  # a text may be the word none
+        words["none"] = None
+    base = click.types.convert_type(members[0])
+    return Value(base, words) if words else base
+
+
+def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) -> TyperOption:
+    """An option whose value goes to settings[section][key]."""
+    kind = parser(hint)
+    decls = [f"{section}_{key}", *(f"{n}/--no-{n[2:]}" if hint is bool else n for n in names)]
+    metavar = kind.name if isinstance(kind, Value | Several) else None
+    flag = {"is_flag": True} if hint is bool else {"type": kind, "multiple": isinstance(kind, Several)}
+    return TyperOption(param_decls=decls, help=escape(doc), metavar=metavar, rich_help_panel=PANELS[section], **flag)
+
+
+def setting_options(command: str) -> Iterator[TyperOption]:
+    """One option for each key of the settings file that this command uses."""
+    for section, table in (("run", cli_config.Base), ("data", cli_config.Data)):
+        for key, field in table.model_fields.items():
+            if section == "run" and key in ABSENT[command]:
+                continue
+            names = NAMES.get((section, key), [cli_config.flag(key)])
+            default = f" [default: {_text(field.default)}]" if field.default not in (None, False) else ""
+            yield option(section, key, field.annotation, f"{field.description}{default}", names)
+
+
+def hyper_options() -> Iterator[TyperOption]:
+    """One option for each field that some algorithm has."""
+    tables = cli_config.TABLES
+    for key in dict.fromkeys(key for table in tables.values() for key in table.model_fields):
+        owners = {name: table.model_fields[key] for name, table in tables.items() if key in table.model_fields}
+        first = next(iter(owners.values()))
+        defaults: dict[str, list[str]] = {}
+        for name, field in owners.items():
+            defaults.setdefault(_text(field.default), []).append(name)
+        who = "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
+        yield option("hyper", key, first.annotation, f"{first.description} [{who}]", [cli_config.flag(key)])
+
+
+def _text(default: Any) -> str:
+    if isinstance(default, list):
+        return ",".join(map(_text, default))
+    return f"{default:g}" if isinstance(default, float) else str(default).lower()
+
+
+class WithSettings(TyperCommand):
+    """A command that also takes every setting as an option and finds those given in `ctx.obj`."""
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **rest: Any) -> None:
+        self.settings = [*setting_options(name or ""), *hyper_options()]
+        super().__init__(name, params=[*(params or []), *self.settings], **rest)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj = {section: {} for section in PANELS}
+        for made in self.settings:
+            name = str(made.name)
+            value = ctx.params.pop(name)
+            if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                section, _, key = name.partition("_")
+                ctx.obj[section][key] = [v for part in value for v in part] if made.multiple else value
+        return super().invoke(ctx)

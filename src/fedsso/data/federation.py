@@ -1,0 +1,347 @@
+"""A federation: every row stored once, a client is a set of row indices.
+
+Symbols: N clients, n_i training rows of client i, p_i its weight (n_i / sum n unless given).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, unknown
+from ..rng import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Rows and who holds them. Build one with `load`, `from_arrays`, `from_clients` or `from_rows`.
+
+    >>> Federation.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], test_fraction=0)
+    Federation(own, 2 clients, 3 train + 0 test rows, sample 1 float64, 2 classes)
+    """
+
+    x: Tensor  # [rows, *sample], uint8 or floating
+    y: Tensor  # [rows], int64 labels or floating targets
+    train_rows: Tensor  # client i trains on train_rows[train_start[i]:train_start[i + 1]]
+    train_start: Tensor
+    test_rows: Tensor
+    test_start: Tensor
+    classes: int = 0  # 0: y is a real target
+    affine: tuple[float, float] = (1.0, 0.0)  # a sample is x * affine[0] + affine[1], after widening
+    weights: Tensor | None = None  # own p_i, float64; None: n_i / sum n
+    name: str = "own"
+    source: Mapping[str, object] = field(default_factory=dict)  # load(**source) rebuilds it; {}: own arrays
+    client_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # where the federation differs from what was asked for
+    optimum: Tensor | None = None  # the minimiser of sum p_i f_i, float64, where it is known
+
+    @classmethod
+    def from_rows(
+        cls,
+        x: Any,
+        y: Any,
+        rows: Sequence[Any],
+        *,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+    ) -> Federation:
+        """Client i holds the rows of x and y that rows[i] lists."""
+        x, y = _tensor(x, "x"), _tensor(y, "y")
+        _same_length(x, y)
+        x, (y, classes) = _samples(x), _targets(y, classes)
+        if not classes:  # a loss compares model output and target in one precision
+            y = y.to(x.dtype if x.is_floating_point() else torch.float32)
+            _finite(y, f"y as {y.dtype}")
+        if not len(rows):
+            raise InputError("the federation is empty: got 0 clients, need at least 1")
+        held = [_indices(own, len(x), i) for i, own in enumerate(rows)]
+        train, test = _split(held, test_fraction, seed)
+        return cls(x, y, *_pack(train), *_pack(test), classes=classes)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client_of_row: Any,
+        *,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        weights: Any = None,
+    ) -> Federation:
+        """Row j belongs to client client_of_row[j], an integer or a name; clients come in sorted order.
+
+        Arrays of a dtype that is kept are shared with the caller, not copied.
+        """
+        x, y = _tensor(x, "x"), _tensor(y, "y")
+        _same_length(x, y)
+        names, rows = _group(client_of_row, len(x))
+        fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
+        return replace(fed, client_names=names, weights=client_weights(weights, len(names)))
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        *,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+        client_names: Sequence[str] = (),
+        classes: int | None = None,
+        weights: Any = None,
+    ) -> Federation:
+        """One (x, y) pair per client."""
+        pairs = [_pair(pair, i, classes) for i, pair in enumerate(clients)]
+        _alike(pairs)
+        if client_names and len(client_names) != len(pairs):
+            raise InputError(f"client_names must name {len(pairs)} clients, got {len(client_names)} names")
+        x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+        rows = torch.arange(len(x)).split_with_sizes([len(part) for part, _ in pairs])
+        fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
+        return replace(fed, client_names=tuple(client_names), weights=client_weights(weights, len(pairs)))
+
+    @property
+    def clients(self) -> int:
+        return len(self.train_start) - 1
+
+    @property
+    def train_sizes(self) -> Tensor:
+        return self.train_start.diff()
+
+    @property
+    def test_sizes(self) -> Tensor:
+        return self.test_start.diff()
+
+    @property
+    def p(self) -> Tensor:
+        """Client weights, float64 [N]."""
+        sizes = self.train_sizes.double()
+        return sizes / sizes.sum() if self.weights is None else self.weights
+
+    @property
+    def sample_shape(self) -> torch.Size:
+        return self.x.shape[1:]
+
+    def rows_of(self, i: int, part: str = "train") -> Tensor:
+        """Row indices of client i's training or test part."""
+        parts = {"train": (self.train_rows, self.train_start), "test": (self.test_rows, self.test_start)}
+        if part not in parts:
+            raise unknown("part", part, parts)
+        if not 0 <= i < self.clients:
+            raise InputError(f"client must be in 0..{self.clients - 1}, got {i}")
+        rows, start = parts[part]
+        return rows[int(start[i]) : int(start[i + 1])]
+
+    def to(self, device: torch.device | str) -> Federation:
+        """The same federation with every tensor on a device."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        moved: dict[str, Any] = {name: v.to(device) for name, v in values if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+    def digest(self) -> str:
+        """sha256 of everything training can see: rows, who holds them, scaling, weights."""
+        hasher = sha256(repr((self.affine, self.classes)).encode())
+        index = (self.train_rows, self.train_start, self.test_rows, self.test_start)
+        for array in (self.x, self.y, *index, *([] if self.weights is None else [self.weights])):
+            hasher.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            hasher.update(array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
+
+    def label_counts(self) -> Tensor:
+        """Rows of each label that each client holds, training and test together: int64 [N, classes]."""
+        if not self.classes:
+            raise InputError(f"federation {self.name!r} has real targets, no labels to count")
+        train, test = (
+            _count(self.y, rows, start, self.classes)
+            for rows, start in ((self.train_rows, self.train_start), (self.test_rows, self.test_start))
+        )
+        return train + test
+
+    def summary(self) -> str:
+        """A plain-text table for people."""
+        table = [("train rows", self.train_sizes), ("test rows", self.test_sizes)]
+        if self.classes:
+            table.append(("labels held", (self.label_counts() > 0).sum(1)))
+        lines = [repr(self), f"{'per client':<12}{'min':>10}{'median':>10}{'max':>10}"]
+        lines += [_spread(title, values) for title, values in table]
+        if self.classes:
+            lines.append(f"label skew  {label_skew(self.label_counts()):.3f}  (0: all alike, near 1: disjoint)")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.sample_shape))
+        dtype = str(self.x.dtype).removeprefix("torch.")
+        target = f"{self.classes} classes" if self.classes else "real target"
+        rows = f"{len(self.train_rows)} train + {len(self.test_rows)} test rows"
+        return f"Federation({self.name}, {self.clients} clients, {rows}, sample {shape} {dtype}, {target})"
+
+
+def label_skew(counts: Tensor) -> float:
+    """Mean over clients of the total-variation distance between own and global label distribution."""
+    share = counts.double()
+    own = share / share.sum(1, keepdim=True)
+    return float((own - share.sum(0) / share.sum()).abs().sum(1).mean() / 2)
+
+
+def client_weights(weights: Any, clients: int) -> Tensor | None:
+    """Own client weights, checked: one per client, none negative, summing to 1."""
+    if weights is None:
+        return None
+    p = torch.as_tensor(weights, dtype=torch.float64)
+    if p.shape != (clients,):
+        raise InputError(f"weights has shape {tuple(p.shape)}, need one number for each of {clients} clients")
+    if not (p >= 0).all() or not abs(float(p.sum()) - 1) < 1e-9:
+        raise InputError(f"weights must be >= 0 and sum to 1, got {p.tolist()}: divide them by their sum")
+    return p
+
+
+def _spread(title: str, values: Tensor) -> str:
+    least, median, most = values.cpu().double().quantile(torch.tensor([0, 0.5, 1]).double()).tolist()
+    return f"{title:<12}{least:>10.0f}{median:>10g}{most:>10.0f}"
+
+
+def _count(y: Tensor, rows: Tensor, start: Tensor, classes: int) -> Tensor:
+    clients = len(start) - 1
+    owner = torch.arange(clients, device=rows.device).repeat_interleave(start.diff())
+    return torch.bincount(owner * classes + y[rows], minlength=clients * classes).view(clients, classes)
+
+
+def _split(rows: Sequence[Tensor], test_fraction: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Each client's rows, shuffled by its own draw, as (training, test); one row at least is for training."""
+    if not 0 <= test_fraction < 1:
+        raise InputError(f"test_fraction must be in [0, 1), got {test_fraction}")
+    train, test = [], []
+    for i, own in enumerate(rows):
+        shuffled = own[torch.randperm(len(own), generator=generator(seed, "split", i))]
+        cut = min(round(test_fraction * len(own)), len(own) - 1)
+        test.append(shuffled[:cut])
+        train.append(shuffled[cut:])
+    return train, test
+
+
+def _pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    sizes = torch.tensor([0, *(len(part) for part in parts)])
+    return torch.cat(list(parts)), sizes.cumsum(0)
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    """Anything array-like as a CPU tensor: float as it is, uint8 as it is; shared where torch can."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{what} is ragged: every row needs the same shape ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{what} must hold numbers, got dtype {array.dtype}: encode it first")
+    array = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
+    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble):  # torch has no arithmetic for these
+        array = array.astype(np.int64 if array.dtype.kind == "u" else np.float64)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _samples(values: Any, where: str = "") -> Tensor:
+    x = _tensor(values, f"{where}x")
+    if x.ndim < 2 or x.shape[1:].numel() == 0:
+        raise InputError(f"{where}x must be [rows, features] or [rows, C, H, W], got shape {tuple(x.shape)}")
+    if x.is_complex():
+        raise InputError(f"{where}x must be real, got dtype {x.dtype}")
+    x = x if x.dtype == torch.uint8 or x.is_floating_point() else x.float()
+    if x.is_floating_point():
+        _finite(x, f"{where}x")
+    return x
+
+
+def _targets(values: Any, classes: int | None, where: str = "") -> tuple[Tensor, int]:
+    """(labels, number of classes) or (targets, 0)."""
+    y = _tensor(values, f"{where}y")
+    if y.ndim != 1:
+        raise InputError(f"{where}y must be [rows], got shape {tuple(y.shape)}: take one column")
+    _finite(y, f"{where}y")
+    if y.is_floating_point() and classes is None:
+        return y, 0
+    return _labels(y, classes, f"{where}y")
+
+
+def _labels(y: Tensor, classes: int | None, what: str) -> tuple[Tensor, int]:
+    if classes is not None and classes < 1:
+        raise InputError(f"classes must be >= 1, got {classes}: leave it out for real targets")
+    label = y.long()
+    bound = int(label.max()) + 1 if classes is None else classes
+    _require(label == y, y, f"{what} must be whole numbers, the class of each row")
+    _require(label >= 0, y, f"{what} must be >= 0: number the classes from 0")
+    _require(label < bound, y, f"{what} must be < classes={bound}")
+    return label, bound
+
+
+def _finite(values: Tensor, what: str) -> None:
+    good = values.isfinite().flatten(1).all(1) if values.ndim > 1 else values.isfinite()
+    if not good.all():
+        row = int(good.int().argmin())
+        raise InputError(f"{what} has NaN or Inf in row {row}: remove the row or fill the gap")
+
+
+def _require(good: Tensor, y: Tensor, rule: str) -> None:
+    if not good.all():
+        row = int(good.int().argmin())
+        raise InputError(f"{rule}, got {y[row].item()} in row {row}")
+
+
+def _same_length(x: Tensor, y: Tensor, where: str = "") -> None:
+    if len(x) != len(y):
+        raise InputError(f"{where}x has {len(x)} rows, y has {len(y)}: they must match row by row")
+    if not len(x):
+        raise InputError(f"{where or 'the federation is empty: '}x and y have no rows, need at least 1")
+
+
+def _indices(rows: Any, total: int, client: int) -> Tensor:
+    own = torch.as_tensor(rows, dtype=torch.int64)
+    if not len(own):
+        raise InputError(f"client {client} has no training rows: leave it out, or use fewer clients")
+    low, high = int(own.min()), int(own.max())
+    if low < 0 or high >= total:
+        raise InputError(f"rows of client {client} must be in 0..{total - 1}, got {low}..{high}")
+    return own
+
+
+def _group(client_of_row: Any, total: int) -> tuple[tuple[str, ...], list[Tensor]]:
+    """Client names in sorted order, and the rows of each in the order of the data."""
+    ids = client_of_row.cpu().numpy() if isinstance(client_of_row, Tensor) else np.asarray(client_of_row)
+    if ids.shape != (total,):
+        raise InputError(f"client_of_row has shape {ids.shape}, need one entry for each of {total} rows")
+    if ids.dtype.kind == "O" and all(isinstance(v, str) for v in ids):
+        ids = ids.astype(str)
+    if ids.dtype.kind not in "iuU":
+        raise InputError(f"client_of_row must hold integers or names, got dtype {ids.dtype}")
+    names, owner, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    rows = torch.from_numpy(owner.argsort(kind="stable")).split_with_sizes(sizes.tolist())
+    return tuple(map(str, names)), list(rows)
+
+
+def _pair(pair: tuple[Any, Any], client: int, classes: int | None) -> tuple[Tensor, Tensor]:
+    where = f"client {client}: "
+    x, y = _tensor(pair[0], f"{where}x"), _tensor(pair[1], f"{where}y")
+    _same_length(x, y, where)
+    return _samples(x, where), _targets(y, classes, where)[0]
+
+
+def _alike(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Clients must agree in sample shape and in whether y is a label."""
+    if not pairs:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    (x, y), *others = pairs
+    for i, (own_x, own_y) in enumerate(others, start=1):
+        if own_x.shape[1:] != x.shape[1:]:
+            shapes = f"{tuple(own_x.shape[1:])}, client 0 of shape {tuple(x.shape[1:])}"
+            raise InputError(f"client {i} has samples of shape {shapes}: all must be alike")
+        if own_y.is_floating_point() != y.is_floating_point():
+            kinds = f"{own_y.dtype} y, client 0 {y.dtype}"
+            raise InputError(f"client {i} has {kinds}: use integer labels, or float targets, everywhere")

@@ -1,0 +1,180 @@
+"""Who holds which rows: partitions of a pooled data set, each a pure function of (labels, clients, seed).
+
+The random ones use every row exactly once and give each client at least `min_rows` rows: where the draw gives
+fewer, rows move from the largest client, and a note says how many. The tables are the label counts behind the
+paper's results: `paper-20` and `paper-3` for MNIST, `paper-fashion-3` for Fashion-MNIST (its "EMNIST").
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.resources import files
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, unknown
+from ..rng import generator, key
+
+
+class Parts(NamedTuple):
+    """The rows of each client, and what was done to keep the promises."""
+
+    rows: list[Tensor]
+    notes: tuple[str, ...] = ()
+
+
+def iid(y: Tensor, clients: int, *, seed: int = 0, min_rows: int = 8) -> Parts:
+    """Equal shares of the shuffled rows."""
+    _feasible(len(y), clients, min_rows)
+    return Parts(list(_shuffled(torch.arange(len(y)), seed, "iid").tensor_split(clients)))
+
+
+def dirichlet(y: Tensor, clients: int, *, concentration: float = 0.5, seed: int = 0, min_rows: int = 8) -> Parts:
+    """Label skew: each label's rows are shared out by a Dirichlet(concentration) draw; small means skewed."""
+    _feasible(len(y), clients, min_rows)
+    held: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label in _labels(y, "dirichlet"):
+        rows = _shuffled(torch.nonzero(y == label).flatten(), seed, "dirichlet", label)
+        share = _shares(clients, concentration, seed, "dirichlet", label)
+        for own, piece in zip(held, _cut(rows, share), strict=True):
+            own.append(piece)
+    return _at_least(_merge(held, seed), min_rows)
+
+
+def classes(y: Tensor, clients: int, *, classes_per_client: int = 2, seed: int = 0, min_rows: int = 8) -> Parts:
+    """Each client holds k classes; a class is shared equally by its holders, about clients * k / classes."""
+    _feasible(len(y), clients, min_rows)
+    labels = _labels(y, "classes")
+    holders = _holders(len(labels), clients, classes_per_client, seed)
+    held: list[list[Tensor]] = [[] for _ in range(clients)]
+    for label, own in zip(labels, holders, strict=True):
+        rows = _shuffled(torch.nonzero(y == label).flatten(), seed, "classes", label)
+        for client, piece in zip(own, rows.tensor_split(len(own)), strict=True):
+            held[client].append(piece)
+    return _at_least(_merge(held, seed), min_rows)
+
+
+def quantity(y: Tensor, clients: int, *, concentration: float = 0.5, seed: int = 0, min_rows: int = 8) -> Parts:
+    """Size skew: shares of the shuffled rows by one Dirichlet(concentration) draw; labels stay mixed."""
+    _feasible(len(y), clients, min_rows)
+    share = _shares(clients, concentration, seed, "quantity")
+    return _at_least(_cut(_shuffled(torch.arange(len(y)), seed, "quantity"), share), min_rows)
+
+
+def table(y: Tensor, clients: int, *, counts: Sequence[Sequence[int]], seed: int = 0) -> Parts:
+    """Client i holds exactly counts[i][c] rows of label c."""
+    if clients != len(counts):
+        raise InputError(f"clients must be {len(counts)}, the number in the table, got {clients}: leave it out")
+    held: list[list[Tensor]] = [[] for _ in counts]
+    for label, wanted in enumerate(zip(*counts, strict=True)):
+        rows = torch.nonzero(y == label).flatten()
+        if len(rows) < sum(wanted):
+            raise InputError(
+                f"the table needs {sum(wanted)} rows of label {label}, the data set has {len(rows)}: "
+                "use the data set the table was made for, or a random partition"
+            )
+        rows = _shuffled(rows, seed, "table", label)[: sum(wanted)]
+        for own, piece in zip(held, rows.split_with_sizes(wanted), strict=True):
+            own.append(piece)
+    used = sum(map(sum, counts))
+    notes = () if used == len(y) else (f"the table leaves {len(y) - used} of {len(y)} rows unused",)
+    return Parts([torch.cat(own) for own in held], notes)
+
+
+TABLES: dict[str, list[list[int]]] = json.loads(files(__package__).joinpath("partitions.json").read_text())
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "classes": classes,
+    "quantity": quantity,
+    **{name: partial(table, counts=counts) for name, counts in TABLES.items()},
+}
+
+
+def options_of(name: str) -> list[str]:
+    """The options a partition takes, by name."""
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    hidden = {"y", "clients", "seed", "counts"}
+    return [option for option in inspect.signature(PARTITIONS[name]).parameters if option not in hidden]
+
+
+def _feasible(rows: int, clients: int, min_rows: int) -> None:
+    if clients < 1 or min_rows < 1:
+        raise InputError(f"clients and min_rows must be >= 1, got clients={clients}, min_rows={min_rows}")
+    if clients * min_rows > rows:
+        raise InputError(
+            f"{clients} clients with min_rows={min_rows} need {clients * min_rows} rows, there are {rows}: "
+            f"use at most {rows // min_rows} clients, or a smaller min_rows"
+        )
+
+
+def _labels(y: Tensor, name: str) -> list[int]:
+    if y.is_floating_point():
+        raise InputError(f"partition {name!r} needs class labels, y has dtype {y.dtype}: use 'iid' or 'quantity'")
+    return sorted(set(y.tolist()))
+
+
+def _shuffled(rows: Tensor, seed: int, *purpose: str | int) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator(seed, "partition", *purpose))]
+
+
+def _shares(clients: int, concentration: float, seed: int, *purpose: str | int) -> Tensor:
+    """One Dirichlet draw; numpy's, because torch draws gammas from the global generator only."""
+    if not (concentration > 0 and math.isfinite(concentration)):
+        raise InputError(f"concentration must be > 0 and finite, got {concentration}; 0.1 is skewed, 100 nearly even")
+    numbers = np.random.default_rng(key(seed, "partition", "shares", *purpose))
+    return torch.from_numpy(numbers.dirichlet([concentration] * clients))
+
+
+def _cut(rows: Tensor, share: Tensor) -> list[Tensor]:
+    """Consecutive pieces in the given proportions; rounding the cuts, not the pieces, loses no row."""
+    cuts = (share.cumsum(0)[:-1] * len(rows)).round().long().tolist()
+    return [rows[a:b] for a, b in pairwise([0, *cuts, len(rows)])]
+
+
+def _holders(labels: int, clients: int, k: int, seed: int) -> list[list[int]]:
+    """The clients that hold each class: every client takes the k least-held ones, ties broken by the draw."""
+    if not 1 <= k <= labels:
+        raise InputError(f"classes_per_client must be in 1..{labels}, the classes there are, got {k}")
+    if clients * k < labels:
+        raise InputError(
+            f"{clients} clients with {k} classes each cannot hold all {labels} classes: "
+            f"use classes_per_client >= {-(-labels // clients)}, or at least {-(-labels // k)} clients"
+        )
+    ties = torch.rand(clients, labels, generator=generator(seed, "partition", "holders"))
+    holders: list[list[int]] = [[] for _ in range(labels)]
+    for client in range(clients):
+        held = torch.tensor([len(own) for own in holders])
+        for label in (held + ties[client]).argsort()[:k].tolist():
+            holders[label].append(client)
+    return holders
+
+
+def _merge(held: list[list[Tensor]], seed: int) -> list[Tensor]:
+    """Each client's rows in one shuffled array, so that rows taken from its end are a fair sample."""
+    return [_shuffled(torch.cat(own), seed, "merge", i) for i, own in enumerate(held)]
+
+
+def _at_least(rows: list[Tensor], min_rows: int) -> Parts:
+    """Fill clients up to min_rows from whoever is largest at the time."""
+    rows, moved, filled = list(rows), 0, 0
+    for poor, own in enumerate(rows):
+        filled += len(own) < min_rows
+        while len(rows[poor]) < min_rows:
+            rich = max(range(len(rows)), key=lambda i: len(rows[i]))
+            n = min(min_rows - len(rows[poor]), len(rows[rich]) - min_rows)
+            rows[rich], gift = rows[rich][:-n], rows[rich][-n:]
+            rows[poor] = torch.cat([rows[poor], gift])
+            moved += n
+    note = f"{moved} rows moved from the largest clients so that {filled} clients have min_rows={min_rows}"
+    return Parts(rows, (note,) if moved else ())

@@ -1,0 +1,117 @@
+"""All randomness of a run, as data: who takes part in round k, who answers, how far each gets, and which rows it sees.
+
+Every draw is a pure function of (seed, purpose, client, round or epoch). So all algorithms of a comparison see the
+same cohorts and mini-batches, and a checkpoint holds no generator: only each client's position in its stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..data import Federation
+from ..errors import InputError
+from ..rng import generator
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a round runs, apart from the algorithm."""
+
+    local_steps: int = 5  # tau
+    local_epochs: int | None = None  # instead of local_steps: each client passes its rows this often
+    batch_size: int | None = 100  # None: all rows of the client
+    participation: float = 1.0  # share of the clients chosen in each round
+    drop_rate: float = 0.0  # probability that a chosen client never answers
+    stragglers: float = 0.0  # share of clients that do only a uniform 1..tau of the steps
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _range("participation", self.participation, 0 < self.participation <= 1, "(0, 1]")
+        _range("drop_rate", self.drop_rate, 0 <= self.drop_rate < 1, "[0, 1)")
+        _range("stragglers", self.stragglers, 0 <= self.stragglers <= 1, "[0, 1]")
+        for name in ("local_steps", "local_epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is None and name != "local_steps":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be an integer >= 1, got {name}={value!r}")
+
+
+def _range(name: str, value: float, ok: bool, bounds: str) -> None:
+    if not ok:
+        raise InputError(f"{name} must lie in {bounds}, got {name}={value!r}")
+
+
+class Plan(NamedTuple):
+    """The draws of one round."""
+
+    chosen: Tensor  # clients that receive the model
+    answered: Tensor  # those of them whose update arrives
+    steps: Tensor  # local steps of the latter
+
+
+class Rounds:
+    """Draws of a run, and each client's endless stream of reshuffled mini-batches."""
+
+    def __init__(self, fed: Federation, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.start = fed.train_start.cpu().numpy()
+        self.rows = fed.train_rows.cpu().numpy()
+        self.sizes: Ints = np.diff(self.start)
+        size = protocol.batch_size
+        self.width: Ints = self.sizes if size is None else np.minimum(self.sizes, size)
+        self.per_epoch: Ints = -(-self.sizes // self.width)
+        self._epochs: dict[int, tuple[int, Ints]] = {}
+
+    def plan(self, k: int) -> Plan:
+        """Who takes part in round k, who answers, and after how many local steps."""
+        p, n = self.protocol, len(self.sizes)
+        chosen = torch.arange(n)
+        size = max(1, round(p.participation * n))
+        if size < n:
+            chosen = torch.randperm(n, generator=generator(p.seed, "cohort", k))[:size].sort().values
+        answered = chosen
+        if p.drop_rate:
+            answered = chosen[self._uniform("drop", k)[chosen] >= p.drop_rate]
+        tau = torch.full((n,), p.local_steps)
+        if p.local_epochs is not None:
+            tau = torch.from_numpy(self.per_epoch) * p.local_epochs
+        if p.stragglers:
+            late = self._uniform("late", k) < p.stragglers
+            tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)
+        return Plan(chosen, answered, tau[answered])
+
+    def _uniform(self, purpose: str, k: int) -> Tensor:
+        return torch.rand(len(self.sizes), generator=generator(self.protocol.seed, purpose, k), dtype=torch.float64)
+
+    def constant(self, clients: Ints) -> bool:
+        """Whether every step of these clients sees the same rows (all they have)."""
+        return bool((self.per_epoch[clients] == 1).all())
+
+    def batches(self, client: int, step: int, most: int) -> Ints:
+        """Rows [n, width] of a client's mini-batches number `step`, ... since the beginning: as many equal ones as
+        come in a row, at most `most`. The last batch of an epoch may be short."""
+        epoch, b = divmod(step, int(self.per_epoch[client]))
+        width = int(self.width[client])
+        rows = self._shuffled(client, epoch)
+        n = min(most, len(rows) // width - b)
+        return rows[b * width : (b + n) * width].reshape(n, width) if n > 0 else rows[None, b * width :]
+
+    def _shuffled(self, client: int, epoch: int) -> Ints:
+        own = self.rows[self.start[client] : self.start[client + 1]]
+        if self.per_epoch[client] == 1:
+            return own  # the order inside a batch does not matter
+        kept = self._epochs.get(client)
+        if kept is None or kept[0] != epoch:
+            draw = generator(self.protocol.seed, "rows", client, epoch)
+            kept = epoch, own[torch.randperm(len(own), generator=draw).numpy()]
+            self._epochs[client] = kept
+        return kept[1]

@@ -1,0 +1,272 @@
+"""What users call: `simulate`, `sweep`, `compare`, `resume`.
+
+A sweep is a list of planned runs. Runs whose records stack and whose options agree form a group; a group is cut into
+chunks of trials that run batched. With `out=` every planned run gets its folder at once and is completed there chunk
+by chunk (a single run also every `checkpoint_every` rounds), so that a killed sweep goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack, overload
+
+import torch
+from torch import nn
+
+from .algorithm import Algorithm
+from .algorithms import make
+from .data import Federation
+from .engine import checkpoint
+from .engine.simulate import Simulation
+from .engine.simulate import run as advance
+from .errors import InputError
+from .files import check_writable, read_toml, to_toml, write_atomic
+from .objective import ravel
+from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
+from .spec import Context, Options, Spec, complete, context, device_of, specify
+from .tree import nbytes, signature, stack
+
+log = logging.getLogger("fedsso")
+TRIALS = 12  # trials of a chunk on a CPU: 8 to 16 are fastest
+MEMORY = {"cpu": 2 << 30, "cuda": 24 << 30}  # bytes of server and client states of a chunk
+
+Progress = Callable[[str, int, int, dict[str, float]], None]
+"""Called as progress(label, round, rounds, numbers) after each round."""
+
+
+class Planned(NamedTuple):
+    """One run to do."""
+
+    spec: Spec
+    record: Algorithm
+    context: Context
+    options: Mapping[str, Any]
+    folder: Path | None
+
+
+@overload
+def simulate(
+    fed: Federation, model: str | nn.Module = ..., algorithm: str | Algorithm = ..., *,
+    seeds: None = ..., out: str | Path | None = ..., progress: bool | Progress = ..., checkpoint_every: int = ...,
+    **options: Unpack[Options],
+) -> Run: ...  # fmt: skip
+@overload
+def simulate(
+    fed: Federation, model: str | nn.Module = ..., algorithm: str | Algorithm = ..., *,
+    seeds: Iterable[int], out: str | Path | None = ..., progress: bool | Progress = ..., checkpoint_every: int = ...,
+    **options: Unpack[Options],
+) -> Runs: ...  # fmt: skip
+def simulate(
+    fed: Federation,
+    model: str | nn.Module = "mclr",
+    algorithm: str | Algorithm = "fedsso",
+    *,
+    seeds: Iterable[int] | None = None,
+    out: str | Path | None = None,
+    progress: bool | Progress = False,
+    checkpoint_every: int = 10,
+    **options: Unpack[Options],
+) -> Run | Runs:
+    """Train one model with one algorithm. With `seeds` one run per seed; with `out` a folder that can be resumed."""
+    if seeds is not None:
+        return sweep(fed, model, [algorithm], seeds=seeds, out=out, progress=progress, **options)
+    full = complete(options)
+    record = make(algorithm) if isinstance(algorithm, str) else algorithm
+    ctx = context(fed, model, full)
+    folder = None if out is None else Path(out)
+    planned = Planned(specify(ctx, model, record, full, 0, ()), record, ctx, full, folder)
+    _prepare([planned], fresh=True)
+    return _execute([planned], progress, checkpoint_every)[0]
+
+
+def sweep(
+    fed: Federation,
+    model: str | nn.Module = "mclr",
+    algorithms: Sequence[str | Algorithm] = ("fedsso",),
+    *,
+    seeds: Iterable[int] | None = None,
+    out: str | Path | None = None,
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Runs:
+    """Train with every record of a grid under every seed, trials batched on one device.
+
+    `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second call goes on.
+    """
+    records = [make(a) if isinstance(a, str) else a for a in algorithms]
+    if not records:
+        raise InputError("a sweep needs at least one algorithm, got an empty list")
+    vary = [n for n in ("local_steps", "batch_size") if isinstance(options.get(n), (list, tuple))]
+    choices = [[{n: v} for v in options[n]] for n in vary]
+    planned: list[Planned] = []
+    for seed in _seeds(seeds, options):
+        for picked in itertools.product(*choices):
+            full = complete({**options, **{k: v for one in picked for k, v in one.items()}, "seed": seed})
+            ctx = context(fed, model, full)
+            for record in records:
+                spec = specify(ctx, model, record, full, len(planned), vary)
+                folder = None if out is None else Path(out) / spec.folder(len(planned))
+                planned.append(Planned(spec, record, ctx, full, folder))
+    _prepare(planned)
+    return Runs(_execute(planned, progress, 10))
+
+
+def _seeds(seeds: Iterable[int] | None, options: Mapping[str, Any]) -> tuple[int, ...]:
+    chosen = (options.get("seed", 0),) if seeds is None else tuple(seeds)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise InputError(f"seeds must be different and at least one, got {chosen}")
+    return chosen
+
+
+def compare(
+    fed: Federation,
+    model: str | nn.Module = "mclr",
+    algorithms: Sequence[str | Algorithm] = ("fedsso", "fedavg", "fedsgd"),
+    **options: Any,
+) -> Runs:
+    """Run several algorithms on one federation with the same cohorts and mini-batches."""
+    return sweep(fed, model, algorithms, **options)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    progress: bool | Progress = False,
+) -> Runs:
+    """Complete a run, or all runs below a folder; own data and modules have to be given again."""
+    planned = []
+    for one in run_folders(folder):
+        spec = Spec.from_toml(read_toml(one / SPEC))
+        if is_done(one, spec):
+            continue
+        ctx = spec.context(federation, model)
+        planned.append(Planned(spec, spec.record, ctx, spec.options, one))
+        federation = ctx.fed
+    if not planned:
+        log.info("%s: every run is finished", folder)
+    _execute(planned, progress, 10)
+    return Runs([load_run(one) for one in run_folders(folder)])
+
+
+def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
+    """Write every run's spec before any work, so that a killed sweep knows what is left to do."""
+    for run in planned:
+        if run.folder is None:
+            return
+        path = run.folder / SPEC
+        if path.is_file():
+            there = Spec.from_toml(read_toml(path))
+            if fresh or there.identity != run.spec.identity:
+                raise InputError(
+                    f"{run.folder} holds a run already; `fedsso resume` completes it, or choose another folder"
+                )
+            continue
+        check_writable(run.folder)
+        write_atomic(path, to_toml(run.spec.to_toml()))
+
+
+def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
+    """Run what is not finished, group by group and chunk by chunk; results in the order of the plan."""
+    if every < 1:
+        raise InputError(f"checkpoint_every must be >= 1, got {every}")
+    show = _printer if progress is True else progress or None
+    done: dict[int, Run] = {}
+    todo = []
+    for i, run in enumerate(planned):
+        if run.folder is not None and is_done(run.folder, run.spec):
+            done[i] = load_run(run.folder)
+        else:
+            todo.append(i)
+    for chunk in _chunks(planned, todo):
+        runs = _run_chunk([planned[i] for i in chunk], show, every)
+        done.update(zip(chunk, runs, strict=True))
+    return [done[i] for i in range(len(planned))]
+
+
+def _chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of runs that are batched together."""
+    groups: dict[Any, list[int]] = {}
+    for i in todo:
+        run = planned[i]
+        groups.setdefault((id(run.context), signature(run.record)), []).append(i)
+    for group in groups.values():
+        first = planned[group[0]]
+        size = _trials(first)
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def _trials(run: Planned) -> int:
+    """How many trials fit: measured on the state objects of one, without allocating them."""
+    device = device_of(run.options["device"]).type
+    x = ravel(run.context.module)
+    meta = torch.empty(1, len(x), dtype=x.dtype, device="meta")
+    record = stack([run.record], x.dtype, torch.device("meta"))
+    each = nbytes(record.server_init(meta), 1) + nbytes(record.client_init(meta), 1) * run.context.fed.clients
+    fit = max(1, MEMORY[device] // max(1, each))
+    return int(min(TRIALS, fit) if device == "cpu" else fit)
+
+
+def _run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
+    """Run trials batched and write their folders."""
+    first = chunk[0]
+    specs = [run.spec for run in chunk]
+    simulation = Simulation(first.context.job(first.options), [run.record for run in chunk])
+    log.info("%s: %d trial(s), %s", specs[0].algorithm, len(chunk), simulation.reason)
+    alone = first.folder if len(chunk) == 1 else None
+    if alone is not None and (alone / CHECKPOINT).is_file():
+        simulation.restore(checkpoint.load(alone / CHECKPOINT, specs[0].identity))
+    rounds = first.options["rounds"]
+    label = specs[0].label if len(chunk) == 1 else f"{specs[0].algorithm}, {len(chunk)} trials"
+
+    def save() -> None:
+        if alone is not None:
+            checkpoint.save(alone / CHECKPOINT, simulation.state(), specs[0].identity)
+            traces(simulation, specs)[0].save(alone / TRACE)
+
+    def after(_: Simulation) -> None:
+        if show is not None:
+            show(label, simulation.k, rounds, _numbers(simulation))
+        if simulation.k % every == 0 and simulation.k < rounds:
+            save()
+
+    try:
+        advance(simulation, rounds, after)
+    except KeyboardInterrupt:
+        save()
+        raise
+    return _finish(simulation, chunk)
+
+
+def _finish(simulation: Simulation, chunk: Sequence[Planned]) -> list[Run]:
+    """The finished runs, written to their folders."""
+    x = simulation.algorithm.model(simulation.server).cpu()
+    buffers = simulation.buffers.cpu()
+    runs = []
+    for t, trace in enumerate(traces(simulation, [run.spec for run in chunk])):
+        run = Run(chunk[t].spec, trace, x[t].clone(), buffers[t].clone(), chunk[t].context)
+        folder = chunk[t].folder
+        if folder is not None:
+            run.save(folder)
+        runs.append(run)
+    return runs
+
+
+def _numbers(simulation: Simulation) -> dict[str, float]:
+    """The newest numbers of the best trial, for a progress display."""
+    row = simulation.rows[-1]
+    return {n: float(row[n].nan_to_num(-1.0).max()) for n in ("test_accuracy",) if n in row}
+
+
+def _printer(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+    """A progress line on a terminal's standard error."""
+    shown = "".join(f"  {n} {v:.4f}" for n, v in numbers.items())
+    end = "\n" if k == rounds else ""
+    sys.stderr.write(f"\r{label}: round {k}/{rounds}{shown}{end}")
+    sys.stderr.flush()

@@ -1,0 +1,113 @@
+"""Files written whole or not at all, and TOML both ways (the standard library only reads it)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+
+from fedsso.errors import InputError
+
+
+def _unwritable(path: str | Path, error: OSError) -> InputError:
+    return InputError(f"cannot write {path}: {error.strerror}; give a path in a folder that can be written")
+
+
+def write_atomic(path: str | Path, data: bytes | str) -> None:
+    """Write a file under a temporary name and rename it, so that a reader sees the old or the new one."""
+    target = Path(os.path.realpath(path))  # a link keeps pointing at the file behind it
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise InputError(f"cannot write {path}: it is not a regular file; give the name of a file")
+    temporary = target.with_name(f".{token_hex(8)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_then_rename(temporary, target, data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _write_then_rename(temporary: Path, target: Path, data: bytes) -> None:
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Create the folder and try a file in it: the error comes before hours of work, not after."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def read_bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file, with or without a byte-order mark."""
+    data = read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"cannot read {path}: line {line} is not UTF-8 text; save the file as UTF-8") from error
+
+
+def read_toml(path: str | Path) -> dict[str, object]:
+    """A TOML file as nested dictionaries."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"cannot read {path} as TOML: {error}; correct that line") from error
+
+
+def to_toml(table: Mapping[str, object]) -> str:
+    """TOML text of strings, booleans, numbers, lists of those and nested tables; None is left out."""
+    return "\n\n".join(_sections((), table)).lstrip("\n") + "\n"
+
+
+def _sections(path: tuple[str, ...], table: Mapping[str, object]) -> list[str]:
+    """A table's own values under its header, then one section for each table below it."""
+    header = [f"[{'.'.join(map(_key, path))}]"] if path else []
+    leaves = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
+    lines = header + [f"{_key(name)} = {_value(name, value)}" for name, value in leaves.items()]
+    below = [_sections((*path, k), v) for k, v in table.items() if isinstance(v, Mapping)]
+    return ["\n".join(lines), *(section for sections in below for section in sections)]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML forbids it
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return float.__repr__(value)  # numpy's float64 is a float with a repr of its own
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(name, item) for item in value) + "]"
+    kind = type(value).__name__
+    raise InputError(f"cannot write {name} = {value!r} as TOML: use text, numbers or lists, not {kind}")

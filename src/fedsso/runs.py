@@ -1,0 +1,250 @@
+"""What the user holds after a simulation: `Run` and `Runs`, with their folder form.
+
+A run's folder holds spec.toml (the settings, also valid for `fedsso run --config`), trace.csv and
+checkpoint.safetensors (the model; while the run is under way also everything needed to go on).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import report
+from .data import Federation
+from .engine import checkpoint
+from .engine.evaluate import Evaluator
+from .engine.gather import Gather
+from .engine.simulate import Simulation
+from .errors import InputError
+from .files import check_writable, read_toml, to_toml, write_atomic
+from .objective import buffers_into, objective, unravel_into
+from .spec import Context, Spec
+from .trace import COLUMNS, INTEGERS, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPEC, TRACE, CHECKPOINT = "spec.toml", "trace.csv", "checkpoint.safetensors"
+ZERO = {*INTEGERS, "seconds"}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One algorithm with one setting and one seed: the trace and the trained model."""
+
+    spec: Spec
+    trace: Trace
+    x: Tensor  # the model as a flat vector [d]
+    buffers: Tensor  # [b]
+    live: Context | None = None  # federation, architecture, loss; None after loading a run from its folder
+
+    @property
+    def label(self) -> str:
+        """Algorithm and the settings that differ from its defaults."""
+        return self.spec.label
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which the run diverged, or None."""
+        return self.trace.diverged
+
+    def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """First evaluated round that reaches the target (round 0 is the initial model), None if never."""
+        return self.trace.rounds_to(target, metric)
+
+    def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """Last evaluated round below the target (the paper's count), None if the run ends below it."""
+        return self.trace.last_below(target, metric)
+
+    def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """Bytes of the whole federation, both ways, until the target is first reached."""
+        return self.trace.bytes_to(target, metric)
+
+    def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
+        """Mean of the last evaluations."""
+        return self.trace.final(metric, last)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The trace, one row per round."""
+        return self.trace.to_pandas()
+
+    def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
+        """Accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix."""
+        Runs([self]).plot(path, targets=targets)
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module (a new copy each time)."""
+        module = copy.deepcopy(self.live.module) if self.live else self.spec.module()
+        module = module.to("cpu", self.x.dtype)
+        unravel_into(module, self.x)
+        with torch.no_grad():
+            buffers_into(module, self.buffers)
+        return module.eval()
+
+    def clients(self) -> pd.DataFrame:
+        """Test loss and metrics of the trained model at each client."""
+        import pandas as pd
+
+        live = self.live or self.spec.context()
+        fed = live.fed
+        f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
+        evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
+        names = fed.client_names or [str(i) for i in range(fed.clients)]
+        rows = []
+        for i, name in enumerate(names):
+            with torch.no_grad():
+                found = evaluate(self.x[None], self.buffers[None], fed.rows_of(i, "test"))
+            sizes = {"train_rows": int(fed.train_sizes[i]), "test_rows": int(fed.test_sizes[i])}
+            rows.append({"client": name, **sizes, **{k: float(v[0]) for k, v in found.items()}})
+        return pd.DataFrame(rows)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run's folder; `fedsso.load_run` reads it back."""
+        folder = Path(folder)
+        check_writable(folder)
+        write_atomic(folder / SPEC, to_toml(self.spec.to_toml()))
+        self.trace.save(folder / TRACE)
+        done = {"model": self.x, "buffers": self.buffers, "done": torch.tensor(1)}
+        done["diverged"] = torch.tensor(self.diverged or 0)
+        checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
+
+
+class Runs(Sequence[Run]):
+    """Several runs: a sweep, a comparison, the seeds of one setting."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = list(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def __repr__(self) -> str:
+        return f"Runs({len(self)} runs, {len(self.settings())} settings)"
+
+    def settings(self) -> dict[str, Runs]:
+        """The runs of each setting, seeds together."""
+        groups: dict[str, list[Run]] = {}
+        for run in self:
+            groups.setdefault(run.label, []).append(run)
+        return {label: Runs(runs) for label, runs in groups.items()}
+
+    def best(self, target: float | None = None, metric: str = "test_accuracy") -> Run:
+        """The run of the best setting (its first seed): fewest rounds to the target on the mean over seeds, a seed
+        that misses it counting as never; ties and no target: the highest final value."""
+        if not len(self):
+            raise InputError("there are no runs to choose from")
+
+        def cost(runs: Runs) -> tuple[float, float]:
+            hits = [math.inf] if target is None else [_or_never(run.rounds_to(target, metric)) for run in runs]
+            final = float(np.mean([run.final(metric) for run in runs]))
+            return float(np.mean(hits)), -final if math.isfinite(final) else math.inf
+
+        return min(self.settings().values(), key=cost)[0]
+
+    def curves(self) -> list[report.Curve]:
+        """The runs as curves for tables and plots."""
+        return [
+            report.Curve(label, tuple(run.trace for run in runs), runs[0].spec.algorithm)
+            for label, runs in self.settings().items()
+        ]
+
+    def table(self, targets: Sequence[float] | None = None) -> str:
+        """Rounds and megabytes to each target accuracy, as Markdown."""
+        curves = self.curves()
+        return report.markdown(report.rounds_table(curves, targets or report.default_targets(curves)))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All traces below each other, with the setting's label first."""
+        import pandas as pd
+
+        frames = [run.to_pandas().assign(label=run.label) for run in self]
+        frame = pd.concat(frames, ignore_index=True)
+        return frame[["label", *[c for c in frame if c != "label"]]]
+
+    def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
+        """Accuracy and loss over rounds, seeds as bands."""
+        report.plot(self.curves(), path, title=title, targets=targets)
+
+    def save(self, folder: str | Path) -> None:
+        """One folder per run below `folder`."""
+        for i, run in enumerate(self):
+            run.save(Path(folder) / run.spec.folder(i))
+
+
+def _or_never(hit: int | None) -> float:
+    return math.inf if hit is None else float(hit)
+
+
+def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
+    """One trace per trial from the engine's rows of [trials] tensors; a stopped trial ends at its stop."""
+    rows, diverged = simulation.rows, simulation.diverged.tolist()
+    nan = torch.full_like(simulation.first_loss, torch.nan)
+    names = dict.fromkeys(n for row in rows for n in row)
+    table = {n: torch.stack([row.get(n, nan) for row in rows]).cpu().numpy() for n in names}
+    out = []
+    for t, (spec, ended) in enumerate(zip(specs, simulation.ended.tolist(), strict=True)):
+        length = len(rows) if diverged[t] or not ended else ended + 1
+        columns = {n: np.full(length, 0 if n in ZERO else np.nan) for n in COLUMNS}
+        columns |= {n: values[:length, t] for n, values in table.items()}
+        columns |= {
+            "trial": np.full(length, spec.trial),
+            "seed": np.full(length, spec.seed),
+            "round": np.arange(length),
+        }
+        columns |= {n: np.nan_to_num(columns[n]).astype(np.int64) for n in INTEGERS}
+        columns["seconds"] = np.nan_to_num(columns["seconds"])
+        out.append(Trace(columns, spec.options["eval_every"], diverged[t] or None))
+    return out
+
+
+def load_run(folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None) -> Run:
+    """Read a finished run's folder."""
+    folder = Path(folder)
+    spec = Spec.from_toml(read_toml(folder / SPEC))
+    saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
+    if "done" not in saved:
+        raise InputError(f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it")
+    trace = Trace.load(folder / TRACE, spec.options["eval_every"], int(saved["diverged"]) or None)
+    given = federation is not None or model is not None
+    return Run(spec, trace, saved["model"], saved["buffers"], spec.context(federation, model) if given else None)
+
+
+def load_runs(folder: str | Path) -> Runs:
+    """A run's folder, or a folder of such folders, as runs."""
+    return Runs([load_run(one) for one in run_folders(folder)])
+
+
+def run_folders(folder: str | Path) -> list[Path]:
+    """The run folders at or directly below a folder, in order."""
+    folder = Path(folder)
+    if (folder / SPEC).is_file():
+        return [folder]
+    found = sorted(p.parent for p in folder.glob(f"*/{SPEC}"))
+    if not found:
+        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
+    return found
+
+
+def is_done(folder: Path, spec: Spec) -> bool:
+    """Whether a run's folder holds the finished run of these settings."""
+    path = folder / CHECKPOINT
+    return path.is_file() and "done" in checkpoint.load(path, spec.identity)

@@ -1,0 +1,60 @@
+"""Step sizes as data: constant, or the two schedules of the paper's theorems.
+
+    Theorem 2.1 (strongly convex)   eta_k = beta / (k + gamma),          alpha_k proportional to eta_k
+    Theorem 3.1 (non-convex)        alpha_k = 1 / (2 sqrt(6) tau L k),   eta_k = 1 / sqrt(k)
+
+The constants printed in Theorem 2.1 make its own condition beta u > 1 fail (u = kappa mu^2 / (N L)); the corrected
+ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's denominator vanish, so k + 1 replaces k.
+`printed=True` gives the paper's text.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from .errors import InputError
+from .tree import Scalar, hyper, param
+
+
+@hyper
+class Decay:
+    """scale / (k + shift)^power in round k = 1, 2, ..."""
+
+    scale: Scalar = param(default=1.0, doc="numerator")
+    shift: Scalar = param(default=0.0, doc="added to the round")
+    power: Scalar = param(default=1.0, doc="exponent: 1 for Theorem 2.1, 1/2 for the server step of Theorem 3.1")
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or not self.shift > -1:
+            raise InputError(f"a decay needs scale > 0 and shift > -1, got {self.scale}, {self.shift}")
+
+    def __call__(self, k: int) -> Scalar:
+        return self.scale / (k + self.shift) ** self.power
+
+
+Step = Scalar | Decay
+"""A step size: a constant or a schedule."""
+
+
+def at(step: Step, k: int) -> Scalar:
+    """The step size of round k."""
+    return step(k) if isinstance(step, Decay) else step
+
+
+def theorem_2(
+    *, L: float, mu: float, tau: int, clients: int, kappa: float, kappa_bar: float, printed: bool = False
+) -> tuple[Decay, Decay]:
+    """(alpha, eta) of Theorem 2.1 for an L-smooth, mu-convex f; kappa, kappa_bar bound the eigenvalues of B^-1."""
+    ratio = L * kappa_bar**2 / (mu * tau * kappa)  # alpha_k = ratio * eta_k
+    if printed:
+        beta, gamma = 2 / mu, max(2 * kappa * mu / (clients * L), 2 * L / mu)
+    else:
+        beta = 2 * clients * L / (kappa * mu**2)
+        gamma = max(beta * kappa * mu**2 / (clients * L), beta * L * ratio)
+    return Decay(beta * ratio, gamma), Decay(beta, gamma)
+
+
+def theorem_3(*, L: float, tau: int, printed: bool = False) -> tuple[Decay, Decay]:
+    """(alpha, eta) of Theorem 3.1 for an L-smooth f."""
+    shift = 0.0 if printed else 1.0
+    return Decay(1 / (2 * sqrt(6) * tau * L), shift), Decay(1.0, shift, 0.5)

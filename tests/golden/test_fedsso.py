@@ -1,0 +1,78 @@
+"""FedSSO by hand.
+
+Two clients of weight 1/2, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
+
+    A_1 = diag(1/2, 3), b_1 = (3, 0)        A_2 = diag(3/2, 1), b_2 = (-1, 0)
+
+so f(x) = 1/2 x^T diag(1, 2) x + constant. tau = 1: g_k is the gradient diag(1, 2) x_k whatever alpha is.
+x_1 = (1, 1), eta = 1.
+
+Round 1   g_1 = (1, 2), B = I, x_2 = (0, -1)
+Round 2   g_2 = (0, -2), s = (-1, -2), y = (-1, -4), rho = y^T s = 9, ||y||^2 = 17, s^T g_2 = 4
+bfgs      a = 4/9, q = g_2 - a y = (4/9, -2/9), y^T q / rho = 4/81
+          d = q + s (4/9 - 4/81) = q + s 32/81 = (4, -82)/81, x_3 = (-4, 1)/81
+lam = 2   the curvature 17/9 lies outside (2, 10): cur = 2 * 17/12 = 17/6
+Lam = 10  d = q + s (cur/rho * 4/9 - 4/81) = q + s 22/243 = (86, -98)/243, x_3 = (-86, -145)/243
+dfp       d = g_2 + s (s^T g_2)/rho - y (y^T g_2)/||y||^2 = (0, -2) + s 4/9 - y 8/17 = (4, -154)/153
+          x_3 = (-4, 1)/153
+lbfgs     gamma = 9/17, gamma q = (4, -2)/17, y^T (gamma q) / rho = 4/153
+          d = gamma q + s (4/9 - 4/153) = gamma q + s 64/153 = (-28, -146)/153, x_3 = (28, -7)/153
+
+With the guard and alpha = 1/4:
+Round 1   the radius is alpha ||g_1|| = sqrt(5)/4, so x_2 = (1, 1) - (1, 2)/4 = (3/4, 1/2)
+Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2); theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55 < -0.1 and the last
+          step was cut: the radius doubles to sqrt(5)/2. d = (259/324, 79/162) is shorter, 0.94, and is taken whole:
+          x_3 = (-4, 1)/81, the same as above (on a quadratic one pair along s says the same from any length).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fedsso import FedSSO, Run, simulate
+from fedsso.data import quadratic
+
+
+def run(rounds: int, alpha: float = 0.01, guard: str = "none", **hyper: Any) -> Run:
+    fed = quadratic([[[0.5, 0], [0, 3]], [[1.5, 0], [0, 1]]], [[3, 0], [-1, 0]], [0.5, 0.5])
+    options: dict[str, Any] = {"local_steps": 1, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    algorithm = FedSSO(alpha=alpha, guard=guard, **hyper)
+    return simulate(fed, "linear", algorithm, rounds=rounds, init=torch.tensor([1.0, 1.0]), **options)
+
+
+def test_round_one() -> None:
+    assert run(1).x.tolist() == pytest.approx([0, -1], abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "expected"),
+    [
+        ({}, (-4 / 81, 1 / 81)),
+        ({"form": "bfgs-dense"}, (-4 / 81, 1 / 81)),
+        ({"lam": 2.0, "Lam": 10.0}, (-86 / 243, -145 / 243)),
+        ({"lam": 2.0, "Lam": 10.0, "form": "bfgs-dense"}, (-86 / 243, -145 / 243)),
+        ({"form": "dfp"}, (-4 / 153, 1 / 153)),
+        ({"form": "dfp-dense"}, (-4 / 153, 1 / 153)),
+        ({"form": "lbfgs"}, (28 / 153, -7 / 153)),
+    ],
+)
+def test_round_two(hyper: dict[str, Any], expected: tuple[float, float]) -> None:
+    assert run(2, **hyper).x.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_trace() -> None:
+    trace = run(2, lam=2.0, Lam=10.0).trace
+    assert trace["ys"][1:].tolist() == pytest.approx([0, 9], abs=1e-11)
+    assert trace["overridden"].tolist() == [0, 0, 1]
+    assert trace["grad_norm"][1:].tolist() == pytest.approx([math.sqrt(5), 2], rel=1e-12)
+
+
+def test_guard() -> None:
+    assert run(1, alpha=0.25, guard="adaptive").x.tolist() == pytest.approx([0.75, 0.5], abs=1e-14)
+    second = run(2, alpha=0.25, guard="adaptive")
+    assert second.x.tolist() == pytest.approx([-4 / 81, 1 / 81], abs=1e-13)
+    assert second.trace["radius"][1:].tolist() == pytest.approx([math.sqrt(5) / 4, math.sqrt(5) / 2], rel=1e-12)

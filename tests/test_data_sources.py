@@ -1,0 +1,337 @@
+"""Named data sets: their defaults, their files, the tables of the paper on real data, known minimisers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fedsso.data import TABLES, Federation, datasets, load, quadratic
+from fedsso.errors import InputError
+
+needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+
+
+def write(folder: Path, name: str = "mnist", rows: int = 120, **arrays: Any) -> Path:
+    numbers = np.random.default_rng(0)
+    content = {
+        "x": numbers.integers(0, 256, (rows, 28, 28), np.uint8),
+        "y": np.arange(rows, dtype=np.uint8) % 10,
+    }
+    np.savez(folder / f"{name}.npz", **{k: v for k, v in {**content, **arrays}.items() if v is not None})
+    return folder / f"{name}.npz"
+
+
+def small(folder: Path, **options: Any) -> Federation:
+    return load("mnist", data_dir=folder, **{"partition": "iid", "clients": 4, **options})
+
+
+def test_digits_is_skewed_over_twenty_clients_by_default() -> None:
+    fed = load("digits")
+    assert (fed.clients, fed.classes, fed.sample_shape, fed.x.dtype) == (20, 10, (1, 8, 8), torch.uint8)
+    assert len(fed.train_rows) + len(fed.test_rows) == 1797
+    assert int((fed.train_sizes + fed.test_sizes).min()) >= 8
+    assert (fed.source["partition"], fed.source["concentration"]) == ("dirichlet", 0.1)
+    assert load("digits", partition="dirichlet").source["concentration"] == 0.5
+    assert "rows moved" in fed.summary()
+
+
+def test_pixels_span_the_range(tmp_path: Path) -> None:
+    scale, shift = load("digits", pixel_range=(0.0, 2.0)).affine
+    assert (0 * scale + shift, 16 * scale + shift) == (0.0, 2.0)
+    write(tmp_path)
+    scale, shift = small(tmp_path).affine
+    assert 0 * scale + shift == -1.0
+    assert 255 * scale + shift == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "digits"},
+        {"name": "digits", "partition": "classes", "classes_per_client": 3, "clients": 7, "seed": 5},
+        {"name": "digits", "partition": "quantity", "concentration": 2.0, "test_fraction": 0.5},
+        {"name": "digits", "partition": "iid", "min_rows": 20, "pixel_range": [0, 1]},
+        {"name": "synthetic"},
+        {"name": "synthetic", "dim": 3, "condition": 5, "heterogeneity": 0, "clients": 2},
+        {"name": "synthetic", "kind": "logistic", "dim": 3, "test_fraction": 0.4, "noise": 0.2},
+    ],
+)
+def test_the_source_rebuilds_the_federation_and_the_seed_changes_it(options: dict[str, Any]) -> None:
+    fed = load(**options)
+    source: dict[str, Any] = dict(fed.source)
+    again = load(**source)
+    assert again.digest() == fed.digest()
+    assert again.source == fed.source
+    assert all(type(v) in (str, int, float) or v == [float(a) for a in v] for v in source.values())
+    assert load(**{**source, "seed": 77}).digest() != fed.digest()
+
+
+def test_the_source_of_a_file_does_not_say_where_it_was(tmp_path: Path) -> None:
+    write(tmp_path)
+    fed = small(tmp_path)
+    assert str(tmp_path) not in str(fed.source)
+    assert load(**dict(fed.source), data_dir=tmp_path).digest() == fed.digest()  # type: ignore[arg-type]
+
+
+def test_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    monkeypatch.setenv("FEDSSO_DATA", str(tmp_path))
+    known = {dataset.name: dataset for dataset in datasets()}
+    assert {name for name, dataset in known.items() if dataset.present()} == {"digits", "mnist", "synthetic"}
+    assert known["mnist"].path() == path
+    assert load("mnist", partition="iid", clients=4).digest() == small(tmp_path).digest()
+    assert not known["mnist"].present(tmp_path / "elsewhere")
+    monkeypatch.delenv("FEDSSO_DATA")
+    assert not known["mnist"].present()
+    assert known["mnist"].path() is None
+
+
+def test_every_data_set_says_what_it_is() -> None:
+    assert [d.name for d in datasets()] == ["digits", "mnist", "fashion_mnist", "emnist_digits", "synthetic"]
+    assert all(d.title and d.origin for d in datasets())
+    assert all(d.file == f"{d.name}.npz" for d in datasets() if d.file)
+
+
+def test_a_file_read_keeps_its_bytes(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    fed = small(tmp_path)
+    with np.load(path) as file:
+        assert np.array_equal(fed.x[:, 0].numpy(), file["x"])
+        assert np.array_equal(fed.y.numpy(), file["y"])
+    assert (fed.x.dtype, fed.sample_shape) == (torch.uint8, (1, 28, 28))
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no y": ({"y": None}, "y is not a file in the archive; need x and y"),
+    "no x": ({"x": None}, "x is not a file in the archive; need x and y"),
+    "float x": ({"x": np.zeros((120, 28, 28))}, r"x must be uint8 \[rows, 28, 28\], got float64"),
+    "flat x": ({"x": np.zeros((120, 784), np.uint8)}, r"got uint8 \[120, 784\]"),
+    "colour x": ({"x": np.zeros((120, 32, 32, 3), np.uint8)}, r"got uint8 \[120, 32, 32, 3\]"),
+    "short y": (
+        {"y": np.zeros(119, np.uint8)},
+        r"y must be integers \[120\], one per image, got uint8 \[119\]",
+    ),
+    "float y": ({"y": np.zeros(120)}, "y must be integers"),
+    "large y": ({"y": np.arange(120, dtype=np.uint8) % 11}, "y must be < classes=10, got 10 in row 10"),
+    "pickled y": ({"y": np.array([None] * 120)}, "cannot be read as .npz.*allow_pickle"),
+    "no rows": (
+        {"x": np.zeros((0, 28, 28), np.uint8), "y": np.zeros(0, np.uint8)},
+        "need 32 rows, there are 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_file_with_wrong_arrays_is_an_error(case: str, tmp_path: Path) -> None:
+    arrays, message = BROKEN[case]
+    write(tmp_path, **arrays)
+    with pytest.raises(InputError, match=message):
+        small(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, 3000, -1])
+def test_a_truncated_file_is_an_error(keep: int, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(InputError, match=r"mnist\.npz: cannot be read as \.npz"):
+        small(tmp_path)
+
+
+def test_a_corrupt_file_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[2000:2100] = bytes(100)
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"cannot be read as .*Bad CRC"):
+        small(tmp_path)
+    path.write_text("not an archive")
+    with pytest.raises(InputError, match="cannot be read"):
+        small(tmp_path)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(InputError, match="cannot be read"):
+        small(tmp_path)
+
+
+def test_a_missing_file_names_the_place_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match=rf"no mnist\.npz in {tmp_path} \(from data_dir\)"):
+        load("mnist", data_dir=tmp_path)
+    monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "none"))
+    with pytest.raises(InputError, match=rf"no mnist\.npz in {tmp_path}/none \(from \$FEDSSO_DATA\)"):
+        load("mnist")
+    monkeypatch.delenv("FEDSSO_DATA")
+    with pytest.raises(InputError, match=r"needs mnist\.npz: pass data_dir, or set FEDSSO_DATA"):
+        load("mnist")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "name": ({"name": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
+    "partition": ({"name": "digits", "partition": "dirichet"}, "did you mean 'dirichlet'"),
+    "option": (
+        {"name": "digits", "pixel_rnge": (0, 1)},
+        "unknown option of digits.*did you mean 'pixel_range'",
+    ),
+    "synthetic option": (
+        {"name": "synthetic", "rows": 3},
+        "unknown option of synthetic quadratic 'rows'.*condition",
+    ),
+    "unused skew": (
+        {"name": "digits", "partition": "iid", "concentration": 1.0},
+        "choose from dirichlet, quantity",
+    ),
+    "unused classes": ({"name": "digits", "classes_per_client": 3}, "choose from classes"),
+    "range order": ({"name": "digits", "pixel_range": (1, -1)}, "low < high, got"),
+    "range nan": ({"name": "digits", "pixel_range": (float("nan"), 1.0)}, "two finite numbers"),
+    "range length": ({"name": "digits", "pixel_range": (0, 1, 2)}, "pixel_range must be 2 numbers"),
+    "range type": ({"name": "digits", "pixel_range": ("a", 1)}, "pixel_range must be of type float, got 'a'"),
+    "table": (
+        {"name": "digits", "partition": "paper-20"},
+        "needs 6903 rows of label 0, the data set has 178",
+    ),
+    "table clients": ({"name": "digits", "partition": "paper-3", "clients": 4}, "clients must be 3"),
+    "too many": ({"name": "digits", "clients": 225}, "use at most 224 clients"),
+    "test": ({"name": "digits", "test_fraction": 1}, r"test_fraction must be in \[0, 1\)"),
+    "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
+    "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
+    "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
+    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim must be of type int, got 2.5"),
+    "no clients": ({"name": "synthetic", "clients": 0}, "clients=0"),
+    "heterogeneity": ({"name": "synthetic", "heterogeneity": -1.0}, "heterogeneity=-1.0"),
+    "condition": ({"name": "synthetic", "condition": 0.5}, "condition must be >= 1, got 0.5"),
+    "noise": ({"name": "synthetic", "kind": "logistic", "noise": 0.5}, "noise=0.5"),
+    "separable": ({"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2}, "no finite minimiser"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_wish_is_an_error(case: str) -> None:
+    options, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        load(**options)
+
+
+def objective(fed: Federation, loss: Callable[[Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
+    losses = [loss(fed.x[fed.rows_of(i)] @ w, fed.y[fed.rows_of(i)]) for i in range(fed.clients)]
+    return fed.p @ torch.stack(losses)
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def gradient(fed: Federation, loss: Callable[[Tensor, Tensor], Tensor], w: Tensor) -> Tensor:
+    w = w.clone().requires_grad_()
+    return torch.autograd.grad(objective(fed, loss, w), w)[0]
+
+
+def test_a_quadratic_worked_out_by_hand() -> None:
+    """f_1 = x^2/2 + 2y^2, f_2 = (x-2)^2/2 + 2(y-3)^2 and p = (1/4, 3/4): the minimum is at (3/2, 9/4)."""
+    A = [[[1.0, 0.0], [0.0, 4.0]]] * 2
+    fed = quadratic(A, [[0.0, 0.0], [2.0, 3.0]], p=[0.25, 0.75])
+    assert fed.optimum is not None
+    assert fed.optimum.tolist() == pytest.approx([1.5, 2.25])
+    assert fed.p.tolist() == [0.25, 0.75]
+    assert torch.equal(fed.test_rows, fed.train_rows)
+    at_zero = objective(fed, mse, torch.zeros(2, dtype=torch.float64))
+    assert float(at_zero) == pytest.approx(0.75 * (4 / 2 + 2 * 9))
+
+
+def test_a_quadratic_is_exactly_the_one_asked_for() -> None:
+    A = torch.tensor(
+        [
+            [[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 3.0]],
+            [[1.0, 0.0, 0.3], [0.0, 2.0, 0.0], [0.3, 0.0, 1.0]],
+        ]
+    )
+    b, x = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]]), torch.tensor([0.3, -0.7, 0.9])
+    fed = quadratic(A, b)
+    f = sum(0.25 * (x - bi) @ Ai @ (x - bi) for Ai, bi in zip(A, b, strict=True))
+    assert float(objective(fed, mse, x.double())) == pytest.approx(float(f), rel=1e-6)
+    assert fed.x.dtype == fed.y.dtype == torch.float64
+    assert fed.optimum is not None
+    assert gradient(fed, mse, fed.optimum).norm() < 1e-14
+
+
+def test_a_wrong_quadratic_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"got shapes \(2, 2\) and \(2,\)"):
+        quadratic(np.eye(2), [0.0, 0.0])
+    with pytest.raises(InputError, match="positive definite"):
+        quadratic([[[1.0, 2.0], [2.0, 1.0]]], [[0.0, 0.0]])
+    with pytest.raises(InputError, match="symmetric"):
+        quadratic([[[1.0, 0.5], [0.0, 1.0]]], [[0.0, 0.0]])
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("kind", "loss"), [("quadratic", mse), ("logistic", binary_cross_entropy_with_logits)]
+)
+def test_the_known_optimum_has_no_gradient(
+    kind: str, loss: Callable[[Tensor, Tensor], Tensor], heterogeneity: float
+) -> None:
+    fed = load("synthetic", kind=kind, heterogeneity=heterogeneity, clients=6, dim=5)
+    assert fed.optimum is not None
+    assert fed.classes == 0
+    assert gradient(fed, loss, fed.optimum).norm() < 2e-12
+    assert gradient(fed, loss, fed.optimum + 0.1).norm() > 1e-3
+
+
+def test_heterogeneity_moves_the_clients_apart_and_zero_makes_quadratics_alike() -> None:
+    alike, apart = (load("synthetic", clients=3, dim=4, heterogeneity=h) for h in (0.0, 2.0))
+    assert float(objective(alike, mse, _optimum(alike))) < 1e-20
+    assert float(objective(apart, mse, _optimum(apart))) > 0.1
+
+
+def test_noise_is_the_share_of_flipped_labels() -> None:
+    clean, noisy = (load("synthetic", kind="logistic", noise=share) for share in (0.0, 0.3))
+    assert torch.equal(clean.x, noisy.x)
+    assert float((clean.y != noisy.y).double().mean()) == pytest.approx(0.3, abs=0.03)
+
+
+def test_the_condition_number_is_kept() -> None:
+    fed = load("synthetic", clients=2, dim=6, heterogeneity=0.0, condition=50.0)
+    rows = fed.x[fed.rows_of(0)]
+    eigenvalues = torch.linalg.eigvalsh(rows.mT @ rows * 2 / 6)
+    assert eigenvalues.min() == pytest.approx(1 / 50)
+    assert eigenvalues.max() == pytest.approx(1)
+
+
+def _optimum(fed: Federation) -> Tensor:
+    assert fed.optimum is not None
+    return fed.optimum
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "table"), [("mnist", "paper-20"), ("mnist", "paper-3"), ("fashion_mnist", "paper-fashion-3")]
+)
+def test_the_papers_tables_on_real_images(name: str, table: str) -> None:
+    fed, other = (load(name, partition=table, seed=seed) for seed in (0, 1))
+    assert fed.label_counts().tolist() == other.label_counts().tolist() == TABLES[table]
+    assert len({*fed.train_rows.tolist(), *fed.test_rows.tolist()}) == 70000
+    assert fed.digest() != other.digest()
+    assert torch.allclose(fed.test_sizes / (fed.train_sizes + fed.test_sizes), torch.tensor(0.25), atol=1e-3)
+    assert fed.notes == ()
+
+
+@needs_data
+def test_the_defaults_on_real_images() -> None:
+    assert load("mnist").source["partition"] == "paper-20"
+    assert load("fashion_mnist").source["partition"] == "paper-fashion-3"
+    emnist = load("emnist_digits")
+    assert (emnist.clients, emnist.source["concentration"]) == (20, 0.1)
+
+
+@needs_data
+def test_a_table_needs_a_data_set_with_enough_rows() -> None:
+    with pytest.raises(InputError, match="needs 7877 rows of label 1, the data set has 7000"):
+        load("fashion_mnist", partition="paper-20")

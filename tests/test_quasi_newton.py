@@ -1,0 +1,496 @@
+"""The curvature rule and the five forms, against explicit matrices and loops written out here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsso import quasi_newton as qn
+from fedsso.errors import InputError
+
+LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
+# share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)
+MILD = {"bfgs": 0.06, "dfp": 0.5}
+LOW_RANK = ("bfgs", "dfp")
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+class Run(NamedTuple):
+    directions: list[Tensor]
+    verdicts: list[qn.Verdict]
+    state: Any
+
+
+def sequence(d: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64, negative: float = 0.25) -> list[Triple]:
+    """k triples (s, y, g) of a quadratic with noise; a share of its curvatures is negative."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    curvature = np.geomspace(0.1, 5.0, d) * np.where(rng.random(d) < negative, -1, 1)
+    hessian = basis * curvature @ basis.T
+    steps = rng.standard_normal((k, d))
+    changes = steps @ hessian + 0.05 * rng.standard_normal((k, d))
+    gradients = rng.standard_normal((k, d))
+    stacked = torch.from_numpy(np.stack((steps, changes, gradients), 1)).to(dtype)
+    return [(s, y, g) for s, y, g in stacked]
+
+
+def run(name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB, pairs: int = 64, m: int = 64) -> Run:
+    form = qn.form(name, pairs, m)
+    state = form.init(triples[0][0])
+    directions, verdicts = [], []
+    for k, (s, y, g) in enumerate(triples, 1):
+        verdict = qn.judge(s, y, lam, Lam, dual=form.dual)
+        state, direction = form.step(state, s, y, g, verdict, k, False)
+        directions.append(direction)
+        verdicts.append(verdict)
+    return Run(directions, verdicts, state)
+
+
+def rule(s: np.ndarray, y: np.ndarray, lam: float, Lam: float, dual: bool) -> tuple[float, float]:
+    """(rho, cur) as the paper writes it."""
+    rho, square = float(y @ s), float(s @ s if dual else y @ y)
+    good = rho > 0 and lam < square / rho < Lam
+    return rho, rho if good else 2 * square / (lam + Lam)
+
+
+def explicit(
+    name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """All directions by d x d matrices in float64, and the last matrix (B of BFGS, H of DFP)."""
+    matrix = np.eye(len(triples[0][0]))
+    directions = []
+    for s, y, g in ([v.double().numpy() for v in triple] for triple in triples):
+        _, cur = rule(s, y, lam, Lam, name == "dfp")
+        a, b = (s, y) if name == "dfp" else (y, s)
+        image = matrix @ b
+        matrix = matrix + np.outer(a, a) / cur - np.outer(image, image) / (b @ image)
+        directions.append(matrix @ g if name == "dfp" else np.linalg.solve(matrix, g))
+    return directions, matrix
+
+
+def two_loop(pairs: list[Triple], g: Tensor, gamma: float, lam: float = LAM, Lam: float = LAMB) -> np.ndarray:
+    """The textbook recursion with the true rho, and cur only where B^-1 has it; in extended precision."""
+    q = g.double().numpy().astype(np.longdouble)
+    held = []
+    for s, y, _ in reversed(pairs):
+        s_, y_ = s.double().numpy().astype(np.longdouble), y.double().numpy().astype(np.longdouble)
+        rho, cur = rule(s_, y_, lam, Lam, dual=False)
+        a = (s_ @ q) / rho
+        q = q - a * y_
+        held.append((s_, y_, rho, cur, a))
+    r = gamma * q
+    for s_, y_, rho, cur, a in reversed(held):
+        r = r + s_ * (cur / rho * a - (y_ @ r) / rho)
+    return r.astype(np.float64)
+
+
+def error(direction: Tensor, reference: np.ndarray) -> float:
+    return float(np.linalg.norm(direction.double().numpy() - reference) / np.linalg.norm(reference))
+
+
+def overridden(verdicts: list[qn.Verdict]) -> int:
+    return sum(int(v.overridden) for v in verdicts)
+
+
+def inverse(name: str, result: Run, k: int, pairs: int = 64) -> np.ndarray:
+    """H as a matrix: pairs that are not accepted change nothing, so g = e_1, e_2, ... reads its columns."""
+    form, d = qn.form(name, pairs, pairs), len(result.directions[0])
+    zero = torch.zeros(d, dtype=torch.float64)
+    nothing = qn.judge(zero, zero, LAM, LAMB)
+    eye = torch.eye(d, dtype=torch.float64)
+    columns = [form.step(result.state, zero, zero, e, nothing, k + 1, False)[1] for e in eye]
+    return torch.stack(columns, -1).numpy()
+
+
+def readable(state: Any) -> tuple[Tensor, ...]:
+    """The parts of a state that a later step may read: all but the bin of the store."""
+    return (state.store[:-1], *state[1:]) if isinstance(state, qn.Pairs) else tuple(state)
+
+
+# ---- the matrices
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+@pytest.mark.parametrize("suffix", ["", "-dense"])
+def test_every_form_is_the_explicit_matrix(name: str, suffix: str) -> None:
+    triples = sequence(50, 50, negative=MILD[name])
+    result = run(name + suffix, triples)
+    assert overridden(result.verdicts) >= 10
+    reference, _ = explicit(name, triples)
+    assert max(map(error, result.directions, reference)) <= 1e-10
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_dense_is_low_rank(name: str) -> None:
+    triples = sequence(50, 50, seed=3, negative=MILD[name])
+    low, dense = run(name, triples), run(f"{name}-dense", triples)
+    assert overridden(low.verdicts) >= 10
+    pairs = zip(low.directions, dense.directions, strict=True)
+    assert max(error(a, b.numpy()) for a, b in pairs) <= 1e-10
+
+
+@given(seed=st.integers(0, 2**31), d=st.integers(2, 8), k=st.integers(1, 12), wide=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_bfgs_is_the_two_loop(seed: int, d: int, k: int, wide: bool) -> None:
+    bounds = (1e-4, 9999.0) if wide else (LAM, LAMB)
+    triples = [t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2]
+    if triples:
+        result = run("bfgs", triples, *bounds)
+        assert error(result.directions[-1], two_loop(triples, triples[-1][2], 1.0, *bounds)) <= 1e-9
+
+
+@given(seed=st.integers(0, 2**31), d=st.integers(2, 8), k=st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_dfp_is_the_explicit_matrix(seed: int, d: int, k: int) -> None:
+    triples = sequence(d, k, seed)
+    result = run("dfp", triples)
+    assert error(result.directions[-1], explicit("dfp", triples)[0][-1]) <= 1e-8
+
+
+def test_float32_store_keeps_bfgs_to_two_millionths() -> None:
+    triples = sequence(80, 60, seed=5, dtype=torch.float32)
+    result = run("bfgs", triples)
+    assert overridden(result.verdicts) >= 20
+    errors = [error(x, two_loop(triples[: i + 1], triples[i][2], 1.0)) for i, x in enumerate(result.directions)]
+    assert max(errors) <= 2e-6
+    assert result.directions[-1].dtype == result.state.store.dtype == torch.float32
+
+
+def test_float32_store_keeps_dfp_to_two_millionths() -> None:
+    triples = sequence(80, 60, seed=5, dtype=torch.float32, negative=MILD["dfp"])
+    result = run("dfp", triples)
+    assert overridden(result.verdicts) >= 10
+    assert max(map(error, result.directions, explicit("dfp", triples)[0])) <= 2e-6
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+def test_secant_equation(name: str) -> None:
+    """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur."""
+    seen = set()
+    for k in range(1, 16):
+        *before, (s, y, _) = sequence(12, k, seed=k)
+        result = run(name, [*before, (s, y, y)], m=6)
+        verdict = result.verdicts[-1]
+        ratio = verdict.rho / verdict.cur if name.startswith("dfp") else verdict.cur / verdict.rho
+        assert error(result.directions[-1], (ratio * s).numpy()) <= 1e-8
+        seen.add(bool(verdict.overridden))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+def test_inverse_is_symmetric_and_positive_definite(name: str) -> None:
+    k = 20
+    H = inverse(name, run(name, sequence(10, k, seed=1), pairs=k, m=5), k, pairs=k if name != "lbfgs" else 5)
+    np.testing.assert_allclose(H, H.T, atol=1e-9 * np.abs(H).max())
+    assert np.linalg.eigvalsh((H + H.T) / 2).min() > 0
+
+
+def test_trace_grows_by_at_most_Lam_and_determinant_by_the_true_rho() -> None:
+    B = torch.eye(9, dtype=torch.float64)
+    form = qn.form("bfgs-dense", 1, 1)
+    for k, (s, y, g) in enumerate(sequence(9, 25, seed=2), 1):
+        verdict = qn.judge(s, y, LAM, LAMB)
+        new = form.step(form.init(s)._replace(matrix=B), s, y, g, verdict, k, False)[0].matrix
+        assert new.trace() <= B.trace() + LAMB * (1 + 1e-9)
+        growth = verdict.rho**2 / (verdict.cur * (s @ B @ s))
+        torch.testing.assert_close(new.det(), B.det() * growth[0], rtol=1e-7, atol=0)
+        B = new
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+@given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
+@settings(max_examples=15, deadline=None)
+def test_rotation_and_scale_covariance(name: str, seed: int, scale: float) -> None:
+    triples = sequence(6, 5, seed)
+    turn = scale * np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))[0]
+    map_ = torch.from_numpy(turn)
+    turned = [(map_ @ s, map_ @ y, map_ @ g) for s, y, g in triples]
+    for a, b in zip(run(name, triples).directions, run(name, turned).directions, strict=True):
+        assert error(b, turn @ a.numpy()) <= 1e-6
+
+
+def test_bfgs_and_dfp_differ_from_the_first_pair_on() -> None:
+    triples = sequence(2, 6, seed=4)
+    for a, b in zip(run("bfgs", triples).directions, run("dfp", triples).directions, strict=True):
+        assert error(a, b.numpy()) > 1e-3
+
+
+def test_bfgs_and_dfp_agree_in_dimension_one() -> None:
+    s, y, g = (torch.tensor([v], dtype=torch.float64) for v in (2.0, 3.0, 5.0))
+    for name in qn.FORMS:
+        direction = run(name, [(s, y, g)]).directions[0]
+        torch.testing.assert_close(direction, g * s / y)
+
+
+# ---- the rule
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_a_good_pair_keeps_its_curvature() -> None:
+    verdict = qn.judge(vector(1, 0), vector(2, 1), LAM, LAMB)
+    assert verdict.rho == verdict.cur == 2
+    assert verdict.accept
+    assert not verdict.overridden
+    assert verdict.rho.dtype == torch.float64
+    assert verdict.rho.shape == verdict.accept.shape == (1,)
+
+
+@pytest.mark.parametrize("y", [(-1.0, 0.0), (0.25, 2.0), (0.5, 0.0), (4.0, 0.0)])
+def test_curvature_outside_the_open_interval_is_enforced(y: tuple[float, float]) -> None:
+    """rho < 0; ratio above Lam; ratio exactly lam; ratio exactly Lam (all bounds are strict)."""
+    verdict = qn.judge(vector(1, 0), vector(*y), LAM, LAMB)
+    assert verdict.rho == y[0]
+    assert verdict.cur == 2 * (y[0] ** 2 + y[1] ** 2) / (LAM + LAMB)
+    assert verdict.accept
+    assert verdict.overridden
+
+
+def test_the_dual_test_uses_s() -> None:
+    s, y = vector(3, 0), vector(0.1, 5)
+    verdict = qn.judge(s, y, LAM, LAMB, dual=True)
+    assert verdict.cur == 2 * 9 / (LAM + LAMB)
+    assert verdict.overridden
+    assert qn.judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).cur == 1
+    assert not qn.judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).overridden
+
+
+@pytest.mark.parametrize(
+    ("s", "y"),
+    [
+        ((0.0, 0.0), (1.0, 1.0)),
+        ((1.0, 1.0), (0.0, 0.0)),
+        ((1.0, 0.0), (0.0, 1.0)),
+        ((1.0, 0.0), (1e-9, 1.0)),
+        ((1.0, 0.0), (-1e-9, 1.0)),
+        ((float("nan"), 0.0), (1.0, 1.0)),
+        ((1.0, 0.0), (1.0, float("nan"))),
+        ((1.0, 0.0), (float("inf"), 1.0)),
+        ((1.0, 0.0), (1.0, float("-inf"))),
+    ],
+)
+@pytest.mark.parametrize("dual", [False, True])
+def test_zero_flat_and_non_finite_pairs_are_skipped(s: Any, y: Any, dual: bool) -> None:
+    verdict = qn.judge(vector(*s), vector(*y), LAM, LAMB, dual=dual)
+    assert not verdict.accept
+    assert not verdict.overridden
+
+
+def test_a_pair_just_above_the_flat_limit_enters() -> None:
+    assert qn.judge(vector(1, 0), vector(-2e-8, 1), LAM, LAMB).accept
+
+
+def test_cosine_test() -> None:
+    s, y = vector(1, 0), vector(3, 4)  # cosine 0.6
+    assert qn.judge(s, y, LAM, LAMB, cosine=0.59).accept
+    assert not qn.judge(s, y, LAM, LAMB, cosine=0.61).accept
+    assert not qn.judge(s, -y, LAM, LAMB, cosine=0.1).accept
+    assert qn.judge(s, -y, LAM, LAMB).accept
+
+
+def test_bounds_may_differ_by_trial() -> None:
+    s, y = vector(1, 0).expand(3, 2), vector(2, 0).expand(3, 2)
+    verdict = qn.judge(s, y, torch.tensor([[0.1], [3.0], [0.1]]), torch.tensor([[9.0], [9.0], [1.9]]))
+    assert verdict.overridden[:, 0].tolist() == [False, True, True]
+
+
+# ---- the ring
+
+
+@pytest.mark.parametrize("name", ["bfgs", "lbfgs"])
+@pytest.mark.parametrize("keep", [1, 4, 7])
+def test_a_full_ring_is_a_fresh_run_on_the_newest_pairs(name: str, keep: int) -> None:
+    triples = sequence(10, 23, seed=6)
+    result = run(name, triples, pairs=keep, m=keep)
+    for end in range(keep, len(triples) + 1):
+        fresh = run(name, triples[end - keep : end], pairs=keep, m=keep)
+        assert error(result.directions[end - 1], fresh.directions[-1].numpy()) <= 1e-10
+
+
+@pytest.mark.parametrize("keep", [1, 4])
+def test_a_full_dfp_ring_stays_positive_definite_and_secant(keep: int) -> None:
+    *before, (s, y, _) = sequence(8, 17, seed=7)
+    result = run("dfp", [*before, (s, y, y)], pairs=keep)
+    verdict = result.verdicts[-1]
+    assert error(result.directions[-1], (verdict.rho / verdict.cur * s).numpy()) <= 1e-10
+    assert np.linalg.eigvalsh(inverse("dfp", result, 17, pairs=keep)).min() > 0
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_lbfgs_is_the_textbook_two_loop(m: int) -> None:
+    triples = sequence(20, 14, seed=8)
+    result = run("lbfgs", triples, m=m)
+    for i, (s, y, g) in enumerate(triples):
+        gamma = rule(s.numpy(), y.numpy(), LAM, LAMB, dual=False)[1] / float(y @ y)
+        window = triples[max(0, i + 1 - m) : i + 1]
+        assert error(result.directions[i], two_loop(window, g, gamma)) <= 1e-10
+
+
+def test_lbfgs_starts_from_the_identity() -> None:
+    zero, g = torch.zeros(3, dtype=torch.float64), vector(1, 2, 3)
+    assert torch.equal(run("lbfgs", [(zero, zero, g)]).directions[0], g)
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+def test_reset_forgets_every_pair_including_its_own(name: str) -> None:
+    triples = sequence(7, 12, seed=9)
+    form = qn.form(name, 4, 4)
+    state = form.init(triples[0][0])
+    for k, (s, y, g) in enumerate(triples, 1):
+        verdict = qn.judge(s, y, LAM, LAMB, dual=form.dual)
+        state, direction = form.step(state, s, y, g, verdict, k, k == 6)
+        if k == 6:
+            assert torch.equal(direction, g)
+    fresh = run(name, triples[6:], pairs=4, m=4)
+    assert error(direction, fresh.directions[-1].numpy()) <= 1e-12
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_skipped_pairs_change_nothing(name: str, bad: float) -> None:
+    triples = sequence(7, 9, seed=10)
+    form = qn.form(name, 5, 5)
+    result = run(name, triples, pairs=5, m=5)
+    before = [part.clone() for part in readable(result.state)]
+    useless = torch.full((7,), bad, dtype=torch.float64)
+    verdict = qn.judge(triples[0][0], useless, LAM, LAMB, dual=form.dual)
+    state, direction = form.step(result.state, triples[0][0], useless, triples[-1][2], verdict, 10, False)
+    assert all(map(torch.equal, before, readable(state)))
+    assert error(direction, result.directions[-1].numpy()) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["bfgs", "dfp", "lbfgs"])
+def test_store_is_donated_and_everything_else_is_functional(name: str) -> None:
+    triples = sequence(6, 5, seed=11)
+    form = qn.form(name, 8, 8)
+    state = run(name, triples, pairs=8, m=8).state
+    small = [part.clone() for part in state[1:]]
+    s, y, g = (v.clone() for v in triples[0])
+    new, _ = form.step(state, s, y, g, qn.judge(s, y, LAM, LAMB, dual=form.dual), 6, False)
+    assert new.store is state.store
+    assert int(new.held) == 6
+    assert all(torch.equal(a, b) for a, b in zip(small, state[1:], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((s, y, g), triples[0], strict=True))
+
+
+@pytest.mark.parametrize("name", LOW_RANK)
+def test_gram_holds_the_products_of_the_stored_vectors(name: str) -> None:
+    k = 6
+    triples = sequence(9, k, seed=12)
+    state = run(name, triples, pairs=k).state
+    assert torch.equal(state.gram, state.gram.mT)
+    Y = torch.stack([y for _, y, _ in triples])
+    torch.testing.assert_close(state.gram[1], Y @ Y.T)
+    S = torch.stack([s for s, _, _ in triples])
+    torch.testing.assert_close(state.gram[0].triu(), (S @ Y.T).triu())
+
+
+# ---- leading axes
+
+
+def stacked(shape: tuple[int, ...], d: int, k: int, dtype: torch.dtype) -> list[Triple]:
+    count = int(np.prod(shape))
+    trials = [sequence(d, k, seed=20 + i, dtype=dtype, negative=0) for i in range(count)]
+    return [
+        tuple(torch.stack([t[i][j] for t in trials]).reshape(*shape, d) for j in range(3))  # type: ignore[misc]
+        for i in range(k)
+    ]
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+def test_leading_axes_are_independent_runs(name: str) -> None:
+    triples = stacked((2, 3), 8, 9, torch.float64)
+    together = run(name, triples, pairs=5, m=5)
+    for i in range(2):
+        for j in range(3):
+            alone = run(name, [(s[i, j], y[i, j], g[i, j]) for s, y, g in triples], pairs=5, m=5)
+            for a, b in zip(together.directions, alone.directions, strict=True):
+                torch.testing.assert_close(a[i, j], b, rtol=1e-9, atol=1e-11)
+    assert all(part.shape[:2] == (2, 3) for part in together.state)
+
+
+@pytest.mark.parametrize("name", qn.FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_diverged_trial_leaves_its_neighbours_bit_identical(name: str, dtype: torch.dtype) -> None:
+    triples = stacked((3,), 8, 9, dtype)
+    broken = [tuple(v.clone() for v in triple) for triple in triples]
+    for i, triple in enumerate(broken[4:]):
+        for v in triple[i % 3 :]:
+            v[1] = float("nan") if i % 2 else float("inf")
+    healthy = run(name, triples, pairs=4, m=4)
+    ill = run(name, broken, pairs=4, m=4)  # type: ignore[arg-type]
+    for a, b in zip(healthy.directions, ill.directions, strict=True):
+        assert torch.equal(a[[0, 2]], b[[0, 2]])
+        assert a.isfinite().all()
+    assert not ill.directions[-1][1].isfinite().all()
+
+
+def test_a_trial_recovers_after_non_finite_pairs() -> None:
+    triples = sequence(6, 8, seed=13)
+    nan = torch.full((6,), float("nan"), dtype=torch.float64)
+    with_gap = [*triples[:4], (nan, nan, nan), *triples[4:]]
+    for name in ("bfgs", "dfp", "lbfgs"):
+        a, b = run(name, triples, pairs=3, m=3), run(name, with_gap, pairs=3, m=3)
+        assert error(b.directions[-1], a.directions[-1].numpy()) <= 1e-12
+
+
+def test_a_singular_matrix_costs_only_its_own_trial_the_direction() -> None:
+    form = qn.form("bfgs-dense", 1, 1)
+    zero, g = torch.zeros(2, 3), torch.ones(2, 3)
+    state = form.init(zero)
+    state.matrix[0] = 0
+    _, direction = form.step(state, zero, zero, g, qn.judge(zero, zero, LAM, LAMB), 2, False)
+    assert direction[0].isnan().all()
+    assert torch.equal(direction[1], g[1])
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 4000), (1, 10, 70_000), (2, 2, 3, 90_000), (50, 2, 3000), (5, 300_000)])
+def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> None:
+    """Shapes that are cut along the trials, the rows and the columns of the store."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(shape, generator=generator)
+    columns = [torch.randn(*shape[:-2], shape[-1], generator=generator) for _ in range(2)]
+    expected = torch.stack(columns, -2).double() @ rows.double().mT
+    torch.testing.assert_close(qn.inner(columns, rows), expected, rtol=1e-12, atol=1e-9)
+
+
+# ---- names and sizes
+
+
+def test_capacity_is_bounded_by_two_gigabytes() -> None:
+    assert qn.capacity(200, 7850, 4, 2) == 200
+    assert qn.capacity(200, 10**7, 4, 2) == 24
+    assert qn.capacity(200, 10**7, 4, 3) == 15
+    assert qn.capacity(200, 10**7, 8, 2) == 11
+    assert qn.capacity(200, 10**10, 4, 2) == 1
+
+
+def test_init_has_room_for_the_pairs_and_a_bin() -> None:
+    x = torch.zeros(2, 3)
+    assert qn.form("bfgs", 7, 5).init(x).store.shape == (2, 8, 2, 3)
+    assert qn.form("lbfgs", 7, 5).init(x).store.shape == (2, 6, 2, 3)
+    assert qn.form("lbfgs", 4, 5).init(x).store.shape == (2, 5, 2, 3)
+    assert qn.form("dfp", 7, 5).init(x).store.shape == (2, 8, 3, 3)
+
+
+def test_dual_forms() -> None:
+    assert [name for name in qn.FORMS if qn.form(name, 1, 1).dual] == ["dfp", "dfp-dense"]
+
+
+def test_an_unknown_form_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'lbfgs'"):
+        qn.form("l-bfgs", 1, 1)
+
+
+@pytest.mark.parametrize(("pairs", "m"), [(0, 1), (1, 0)])
+def test_at_least_one_pair(pairs: int, m: int) -> None:
+    with pytest.raises(InputError, match=f"pairs={pairs}, m={m}"):
+        qn.form("bfgs", pairs, m)
