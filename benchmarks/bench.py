@@ -23,11 +23,12 @@ from .clock import Clock, Work, interleaved
 from .jobs import ALPHA, JOBS, advance, federation, has_mnist, model, simulation
 from .peak import measured
 from .peers import Loop, Stacked
-from .server_step import QUICK, SIZES, server_step
+from .server_step import QUICK, SIZES, fill, server_step
 from .sweep import sweep
 from .targets import report
 
 PAIRS = 200
+REPEATS = {"J1": (25, 3), "J2": (15, 2), "J3": (11, 1)}  # repeats, and rounds in each
 
 
 def job(name: str, clock: Clock, quick: bool) -> dict[str, float]:
@@ -42,7 +43,7 @@ def job(name: str, clock: Clock, quick: bool) -> dict[str, float]:
         contestants["stacked"] = stacked.round
     if name == "J1":
         contestants["fedsso"] = _warm_fedsso(fed, pairs=2 if quick else PAIRS)
-    repeats, times = (1, 1) if quick else (11, 1) if name == "J3" else (25, 3)
+    repeats, times = (1, 1) if quick else REPEATS[name]
     costs = interleaved(clock, contestants, repeats, times)
     _agree(sim.server.x[0], {"loop": loop.x} | ({"stacked": stacked.x} if "stacked" in contestants else {}))
     found = {f"{who}_cpu_ms": cost for who, cost in costs.items()}
@@ -53,8 +54,7 @@ def _warm_fedsso(fed: Federation, pairs: int) -> Work:
     """Rounds of FedSSO on J1 whose store is full."""
     sim = simulation(JOBS["J1"], fed, [make("fedsso", {"alpha": ALPHA, "pairs": pairs})])
     work = advance(sim)
-    while int(sim.server.curvature.held) < pairs:
-        work()
+    fill(work, lambda: sim.server, pairs)
     return work
 
 
@@ -95,7 +95,10 @@ def main() -> None:
     clock = Clock(torch.device(args.device))
     if not has_mnist():
         print("FEDSSO_DATA names no folder with mnist.npz: random pixels of the same shape instead")
-    found = {name: PARTS[name](clock, args.quick) for name in args.only}
+    found: dict[str, Any] = {}
+    for name in args.only:
+        print(f"timing {name} ...", flush=True)
+        found[name] = PARTS[name](clock, args.quick)
     print(report(found))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=2) + "\n")

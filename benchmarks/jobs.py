@@ -19,6 +19,7 @@ from torch import nn
 
 from fedsso.algorithm import Algorithm
 from fedsso.data import Federation, datasets, load
+from fedsso.engine.metrics import metric
 from fedsso.engine.rounds import Protocol
 from fedsso.engine.simulate import Job, Simulation
 from fedsso.losses import cross_entropy
@@ -90,7 +91,8 @@ def simulation(
     device: torch.device = CPU,
 ) -> Simulation:
     """Our engine on the job; no round is evaluated but the initial model."""
-    job = Job(fed, model(setting, fed), cross_entropy, {}, setting.protocol, eval_every=NEVER, device=device)
+    module, metrics = model(setting, fed), dict([metric("accuracy")])
+    job = Job(fed, module, cross_entropy, metrics, setting.protocol, eval_every=NEVER, device=device)
     return Simulation(job, records)
 
 

@@ -15,9 +15,7 @@ SIZES = (23, 9, 5, 14, 31)
 MakeFederation = Callable[..., Federation]
 
 
-def labelled(
-    sizes: Sequence[int], dim: int, classes: int, weights: Sequence[float] | None = None
-) -> Federation:
+def labelled(sizes: Sequence[int], dim: int, classes: int, weights: Sequence[float] | None = None) -> Federation:
     """Gaussian rows with a centre and a label distribution of each client's own; a quarter are for testing."""
     draw = torch.Generator().manual_seed(7)
 

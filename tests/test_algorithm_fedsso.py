@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ NOISY: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "dtype": "float64", 
 
 def fly(fed: Federation, algorithm: FedSSO | FedAvg, rounds: int, **options: Any) -> Tensor:
     """The model after some rounds."""
-    return simulate(fed, algorithm=algorithm, rounds=rounds, **{**EXACT, **options}).x
+    run_: Run = simulate(fed, algorithm=algorithm, rounds=rounds, **{**EXACT, **options})
+    return run_.x
 
 
 def one_dimension(a: list[float], b: list[float], p: list[float]) -> Federation:
@@ -56,23 +58,19 @@ def textbook_bfgs(H: Tensor, c: Tensor, x: Tensor, etas: list[float]) -> Tensor:
     """Centralised BFGS on the matrix B itself, one solve per iteration."""
     B = torch.eye(len(x), dtype=torch.float64)
     g = H @ x - c
-    for k, eta in enumerate(etas):
-        if k:
-            Bs = B @ s
-            B = B + torch.outer(y, y) / (y @ s) - torch.outer(Bs, Bs) / (s @ Bs)
+    for eta in etas:
         s = -eta * torch.linalg.solve(B, g)
         x = x + s
         y = H @ x - c - g
         g = g + y
+        B = B + torch.outer(y, y) / (y @ s) - torch.outer(B @ s, B @ s) / (s @ B @ s)
     return x
 
 
 # --- the six checks of the specification ---------------------------------------------------------------------------
 @pytest.mark.parametrize("form", ["bfgs", "dfp", "lbfgs", "bfgs-dense", "dfp-dense"])
 @pytest.mark.parametrize("R", [None, 2, 3])
-def test_round_one_and_every_reset_round_is_a_plain_gradient_step(
-    quad: Federation, form: str, R: int | None
-) -> None:
+def test_round_one_and_every_reset_round_is_a_plain_gradient_step(quad: Federation, form: str, R: int | None) -> None:
     algorithm = FedSSO(alpha=0.1, eta=0.7, R=R, guard="none", form=form)
     for k in [1] if R is None else [1, R, 2 * R]:
         x = fly(quad, algorithm, k - 1, local_steps=4) if k > 1 else torch.zeros(6, dtype=torch.float64)
@@ -128,7 +126,9 @@ def test_one_local_step_is_centralised_bfgs(eta: float, tolerance: float) -> Non
 def test_forms_agree_over_a_run(low: str, dense: str, lam: float, Lam: float) -> None:
     fed = load("synthetic", clients=4, dim=50, condition=20.0)
     runs = [
-        simulate(fed, algorithm=FedSSO(alpha=0.1, eta=0.5, guard="none", form=form, lam=lam, Lam=Lam), rounds=50, **EXACT)
+        simulate(
+            fed, algorithm=FedSSO(alpha=0.1, eta=0.5, guard="none", form=form, lam=lam, Lam=Lam), rounds=50, **EXACT
+        )
         for form in (low, dense)
     ]
     overridden = runs[0].trace["overridden"].sum()
@@ -165,7 +165,7 @@ def test_a_window_of_all_pairs_without_scaling_differs_from_lbfgs(quad: Federati
 
 # --- local steps, cohorts, schedules -------------------------------------------------------------------------------
 def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federation) -> None:
-    options = {"local_steps": 6, "stragglers": 0.8, "seed": 4}
+    options: dict[str, Any] = {"local_steps": 6, "stragglers": 0.8, "seed": 4}
     plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) > 1
     tau = float(quad.p @ plan.steps.double())
@@ -175,7 +175,7 @@ def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federat
 
 
 def test_mean_steps_use_the_weights_of_those_who_answered(quad: Federation) -> None:
-    options = {"local_steps": 5, "stragglers": 0.9, "participation": 0.5, "seed": 2}
+    options: dict[str, Any] = {"local_steps": 5, "stragglers": 0.9, "participation": 0.5, "seed": 2}
     plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) == 2
     p = quad.p[plan.answered] / quad.p[plan.answered].sum()
@@ -226,7 +226,7 @@ def test_the_step_stays_within_the_radius_and_the_radius_follows_its_rules(fed: 
     grown = shrunk = kept = 0
     for seed in range(3):
         states = stepwise(fed, FedSSO(alpha=0.05), 40, "mlp", seed=seed)
-        for before, after in zip(states[1:], states[2:], strict=False):
+        for before, after in pairwise(states[1:]):
             theta = float((after.g * before.s).sum() / -(before.g * before.s).sum())
             r, new = float(before.guard.radius), float(after.guard.radius)
             length = float(after.s.norm())
@@ -248,7 +248,7 @@ def test_the_guard_skips_pairs_with_a_small_cosine(fed: Federation) -> None:
     skipped = taken = 0
     for seed in range(4):
         states = stepwise(fed, FedSSO(alpha=0.05), 30, "mlp", seed=seed, batch_size=1)
-        for before, after in zip(states[1:], states[2:], strict=False):
+        for before, after in pairwise(states[1:]):
             s, y = before.s[0], (after.g - before.g)[0]
             small = float(y @ s) < 0.1 * float(s.norm() * y.norm())
             assert int(after.curvature.held) - int(before.curvature.held) == (not small)
@@ -304,7 +304,7 @@ def test_only_the_newest_pairs_are_held(quad: Federation) -> None:
     """With pairs = 2 the matrix of round k comes from the pairs of rounds k - 1 and k alone."""
     states = stepwise(quad, FedSSO(alpha=0.1, eta=0.3, guard="none", pairs=2), 7, "linear", batch_size=None)
     B = torch.eye(6, dtype=torch.float64)
-    for before, after in zip(states[5:7], states[6:8], strict=True):
+    for before, after in pairwise(states[5:]):
         s, y = before.s[0], (after.g - before.g)[0]
         B = B + torch.outer(y, y) / (y @ s) - torch.outer(B @ s, B @ s) / (s @ B @ s)
     step = 0.3 * torch.linalg.solve(B, states[7].g[0])
@@ -336,7 +336,7 @@ def test_diagnostics_are_recorded(quad: Federation) -> None:
 
 def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
     fed = load("synthetic", clients=3, dim=10)
-    narrow = {"lam": 0.4, "Lam": 0.6}
+    narrow: dict[str, Any] = {"lam": 0.4, "Lam": 0.6}
     every, reset = (
         simulate(fed, algorithm=FedSSO(alpha=0.1, eta=0.3, guard="none", R=R, **narrow), rounds=4, **EXACT).trace
         for R in (None, 4)

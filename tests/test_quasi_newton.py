@@ -207,12 +207,12 @@ def test_trace_grows_by_at_most_Lam_and_determinant_by_the_true_rho() -> None:
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-3, 1e3))
 @settings(max_examples=15, deadline=None)
 def test_rotation_and_scale_covariance(name: str, seed: int, scale: float) -> None:
-    triples = sequence(6, 5, seed)
+    triples = sequence(6, 5, seed, negative=0)  # mild enough for the matrices in float64
     turn = scale * np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))[0]
     map_ = torch.from_numpy(turn)
     turned = [(map_ @ s, map_ @ y, map_ @ g) for s, y, g in triples]
     for a, b in zip(run(name, triples).directions, run(name, turned).directions, strict=True):
-        assert error(b, turn @ a.numpy()) <= 1e-6
+        assert error(b, turn @ a.numpy()) <= 1e-8
 
 
 def test_bfgs_and_dfp_differ_from_the_first_pair_on() -> None:
@@ -310,6 +310,7 @@ def test_bounds_may_differ_by_trial() -> None:
 def test_a_full_ring_is_a_fresh_run_on_the_newest_pairs(name: str, keep: int) -> None:
     triples = sequence(10, 23, seed=6)
     result = run(name, triples, pairs=keep, m=keep)
+    assert int(result.state.held) == keep
     for end in range(keep, len(triples) + 1):
         fresh = run(name, triples[end - keep : end], pairs=keep, m=keep)
         assert error(result.directions[end - 1], fresh.directions[-1].numpy()) <= 1e-10
@@ -452,12 +453,13 @@ def test_a_singular_matrix_costs_only_its_own_trial_the_direction() -> None:
     assert torch.equal(direction[1], g[1])
 
 
-@pytest.mark.parametrize("shape", [(3, 40, 4000), (1, 10, 70_000), (2, 2, 3, 90_000), (50, 2, 3000), (5, 300_000)])
+@pytest.mark.parametrize("shape", [(3, 60, 4000), (1, 10, 70_000), (2, 2, 3, 90_000), (100, 2, 3000), (5, 300_000)])
 def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> None:
     """Shapes that are cut along the trials, the rows and the columns of the store."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(shape, generator=generator)
     columns = [torch.randn(*shape[:-2], shape[-1], generator=generator) for _ in range(2)]
+    assert rows.numel() > qn.CPU_BLOCK[1]
     expected = torch.stack(columns, -2).double() @ rows.double().mT
     torch.testing.assert_close(qn.inner(columns, rows), expected, rtol=1e-12, atol=1e-9)
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsso.errors import InputError
+from fedsso.page import page
 from fedsso.report import (
     FAMILIES,
     Curve,
@@ -25,7 +26,6 @@ from fedsso.report import (
     default_targets,
     markdown,
     numbers,
-    page,
     plot,
     rounds_table,
     style,
@@ -302,7 +302,7 @@ def picture(tmp_path: Path) -> Path:
 
 def test_page_holds_everything_itself(picture: Path) -> None:
     rows = rounds_table([ONE, SEEDS], [0.5])
-    html = page("Demo", rows, picture, {"rounds": 3, "data": {"clients": 20}}, "First.\n\nSecond.")
+    html = page("Demo", {"Results": rows}, picture, {"rounds": 3, "data": {"clients": 20}}, "First.\n\nSecond.")
     outline = Outline(html)
     assert html.startswith("<!DOCTYPE html>")
     assert outline.all("html") == [{"lang": "en"}]
@@ -320,15 +320,15 @@ def test_page_holds_everything_itself(picture: Path) -> None:
 
 def test_page_escapes_what_it_is_given(picture: Path) -> None:
     evil = "<script>\"&'{x}"
-    outline = Outline(page(evil, [{"algorithm": evil, evil: evil}], picture, {evil: evil}, evil))
+    outline = Outline(page(evil, {evil: [{"algorithm": evil, evil: evil}]}, picture, {evil: evil}, evil))
     assert outline.all("script") == []
     assert outline.all("td") == [{"role": "cell", "data-name": evil}]
-    assert outline.text.count(evil) == 6  # title, heading, paragraph, row label, column name, value
+    assert outline.text.count(evil) == 7  # title, two headings, paragraph, row label, column name, value
     assert r'"<script>\"&' in outline.text  # the settings
 
 
 def test_page_refuses_a_picture_it_cannot_show(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'\.pdf'"):
-        page("x", [], tmp_path / "p.pdf", {})
+        page("x", {}, tmp_path / "p.pdf", {})
     with pytest.raises(InputError, match="cannot read"):
-        page("x", [], tmp_path / "absent.png", {})
+        page("x", {}, tmp_path / "absent.png", {})

@@ -96,6 +96,8 @@ class Base(Table):
 
     @property
     def seeds(self) -> list[int]:
+        if self.seed == []:
+            raise InputError("seed must list at least one number, got []")
         return self.seed if isinstance(self.seed, list) else [self.seed]
 
     @property
@@ -225,7 +227,7 @@ def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> list
     for option in hyper:
         if option not in known:
             has = ", ".join(map(flag, known))
-            raise InputError(f"{' and '.join(names)} has no option {flag(option)}; it has {has}")
+            raise InputError(f"{flag(option)} is no option of {' or '.join(names)}; choose from {has}")
     return made
 
 
@@ -239,12 +241,11 @@ def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effective(chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Algorithm]) -> dict[str, Any]:
-    """All settings with their defaults as a table that `read` takes; where results go is not one of them."""
+    """Settings with their defaults as a table that `read` takes; where the results go is not among them."""
     plain = {**full, "seed": chosen.seed, "targets": chosen.targets, "checkpoint_every": chosen.checkpoint_every}
     if plain["batch_size"] is None:
         plain["batch_size"] = "full"
-    data = {"dataset": chosen.data.dataset, **fed.source, "data_dir": chosen.data.data_dir}
-    del data["name"]
-    names = {"algorithm": next(iter(made))} if len(made) == 1 else {"algorithms": list(made)}
+    source = {k: v for k, v in fed.source.items() if k != "name"}
+    data = {"dataset": fed.source["name"], **source, "data_dir": chosen.data.data_dir}
     tables = {name: to_dict(record) for name, record in made.items()}
-    return {"model": chosen.model, **names, **plain, "data": data, **tables}
+    return {"model": chosen.model, **plain, "data": data, **tables}

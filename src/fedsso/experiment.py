@@ -11,6 +11,8 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -72,6 +74,8 @@ def simulate(
     **options: Unpack[Options],
 ) -> Run | Runs:
     """Train one model with one algorithm. With `seeds` one run per seed; with `out` a folder that can be resumed."""
+    if checkpoint_every < 1:
+        raise InputError(f"checkpoint_every must be >= 1, got {checkpoint_every}")
     if seeds is not None:
         return sweep(fed, model, [algorithm], seeds=seeds, out=out, progress=progress, **options)
     full = complete(options)
@@ -116,7 +120,7 @@ def sweep(
 
 
 def _seeds(seeds: Iterable[int] | None, options: Mapping[str, Any]) -> tuple[int, ...]:
-    chosen = (options.get("seed", 0),) if seeds is None else tuple(seeds)
+    chosen = (options.get("seed", 0),) if seeds is None else tuple(index(seed) for seed in seeds)
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
     return chosen
@@ -141,13 +145,17 @@ def resume(
 ) -> Runs:
     """Complete a run, or all runs below a folder; own data and modules have to be given again."""
     planned = []
+    live: dict[str, Context] = {}  # runs of one context go on batched
+    data: dict[str, Federation] = {}
     for one in run_folders(folder):
         spec = Spec.from_toml(read_toml(one / SPEC))
         if is_done(one, spec):
             continue
-        ctx = spec.context(federation, model)
-        planned.append(Planned(spec, spec.record, ctx, spec.options, one))
-        federation = ctx.fed
+        key = repr((spec.digest, spec.model, spec.start, spec.options))
+        if key not in live:
+            live[key] = spec.context(federation or data.get(spec.digest), model)
+            data[spec.digest] = live[key].fed
+        planned.append(Planned(spec, spec.record, live[key], spec.options, one))
     if not planned:
         log.info("%s: every run is finished", folder)
     _execute(planned, progress, 10)
@@ -155,7 +163,9 @@ def resume(
 
 
 def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
-    """Write every run's spec before any work, so that a killed sweep knows what is left to do."""
+    """Check what can be checked, then write every run's spec, so that a killed sweep knows what is left to do."""
+    for run in {id(run.context): run for run in planned}.values():
+        run.context.check(run.options)
     for run in planned:
         if run.folder is None:
             return
@@ -173,14 +183,12 @@ def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
 
 def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
     """Run what is not finished, group by group and chunk by chunk; results in the order of the plan."""
-    if every < 1:
-        raise InputError(f"checkpoint_every must be >= 1, got {every}")
     show = _printer if progress is True else progress or None
     done: dict[int, Run] = {}
     todo = []
     for i, run in enumerate(planned):
         if run.folder is not None and is_done(run.folder, run.spec):
-            done[i] = load_run(run.folder)
+            done[i] = replace(load_run(run.folder), live=run.context)
         else:
             todo.append(i)
     for chunk in _chunks(planned, todo):
@@ -194,7 +202,9 @@ def _chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[in
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
-        groups.setdefault((id(run.context), signature(run.record)), []).append(i)
+        begun = run.folder is not None and (run.folder / CHECKPOINT).is_file()
+        alone = i if begun else None  # a run with a checkpoint of its own goes on from it
+        groups.setdefault((id(run.context), signature(run.record), alone), []).append(i)
     for group in groups.values():
         first = planned[group[0]]
         size = _trials(first)

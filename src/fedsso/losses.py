@@ -74,4 +74,4 @@ def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         z = z.detach().requires_grad_()
         rows = loss(z, y)
         (slope,) = torch.autograd.grad(rows.sum(), z)
-    return rows.detach(), slope
+    return rows.detach(), slope.contiguous()  # a user's loss may give a view of one number

@@ -14,7 +14,8 @@ times faster on a CPU than classes last.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,7 +57,7 @@ class Layout:
 
 def ravel(module: nn.Module) -> Tensor:
     """The trainable parameters as one flat vector (a copy)."""
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+    return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in Layout.of(module).names])
 
 
 def unravel_into(module: nn.Module, x: Tensor) -> None:
@@ -237,7 +238,6 @@ class Looped(Backend):
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
-        self.draws = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in self.module.modules())
         self.params = [self.module.get_parameter(n) for n in self.layout.names]
 
     def _load(self, x: Tensor, i: int, t: int) -> None:
@@ -268,12 +268,8 @@ class Looped(Backend):
         return value, grad
 
     def _one(self, rows: Batch) -> Tensor:
-        with torch.enable_grad():
-            if not self.draws:
-                return (self.loss(_columns(self.module(rows.x)), rows.y) * rows.weight).sum()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(rows.key)
-                return (self.loss(_columns(self.module(rows.x)), rows.y) * rows.weight).sum()
+        with torch.enable_grad(), _seeded(rows.key, rows.x.device):
+            return (self.loss(_columns(self.module(rows.x)), rows.y) * rows.weight).sum()
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
         """Outputs in evaluation mode."""
@@ -291,6 +287,19 @@ class Looped(Backend):
 def _columns(out: Tensor) -> Tensor:
     """A module's outputs [rows, classes] or [rows] as [classes, rows]."""
     return out.unsqueeze(0) if out.dim() == 1 else out.flatten(1).transpose(0, 1)
+
+
+@contextmanager
+def _seeded(key: int, device: torch.device) -> Iterator[None]:
+    """Let a module draw (dropout) from the run's seed; the caller's own stream goes on afterwards."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(key)  # torch.manual_seed takes forty times as long
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -37,7 +37,7 @@ from fedsso.errors import InputError, unknown
 FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
-CPU_BLOCK = (1 << 15, 1 << 18)  # most columns and entries of a float32 store widened to float64 at once
+CPU_BLOCK = (1 << 15, 1 << 19)  # most columns and entries of a float32 store widened to float64 at once
 DEVICE_BLOCK = (1 << 20, 1 << 26)
 
 
@@ -64,7 +64,7 @@ def judge(
     yy = inner((y,), y[..., None, :])[..., 0]
     square = ss if dual else yy
     ratio = square / rho
-    ok = (rho > 0) & (lam < ratio) & (ratio < Lam)
+    ok = (lam < ratio) & (ratio < Lam)  # false for rho <= 0 as well: the ratio is then negative or infinite
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
     accept = (rho.abs() > FLAT * length) & ((rho >= cosine * length) | (cosine <= 0))
@@ -187,8 +187,7 @@ class Dense:
 
     def init(self, x: Tensor) -> Matrix:
         """The identity."""
-        d = x.shape[-1]
-        return Matrix(torch.eye(d, dtype=x.dtype, device=x.device).repeat(*x.shape[:-1], 1, 1))
+        return Matrix(_identity(x.shape, x.dtype, x.device))
 
     def step(
         self,
@@ -281,8 +280,15 @@ def _blank(store: Tensor) -> Pairs:
     *lead, slots, vectors, _ = store.shape
     P = slots - 1
     head = torch.zeros(lead, dtype=torch.int64, device=store.device)
-    eye = torch.eye(P, dtype=torch.float64, device=store.device)
-    return Pairs(store, head, head.clone(), eye.repeat(*lead, vectors, 1, 1), eye.new_ones(*lead, P))
+    gram = _identity((*lead, vectors, P), torch.float64, store.device)
+    return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, P))
+
+
+def _identity(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[*shape, shape[-1]]. On the meta device, where sweeps measure states, torch.eye would load a compiler (2 s)."""
+    matrix = torch.zeros(*shape, shape[-1], dtype=dtype, device=device)
+    matrix.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return matrix
 
 
 def _append(state: Pairs, pair: Sequence[Tensor], verdict: Verdict) -> Pairs:

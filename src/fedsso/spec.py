@@ -26,7 +26,7 @@ from .engine.simulate import Job
 from .errors import InputError, unknown
 from .files import read_bytes
 from .losses import RowLoss, row_loss
-from .objective import ravel, unravel_into
+from .objective import objective, ravel, unravel_into
 from .schedule import Decay
 from .tree import changed, fields_of, to_dict
 from .version import __version__
@@ -77,7 +77,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "engine": "auto",
 }
-FREE = ("rounds", "device")  # may change without making it another run
+FREE = ("device",)  # may change without making it another run
 
 
 def complete(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,6 +150,11 @@ class Context:
     def start(self) -> str:
         """Identity of the initial model."""
         return hashlib.sha256(ravel(self.module).cpu().double().numpy().tobytes()).hexdigest()
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Find an unsuitable device or engine before any work."""
+        job = self.job(options)
+        objective(job.module, job.loss, job.engine, job.device, self.fed.sample_shape)
 
     def job(self, options: Mapping[str, Any]) -> Job:
         """What the engine needs."""
@@ -332,9 +337,12 @@ class Spec:
         """The live objects of this run; own data and modules must be given."""
         if model is None and self.model == "own":
             raise InputError("this run used a module of your own: give model= from Python")
-        own = [n for n in ("loss", "init") if str(self.options[n]).startswith("own ")]
+        named = {"loss": [self.options["loss"]], "init": [self.options["init"]], "metrics": self.options["metrics"]}
+        own = [name for name, values in named.items() if any(str(v).startswith("own ") for v in values)]
         if own:
             raise InputError(f"this run used {own[0]} of your own: it can be resumed only by calling simulate again")
+        if fed is not None and fed.digest() != self.digest:
+            raise InputError("this federation is not the one of the run: their digests differ")
         return context(fed or self.federation(), model or self.model, self.options)
 
 

@@ -32,7 +32,8 @@ from fedsso.data import quadratic
 def run(rounds: int, eta: float = 1.0) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
     options: dict[str, Any] = {"local_steps": 2, "batch_size": None, "dtype": "float64", "device": "cpu"}
-    return simulate(fed, "linear", FedAvg(alpha=0.1, eta=eta), rounds=rounds, **options)
+    result: Run = simulate(fed, "linear", FedAvg(alpha=0.1, eta=eta), rounds=rounds, **options)
+    return result
 
 
 def test_two_rounds() -> None:

@@ -27,7 +27,8 @@ from fedsso.data import quadratic
 def run(rounds: int, tau: int = 7) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
     options: dict[str, Any] = {"local_steps": tau, "batch_size": None, "dtype": "float64", "device": "cpu"}
-    return simulate(fed, "linear", FedSGD(alpha=0.1), rounds=rounds, **options)
+    result: Run = simulate(fed, "linear", FedSGD(alpha=0.1), rounds=rounds, **options)
+    return result
 
 
 @pytest.mark.parametrize("tau", [1, 7])

@@ -41,7 +41,8 @@ def run(rounds: int, alpha: float = 0.01, guard: str = "none", **hyper: Any) -> 
     fed = quadratic([[[0.5, 0], [0, 3]], [[1.5, 0], [0, 1]]], [[3, 0], [-1, 0]], [0.5, 0.5])
     options: dict[str, Any] = {"local_steps": 1, "batch_size": None, "dtype": "float64", "device": "cpu"}
     algorithm = FedSSO(alpha=alpha, guard=guard, **hyper)
-    return simulate(fed, "linear", algorithm, rounds=rounds, init=torch.tensor([1.0, 1.0]), **options)
+    result: Run = simulate(fed, "linear", algorithm, rounds=rounds, init=torch.tensor([1.0, 1.0]), **options)
+    return result
 
 
 def test_round_one() -> None:

@@ -85,7 +85,7 @@ class FedSSO(Algorithm):
             log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", self.pairs, x.shape[-1], self._held(x))
         one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
         guard = Guard(one, one, one.bool())
-        zero = torch.zeros_like(x)
+        zero = x.new_zeros(x.shape)
         return State(x, zero, zero, self._form(x).init(x), guard, one.expand(-1, 4).contiguous())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:

@@ -72,46 +72,37 @@ class Simulation:
         self.diverged = torch.zeros_like(self.ended)
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
         self.k = 0
-        self.rows: list[dict[str, Tensor]] = [self._evaluated({})]
+        self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
 
     # --- one round ---------------------------------------------------------------------------------------------------
     def round(self, last: bool = False) -> None:
-        """One communication round; `last` forces an evaluation. If it is interrupted, it never began."""
-        before = vars(self).copy()
-        try:
-            self._round(last)
-        except BaseException:
-            vars(self).update(before)
-            raise
-
-    def _round(self, last: bool) -> None:
+        """One communication round; `last` forces an evaluation. Nothing changes until all of it is done."""
         began = time.perf_counter()
         k, algorithm = self.k + 1, self.algorithm
         plan = self.rounds.plan(k)
         who = plan.answered.numpy()
         steps = algorithm.local_steps(plan.steps).numpy()
-        state = _Round(self.server, self.own, self.buffers)
+        under_way = _Round(self.server, self.own, self.buffers)
         down = up = 0
         for phase in algorithm.phases:
-            message = phase.broadcast(state.server)
+            message = phase.broadcast(under_way.server)
             down += (nbytes(message, self.trials) + self._buffer_bytes) * len(plan.chosen)
             if self.p[who].sum() > 0:  # a cohort without weight moves nothing, as one that nobody answers
-                up += self._exchange(phase, message, state, k, who, steps)
-        row = self._settle(state, k)
-        self.position = self.position.copy()
-        self.position[who] += steps
+                up += self._exchange(phase, message, under_way, k, who, steps)
+        new, row = self._settle(under_way, k)
+        new["position"] = self.position.copy()
+        new["position"][who] += steps
         row |= {"bytes_up": self._all(up), "bytes_down": self._all(down)}
         row["seconds"] = self._all(time.perf_counter() - began)
-        self.k = k
         if last or k % self.job.eval_every == 0:
-            row = self._evaluated(row)
-        self.rows.append(row)
+            row |= self._evaluate(new)
+        vars(self).update(new, rows=[*self.rows, row])  # one call, which no interrupt can split
 
     @property
     def _buffer_bytes(self) -> int:
         return nbytes(self.buffers, self.trials)
 
-    def _exchange(self, phase: Phase, message: Tree, state: _Round, k: int, who: Ints, steps: Ints) -> int:
+    def _exchange(self, phase: Phase, message: Tree, under_way: _Round, k: int, who: Ints, steps: Ints) -> int:
         """Clients work in chunks, their uploads are averaged, the server moves; returns the bytes sent up."""
         weight = self.p[who] / self.p[who].sum()
         mean: Tree = None
@@ -123,7 +114,7 @@ class Simulation:
             local = Chunk(self.gather, self.rounds, k, clients, self.position[clients], steps[part])
             w = weight[part].to(self.job.device, self.job.dtype)
             index = torch.from_numpy(clients).to(self.job.device)
-            own = tree_map(lambda leaf, i=index: leaf[i], state.own)
+            own = tree_map(lambda leaf, i=index: leaf[i], under_way.own)
             self.f.buffers = self.buffers.expand(len(clients), *self.buffers.shape).clone()
             reply = phase.client(self.f, message, own, local)
             sent += (nbytes(reply.upload, len(clients) * self.trials) + self._buffer_bytes) * len(clients)
@@ -133,38 +124,45 @@ class Simulation:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
             if len(list(leaves(reply.own))):
-                state.own = tree_map(lambda old, new, i=index: old.index_copy(0, i, new), state.own, reply.own)
+                under_way.own = tree_map(lambda old, new, i=index: old.index_copy(0, i, new), under_way.own, reply.own)
             buffers = buffers + torch.tensordot(w, self.f.buffers - self.buffers, 1)  # a constant stays, to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
         cohort = Cohort(k, len(who), torch.from_numpy(who), float(self.p[who].sum()), taken)
-        state.server = phase.server(state.server, mean, cohort)
-        state.buffers = buffers
-        state.loss = state.loss if loss is None else loss
+        under_way.server = phase.server(under_way.server, mean, cohort)
+        under_way.buffers = buffers
+        under_way.loss = under_way.loss if loss is None else loss
         return sent
 
-    def _settle(self, state: _Round, k: int) -> dict[str, Tensor]:
-        """Take over the new state where a trial is alive; a diverged or stopped one is frozen, its neighbours go on."""
-        loss = self._all(torch.nan) if state.loss is None else state.loss
-        self.first_loss = torch.where(self.first_loss.isnan(), loss, self.first_loss)
-        finite = self.algorithm.model(state.server).isfinite().all(-1)
-        if state.loss is not None:
-            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * self.first_loss.abs().clamp(min=1e-30))
+    def _settle(self, under_way: _Round, k: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The new state where a trial is alive, and the row of the trace.
+
+        A diverged or stopped trial is frozen, its neighbours go on.
+        """
+        loss = self._all(torch.nan) if under_way.loss is None else under_way.loss
+        first = torch.where(self.first_loss.isnan(), loss, self.first_loss)
+        finite = self.algorithm.model(under_way.server).isfinite().all(-1)
+        if under_way.loss is not None:
+            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * first.abs().clamp(min=1e-30))
         running = self.ended == 0
-        died = running & ~finite
-        alive = running & finite
-        self.diverged = torch.where(died, k, self.diverged)
-        self.ended = torch.where(died, k, self.ended)
+        died, alive = running & ~finite, running & finite
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
             return new if new is old else torch.where(alive.view(-1, *[1] * (new.dim() - 1)), new, old)
 
-        moved = state.server is not self.server
-        self.server = tree_map(keep, self.server, state.server)
-        self.buffers = keep(self.buffers, state.buffers)
-        self.own = state.own
-        nan = torch.where(alive & moved, 0.0, torch.nan)  # a round that nobody answered says nothing new
+        server = tree_map(keep, self.server, under_way.server)
+        new = {
+            "k": k,
+            "server": server,
+            "own": under_way.own,
+            "buffers": keep(self.buffers, under_way.buffers),
+            "first_loss": first,
+            "diverged": torch.where(died, k, self.diverged),
+            "ended": torch.where(died, k, self.ended),
+        }
         row = {"train_loss": loss + torch.where(running, 0.0, torch.nan)}
-        return row | {n: v.double() + nan for n, v in self.algorithm.diagnostics(self.server).items()}
+        moved = under_way.server is not self.server  # a round that nobody answered has nothing to tell
+        nan = torch.where(alive & moved, 0.0, torch.nan)
+        return new, row | {n: v.double() + nan for n, v in self.algorithm.diagnostics(server).items()}
 
     def _chunks(self, who: Ints) -> Iterator[Ints]:
         """Positions in `who`, clients of similar size together, as many at a time as the budget holds."""
@@ -184,23 +182,26 @@ class Simulation:
             start += size
 
     # --- evaluation and trace ----------------------------------------------------------------------------------------
-    def _evaluated(self, row: dict[str, Tensor]) -> dict[str, Tensor]:
-        x = self.algorithm.model(self.server)
-        found = self.evaluator(x, self.buffers, self.fed.test_rows)
-        dead = torch.where(self.diverged > 0, torch.nan, 0.0)
-        row |= {f"test_{name}": value + dead for name, value in found.items()}
+    def _evaluate(self, new: dict[str, Any]) -> dict[str, Tensor]:
+        """Metrics of a new state; a trial that reaches `stop_at` is marked in it as ended."""
+        x, buffers = self.algorithm.model(new["server"]), new["buffers"]
+        dead = new["diverged"] > 0
+        nan = torch.where(dead, torch.nan, 0.0)
+        found = self.evaluator(x, buffers, self.fed.test_rows)
+        row = {f"test_{name}": value + nan for name, value in found.items()}
+        row["test_accuracy"] = torch.where(dead, 0.0, row["test_accuracy"])  # no answer is right
         if self.job.eval_train:
-            row["full_train_loss"] = self._full_train_loss(x) + dead
+            row["full_train_loss"] = self._full_train_loss(x, buffers) + nan
         if self.job.stop_at is not None:
-            reached = (self.ended == 0) & (row["test_accuracy"] >= self.job.stop_at)
-            self.ended = torch.where(reached, self.k, self.ended)
+            reached = (new["ended"] == 0) & (row["test_accuracy"] >= self.job.stop_at)
+            new["ended"] = torch.where(reached, new["k"], new["ended"])
         return row
 
-    def _full_train_loss(self, x: Tensor) -> Tensor:
+    def _full_train_loss(self, x: Tensor, buffers: Tensor) -> Tensor:
         """f(x) = sum p_i f_i(x) over all training rows."""
         if self.job.fed.weights is None:
-            return self.evaluator.loss(x, self.buffers, self.fed.train_rows)
-        each = [self.evaluator.loss(x, self.buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
+            return self.evaluator.loss(x, buffers, self.fed.train_rows)
+        each = [self.evaluator.loss(x, buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
         total: Tensor = torch.tensordot(self.p.to(x.device), torch.stack(each), 1)
         return total
 

@@ -1,0 +1,125 @@
+"""What the command line shows: progress and messages on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import report
+from .runs import Runs
+from .version import __version__
+
+log = logging.getLogger("fedsso")
+output, messages = Console(), Console(stderr=True)
+
+
+class Watch:
+    """Shows the rounds as they end and remembers the last; Ctrl-C takes effect between two rounds."""
+
+    def __init__(self) -> None:
+        self.label, self.k = "", 0
+        self.stopping = False
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"), TimeRemainingColumn(), console=messages,
+        )  # fmt: skip
+        self.task = TaskID(0)
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        shown = " ".join(f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0)
+        if messages.is_terminal:
+            if label != self.label or k <= self.k:  # another run begins
+                self.task = self.bars.add_task(label, total=rounds, numbers="")
+            self.bars.update(self.task, completed=k, numbers=shown)
+        elif k == rounds or k % -(-rounds // 10) == 0:
+            messages.print(f"{label}: round {k}/{rounds} {shown}", soft_wrap=True, highlight=False, markup=False)
+        self.label, self.k = label, k
+        if self.stopping:
+            raise KeyboardInterrupt
+
+    def stop(self, *_: object) -> None:
+        """The first Ctrl-C; a second one ends the process at once."""
+        self.stopping = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        messages.print("stopping after this round (Ctrl-C again: at once)")
+
+
+@contextmanager
+def watching(out: str | Path | None) -> Iterator[Watch]:
+    """Progress on standard error while simulating; an interrupted simulation says how to go on."""
+    watch = Watch()
+    before = signal.signal(signal.SIGINT, watch.stop)
+    try:
+        with watch.bars if messages.is_terminal else nullcontext():
+            yield watch
+    except KeyboardInterrupt as error:
+        hint = f"; `fedsso resume {out}` goes on" if out is not None else ""
+        messages.print(f"stopped after round {watch.k}{hint}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show(runs: Runs, targets: Sequence[float] | None, out: str | Path | None, as_json: bool) -> None:
+    """The result as a table, or as one JSON document."""
+    curves = runs.curves()
+    targets = report.default_targets(curves) if targets is None else targets
+    if as_json:
+        typer.echo(json.dumps(document(curves, targets, out), indent=2, ensure_ascii=False))
+        return
+    print_table(result_table(curves, targets))
+    if out is not None:
+        output.print(f"results: {out}", markup=False, soft_wrap=True)
+
+
+def document(curves: Sequence[report.Curve], targets: Sequence[float], out: str | Path | None) -> dict[str, Any]:
+    """The numbers of the table, and the bytes to each target for each seed."""
+    rows = []
+    for curve, numbers in zip(curves, report.numbers(curves, targets), strict=True):
+        spent = {str(t): [trace.bytes_to(t) for trace in curve.traces] for t in targets}
+        rows.append({**numbers, "bytes_to": spent})
+    return {"version": __version__, "folder": out and str(out), "targets": list(targets), "results": rows}
+
+
+def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Table:
+    """Each target has a column with the rounds and, below, the megabytes until it is reached."""
+    title = "rounds and megabytes until the test accuracy is reached" if targets else None
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("algorithm", overflow="fold")
+    for name in [*(f"{t:g}" for t in targets), "final accuracy", "loss"]:
+        table.add_column(name, justify="right")
+    for curve in curves:
+        rows = [report.rounds_table([curve], [t])[0] for t in targets or [1.0]]
+        cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
+        loss = sum(trace.final("test_loss") for trace in curve.traces) / len(curve.traces)
+        table.add_row(escape(curve.label), *cells, rows[0]["final accuracy"], f"{loss:.4g}")
+    return table
+
+
+def _cell(row: Sequence[str]) -> str:
+    rounds, megabytes = row[1], row[2].partition(" ")[0]
+    return f"{rounds}\n{megabytes} MB" if megabytes != "–" else rounds
+
+
+def print_table(table: Table) -> None:
+    """A pipe has no width: nothing is folded there."""
+    Console(width=None if output.is_terminal else 200).print(table)
+
+
+def set_logging(verbose: bool) -> None:
+    handler = RichHandler(console=messages, show_time=False, show_path=False)
+    log.handlers = [handler]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)

@@ -1,0 +1,472 @@
+"""The command line: what it prints, how it fails, and that what was killed ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    from typer.testing import CliRunner
+
+    from fedsso.cli import app
+    from fedsso.cli_config import Base, Data
+
+from fedsso import load_run, load_runs
+from fedsso.algorithms import ALGORITHMS
+from fedsso.spec import DEFAULTS
+
+SMALL = ["--clients", "4", "--rounds", "4"]
+LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_again() -> Iterator[None]:
+    """A command sets up the logger of the package; the other tests want it as it was."""
+    log = logging.getLogger("fedsso")
+    before = log.handlers, log.level
+    yield
+    log.handlers, log.level = before
+
+
+def fedsso(*args: object, code: int = 0) -> Any:
+    """Run a command in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "fedsso", *map(str, args)]
+
+
+def curve(folder: Path) -> list[str]:
+    """trace.csv without the wall times."""
+    header, *lines = (folder / "trace.csv").read_text().splitlines()
+    seconds = header.split(",").index("seconds")
+    return [",".join(v for i, v in enumerate(line.split(",")) if i != seconds) for line in (header, *lines)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    fedsso(*LONG, "--out", folder)
+    return folder
+
+
+# ---- each command ----
+
+
+def test_run_prints_the_result_and_writes_the_folder(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    result = fedsso("run", *SMALL, "--alpha", 0.05, "--targets", "0.1,0.999", "--out", out)
+    run = load_run(out)
+    assert len(run.trace) == 5
+    assert "fedsso alpha=0.05" in result.stdout
+    assert f"{run.final():.4f}" in result.stdout
+    assert str(out) in result.stdout
+    assert "round 4/4" in result.stderr
+
+
+def test_run_without_out_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fedsso("run", *SMALL)
+    assert contents(tmp_path) == {}
+
+
+def test_seeds_give_one_run_each(tmp_path: Path) -> None:
+    fedsso("run", *SMALL, "--seed", 3, "--seeds", "0,1", "--out", tmp_path)
+    assert [run.spec.seed for run in load_runs(tmp_path)] == [3, 0, 1]
+
+
+def test_every_option_reaches_the_run(tmp_path: Path) -> None:
+    wish = ["--local-epochs", "2", "--batch-size", "full", "--drop-rate", "0.1", "--stragglers", "0.5"]
+    wish += ["--eval-every", "2"]
+    wish += ["--eval-train", "--init", "default", "--metrics", "auc,f1", "--dtype", "float64", "--engine", "loop"]
+    wish += ["--device", "cpu", "--loss", "cross_entropy", "--stop-at", "0.99", "--model", "linear", "--seed", "7"]
+    wish += ["--partition", "classes", "--classes-per-client", "3", "--partition-seed", "5", "--R", "7", "--Lam", "9"]
+    fedsso("run", *SMALL, *wish, "--lam", 2, "--guard", "none", "--out", tmp_path)
+    spec = load_run(tmp_path).spec
+    options = {**spec.options, **spec.data, **spec.hyper}
+    expected = {"local_epochs": 2, "batch_size": None, "drop_rate": 0.1, "stragglers": 0.5, "eval_every": 2}
+    expected |= {"eval_train": True, "init": "default", "metrics": ("accuracy", "auc", "f1"), "dtype": "float64"}
+    expected |= {"engine": "loop", "device": "cpu", "loss": "cross_entropy", "stop_at": 0.99, "rounds": 4}
+    expected |= {"partition": "classes", "classes_per_client": 3, "R": 7, "Lam": 9.0, "lam": 2.0, "guard": "none"}
+    assert {k: options[k] for k in expected} == expected
+    assert (spec.model, spec.seed, spec.data["seed"], spec.data["clients"]) == ("linear", 7, 5, 4)
+
+
+def test_compare_all_with_json_picture_and_shared_options(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[fedavg]\neta = 0.5\n[fedsgd]\nalpha = 0.3\n")
+    out = tmp_path / "out"
+    both = ["--config", config, "--alpha", 0.05, "--targets", "0.3,0.999"]
+    result = fedsso("compare", "--algorithms", "all", *SMALL, *both, "--out", out, "--json")
+    found = json.loads(result.stdout)
+    assert [row["algorithm"] for row in found["results"]] == list(ALGORITHMS)
+    assert found["targets"] == [0.3, 0.999]
+    assert all(row["rounds_to"]["0.30"]["count"] == 1 for row in found["results"])
+    assert all(row["bytes_to"]["0.3"][0] > 0 for row in found["results"])
+    assert found["results"][0]["bytes_to"]["0.999"] == [None]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    hyper = {run.spec.algorithm: run.spec.hyper for run in load_runs(out)}
+    assert {values["alpha"] for values in hyper.values()} == {0.05}
+    assert (hyper["fedavg"]["eta"], hyper["fedsso"]["eta"]) == (0.5, 1.0)
+
+
+def test_compare_prints_a_row_each_and_shows_divergence() -> None:
+    extreme = ["--model", "mlp", "--alpha", "1e6", "--algorithms", "fedavg,fedsgd"]
+    result = fedsso("compare", *SMALL, *extreme, "--seeds", "0,1")
+    assert "fedavg alpha=1e+06" in result.stdout
+    assert "diverged in round" in result.stdout
+
+
+def test_resume_of_a_finished_run_says_so(whole: Path) -> None:
+    before = contents(whole)
+    result = fedsso("resume", whole)
+    assert "finished already" in result.stderr
+    assert "fedsso alpha=0.05" in result.stdout
+    assert contents(whole) == before
+
+
+def test_resume_completes_the_runs_of_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fedsso("compare", *SMALL, "--out", out)
+    expected = {folder.name: curve(folder) for folder in sorted(out.glob("*-*"))}
+    for folder in list(out.glob("*-*"))[1:]:
+        (folder / "trace.csv").unlink()
+        (folder / "checkpoint.safetensors").unlink()
+    (out / "curves.png").unlink()
+    fedsso("resume", out)
+    assert {folder.name: curve(folder) for folder in sorted(out.glob("*-*"))} == expected
+    assert (out / "curves.png").is_file()
+
+
+def test_resume_of_runs_on_different_data(tmp_path: Path) -> None:
+    expected = {}
+    for clients in (3, 4, 5):
+        out = tmp_path / str(clients)
+        fedsso("run", "--rounds", 3, "--clients", clients, "--out", out)
+        expected[clients] = curve(out)
+        (out / "checkpoint.safetensors").unlink()
+    fedsso("resume", tmp_path)
+    assert {clients: curve(tmp_path / str(clients)) for clients in expected} == expected
+
+
+def test_algorithms_lists_fields_with_defaults_and_docs() -> None:
+    found = {row["name"]: row for row in json.loads(fedsso("algorithms", "--json").stdout)}
+    assert list(found) == list(ALGORITHMS)
+    for name, cls in ALGORITHMS.items():
+        expected = [(f.name, f.default, f.metadata["doc"]) for f in fields(cls)]  # type: ignore[arg-type]
+        assert [(f["name"], f["default"], f["doc"]) for f in found[name]["fields"]] == expected
+    shown = fedsso("algorithms").stdout
+    assert "Server-side BFGS" in shown
+    assert "--Lam" in shown
+
+
+def test_data_list_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "mnist.npz").touch()
+    found = {row["name"]: row for row in json.loads(fedsso("data", "list", "--json", "--data-dir", tmp_path).stdout)}
+    assert found["digits"]["present"]
+    assert found["mnist"]["present"]
+    assert not found["fashion_mnist"]["present"]
+    assert found["mnist"]["path"] == str(tmp_path / "mnist.npz")
+    shown = fedsso("data", "list", "--data-dir", tmp_path).stdout
+    assert "paper-20" in shown
+    assert "CC BY-SA 3.0" in shown
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_help_shows_every_setting_and_hyper_parameter(name: str) -> None:
+    shown = fedsso(name, "--help").stdout
+    absent = {"run": {"algorithms"}, "compare": {"algorithm", "checkpoint_every"}}[name]
+    hyper = {f.name for cls in ALGORITHMS.values() for f in fields(cls)}  # type: ignore[arg-type]
+    for key in ({*Base.model_fields, *Data.model_fields} - absent) | hyper:
+        assert f"--{key.replace('_', '-')}" in shown
+    assert "Example: fedsso" in shown
+    assert "[default: 100]" in shown
+
+
+def test_help_of_every_command_has_an_example() -> None:
+    for args in (["resume"], ["algorithms"], ["data", "list"], ["version"]):
+        assert "Example: fedsso" in fedsso(*args, "--help").stdout
+
+
+def test_the_settings_file_knows_every_run_option() -> None:
+    for key, default in DEFAULTS.items():
+        field = Base.model_fields[key]
+        assert field.default == (list(default) if isinstance(default, tuple) else default)
+
+
+def test_verbose_says_which_engine_was_chosen() -> None:
+    assert "stacked" not in fedsso("run", *SMALL).stderr
+    assert "stacked" in fedsso("run", *SMALL, "-v").stderr
+
+
+# ---- settings files ----
+
+
+def test_saved_settings_repeat_the_run(tmp_path: Path) -> None:
+    saved, first, second, third = (tmp_path / n for n in ("saved.toml", "a", "b", "c"))
+    wish = ["--alpha", 0.05, "--batch-size", "full", "--partition", "iid", "--R", 3]
+    fedsso("run", *SMALL, *wish, "--save-config", saved, "--out", first)
+    fedsso("run", "--config", saved, "--out", second)
+    fedsso("run", "--config", first / "spec.toml", "--out", third)
+    assert curve(first) == curve(second) == curve(third)
+    assert load_run(first).spec.identity == load_run(second).spec.identity == load_run(third).spec.identity
+    assert tomllib.loads(saved.read_text())["batch_size"] == "full"
+
+
+def test_a_saved_comparison_repeats_with_its_algorithms_and_seeds(tmp_path: Path) -> None:
+    saved, out = tmp_path / "saved.toml", tmp_path / "out"
+    fedsso("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "1,2", "--save-config", saved)
+    fedsso("compare", "--config", saved, "--out", out)
+    assert [(run.spec.algorithm, run.spec.seed) for run in load_runs(out)] == [("fedavg", 1), ("fedavg", 2)]
+
+
+def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'rounds = 3\nlocal_steps = 2\nalgorithm = "fedavg"\n[data]\nclients = 3\npartition = "iid"\n'
+        "[fedavg.alpha]\nscale = 1\nshift = 9\n"
+    )
+    fedsso("run", "--config", config, "--rounds", 2, "--clients", 4, "--out", tmp_path / "a")
+    spec = load_run(tmp_path / "a").spec
+    assert (spec.options["rounds"], spec.options["local_steps"], spec.options["batch_size"]) == (2, 2, 100)
+    assert (spec.data["clients"], spec.data["partition"], spec.algorithm) == (4, "iid", "fedavg")
+    assert spec.hyper["alpha"] == {"scale": 1.0, "shift": 9.0, "power": 1.0}
+    fedsso("run", "--config", config, "--alpha", 0.2, "--out", tmp_path / "b")
+    assert load_run(tmp_path / "b").spec.hyper["alpha"] == 0.2
+
+
+def test_options_of_one_data_set_come_from_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('model = "linear"\nloss = "bce"\n[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n')
+    fedsso("run", *SMALL, "--config", config, "--out", tmp_path / "a")
+    assert load_run(tmp_path / "a").spec.data["dim"] == 6
+
+
+BAD_FILES = {
+    "unknown key": ("roundz = 3", "unknown key 'roundz'; did you mean 'rounds'?"),
+    "unknown data key": ("[data]\nclient = 3", "did you mean 'clients'?"),
+    "unknown field": ("[fedsso]\nalpah = 1.0", "unknown key of [fedsso] 'alpah'; did you mean 'alpha'?"),
+    "unknown schedule key": ("[fedsso.alpha]\nscal = 1.0", "did you mean 'scale'?"),
+    "wrong type": ('rounds = "many"', "rounds must be a valid integer, got 'many'"),
+    "wrong union": ('batch_size = "all"', "batch_size must be a valid integer or 'full', got 'all'"),
+    "wrong field type": ('[fedsso]\nalpha = "x"', "fedsso.alpha must be a valid number or a table, got 'x'"),
+    "wrong schedule type": ('[fedsso.alpha]\nscale = "x"', "fedsso.alpha.scale must be a valid number, got 'x'"),
+    "not a table": ("data = 3", "data must be a table, got 3"),
+    "malformed": ("rounds = = 3", "as TOML"),
+    "seed twice": ("seed = 1\nseeds = [2]", "unknown key 'seeds'; did you mean 'seed'?"),
+    "no seed": ("seeds = []", "at least one"),
+    "own arrays": ("[record]\ndigest = 'x'", "repeat it from Python"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_settings_file_is_refused(name: str, tmp_path: Path) -> None:
+    text, message = BAD_FILES[name]
+    config = tmp_path / "c.toml"
+    config.write_text(text)
+    before = contents(tmp_path)
+    result = fedsso("run", "--config", config, "--out", tmp_path / "out", "--save-config", tmp_path / "s", code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert contents(tmp_path) == before
+
+
+# ---- wrong input ----
+
+BAD = {
+    "algorithm": (["--algorithm", "fedso"], "unknown algorithm 'fedso'; did you mean 'fedsso'?"),
+    "data set": (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
+    "model": (["--model", "mlcr"], "unknown model 'mlcr'; did you mean 'mclr'?"),
+    "partition": (["--partition", "dirichelt"], "unknown partition 'dirichelt'; did you mean 'dirichlet'?"),
+    "loss": (["--loss", "mes"], "did you mean 'mse'?"),
+    "metric": (["--metrics", "acu"], "did you mean 'auc'?"),
+    "engine": (["--engine", "lop"], "did you mean 'loop'?"),
+    "device": (["--device", "gpu"], "use 'auto', 'cpu' or 'cuda'"),
+    "dtype": (["--dtype", "float16"], "float32"),
+    "init": (["--init", "nowhere"], "nowhere"),
+    "alpha 0": (["--alpha", "0"], "alpha must be > 0, got alpha=0.0"),
+    "alpha negative": (["--alpha", "-1"], "alpha must be > 0"),
+    "lam": (["--lam", "10", "--Lam", "1"], "lam must be < Lam, got lam=10.0, Lam=1.0"),
+    "R": (["--R", "1"], "R must be an integer >= 2"),
+    "form": (["--form", "bgfs"], "did you mean 'bfgs'?"),
+    "local steps": (["--local-steps", "0"], "local_steps must be an integer >= 1"),
+    "rounds": (["--rounds", "0"], "rounds must be an integer >= 1"),
+    "checkpoints": (["--checkpoint-every", "0"], "checkpoint_every must be"),
+    "clients": (["--clients", "1798"], "1797"),
+    "participation 0": (["--participation", "0"], "participation must lie in (0, 1]"),
+    "participation 2": (["--participation", "2"], "participation must lie in (0, 1]"),
+    "not its option": (
+        ["--algorithm", "fedavg", "--guard", "none"],
+        "--guard is no option of fedavg; choose from --alpha, --eta",
+    ),
+    "not a number": (["--alpha", "small"], "small"),
+    "no such option": (["--alhpa", "1"], "--alpha"),
+    "no file": (["--config", "nowhere.toml"], "nowhere.toml"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> None:
+    args, message = BAD[name]
+    result = fedsso("run", *args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert contents(tmp_path) == {}
+
+
+def test_compare_refuses_an_option_that_no_algorithm_has() -> None:
+    result = fedsso("compare", "--algorithms", "fedavg,fedsgd", "--form", "dfp", code=2)
+    assert "--form is no option of fedavg or fedsgd; choose from --alpha, --eta" in result.stderr
+
+
+def test_markup_in_a_value_is_printed_as_it_is() -> None:
+    assert "'[red]x'" in fedsso("run", "--algorithm", "[red]x", code=2).stderr
+
+
+def test_out_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    result = fedsso("run", *SMALL, "--out", tmp_path / "file" / "a", "--save-config", tmp_path / "s", code=2)
+    assert "cannot write" in result.stderr
+    assert contents(tmp_path) == {"file": b"x"}
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_out_that_holds_a_run(name: str, whole: Path) -> None:
+    before = contents(whole.parent)
+    for out in (whole, whole.parent):
+        assert "holds a run already; `fedsso resume" in fedsso(name, *SMALL, "--out", out, code=2).stderr
+    assert contents(whole.parent) == before
+
+
+def test_resume_of_what_is_no_run(tmp_path: Path) -> None:
+    assert "holds no run" in fedsso("resume", tmp_path, code=2).stderr
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    fedsso("run", *SMALL, "--out", tmp_path)
+    file = tmp_path / "checkpoint.safetensors"
+    for damaged in (file.read_bytes()[:-9], b"", b"nonsense" * 9):
+        file.write_bytes(damaged)
+        before = contents(tmp_path)
+        assert "is not a whole checkpoint" in fedsso("resume", tmp_path, code=2).stderr
+        assert contents(tmp_path) == before
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    fedsso("run", *SMALL, "--alpha", 0.05, "--out", tmp_path)
+    spec = tmp_path / "spec.toml"
+    spec.write_text(spec.read_text().replace("alpha = 0.05", "alpha = 0.06"))
+    assert "belongs to other settings" in fedsso("resume", tmp_path, code=2).stderr
+
+
+# ---- processes that end badly ----
+
+
+def start(*args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_once_there(process: subprocess.Popen[str], file: Path) -> None:
+    """kill -9 as soon as the file exists."""
+    limit = time.monotonic() + 60
+    while not file.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit, f"{file} never came"
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_run_resumes_to_the_same_trace(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*LONG, "--out", out, "--checkpoint-every", 5)
+    kill_once_there(process, out / "checkpoint.safetensors")
+    assert process.returncode == -signal.SIGKILL
+    assert "finished already" not in fedsso("resume", out).stderr
+    assert curve(out) == curve(whole)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    kill_once_there(start(*LONG, "--out", out, "--checkpoint-every", 1000), out / "spec.toml")
+    assert not (out / "checkpoint.safetensors").exists()
+    fedsso("resume", out)
+    assert curve(out) == curve(whole)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*LONG, "--out", out, "--checkpoint-every", 1000)
+    assert process.stderr is not None
+    assert "round 15/150" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped after round " in said
+    assert f"; `fedsso resume {out}` goes on" in said
+    assert "Traceback" not in said
+    assert len((out / "trace.csv").read_text().splitlines()) < 150
+    fedsso("resume", out)
+    assert curve(out) == curve(whole)
+
+
+def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
+    done = subprocess.run(command("run", "--algorithm", "fedso"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean 'fedsso'?" in done.stderr
+    assert done.stdout == ""
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['pydantic'] = None; from fedsso.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'fedsso[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+OWN = """
+import sys
+from fedsso.algorithms import ALGORITHMS, FedAvg
+from fedsso.tree import hyper, param
+
+@hyper
+class Own(FedAvg):
+    '''Mine.'''
+    kappa: float = param(default=0.5, doc="my constant")
+
+ALGORITHMS["own"] = Own
+from fedsso.cli import main
+sys.argv = ["fedsso", "run", "--algorithm", "own", "--kappa", "0.25", "--rounds", "2", "--clients", "3", "--json"]
+main()
+"""
+
+
+def test_a_registry_line_is_enough_for_an_option() -> None:
+    done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["results"][0]["label"] == "own alpha=0.01 kappa=0.25"
+
+
+def test_version() -> None:
+    assert fedsso("version").stdout.startswith("fedsso ")

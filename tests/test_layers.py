@@ -1,0 +1,116 @@
+"""Imports go downwards only."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedsso
+
+ROOT = Path(fedsso.__file__).parent
+LAYERS = (
+    {"errors", "version"},
+    {"rng", "files", "tree", "losses", "models", "quasi_newton"},
+    {"schedule", "trace", "page", "data"},
+    {"checks", "algorithm", "report"},
+    {"objective", "local"},
+    {"algorithms"},
+    {"engine"},
+    {"spec"},
+    {"runs"},
+    {"experiment"},
+    {"cli_config"},
+    {"cli_options", "cli_view"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+ALLOWED = {  # tighter than the order
+    "data": {"errors", "rng", "data"},
+    "report": {"errors", "files", "trace", "page"},
+    "trace": {"errors", "files"},
+    "models": {"errors"},
+    "quasi_newton": {"errors"},
+    "algorithms": {"algorithm", "checks", "errors", "local", "quasi_newton", "schedule", "tree", "algorithms"},
+    "engine": RANK.keys() - {"algorithms"},
+}
+HEAVY = ("pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def top(path: Path) -> str:
+    """The first part of a module's name inside the package."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names inside the package that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from _from(node, path)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "fedsso":
+                    yield alias.name.partition(".")[2] or "__init__"
+
+
+def _from(node: ast.ImportFrom, path: Path) -> Iterator[str]:
+    base = (node.module or "").split(".") if node.module else []
+    if node.level:
+        package = list(path.parts[:-1])
+        base = package[: len(package) - node.level + 1] + base
+    elif base[:1] == ["fedsso"]:
+        base = base[1:]
+    else:
+        return
+    for alias in node.names:
+        full = [*base, alias.name]
+        exists = (ROOT / Path(*full)).is_dir() or (ROOT / Path(*full)).with_suffix(".py").is_file()
+        yield ".".join(full if exists else base) or "__init__"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_imports_from_lower_layers_only(path: Path) -> None:
+    own = top(path)
+    assert own in RANK, f"{own} has no layer: add it to LAYERS"
+    for name in imported(path):
+        other = name.split(".")[0]
+        inside = other == own and len(path.parts) > 1
+        assert inside or RANK[other] < RANK[own], f"{path} imports {name}, which is not below it"
+        assert other in ALLOWED.get(own, RANK), f"{path} must not import {name}"
+
+
+def test_algorithms_do_not_import_each_other() -> None:
+    for path in MODULES:
+        if path.parent.name == "algorithms" and path.stem != "__init__":
+            assert not [name for name in imported(path) if name.startswith("algorithms")], path
+
+
+def test_the_walk_sees_imports() -> None:
+    """The test would be worthless if `imported` found nothing."""
+    assert {"algorithm", "local", "quasi_newton", "schedule"} <= set(imported(Path("algorithms/fedsso.py")))
+    assert {"data", "engine.simulate", "spec"} <= set(imported(Path("experiment.py")))
+    assert "errors" in set(imported(Path("files.py")))
+    assert {"data.federation", "rng"} <= set(imported(Path("data/synthetic.py")))
+
+
+def test_importing_the_package_stays_light() -> None:
+    code = f"import sys, fedsso; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_first_run_does_not_load_torchs_compiler() -> None:
+    """It would take longer than many a run."""
+    code = (
+        "import sys, fedsso; fed = fedsso.load('synthetic', clients=2, dim=3);"
+        "fedsso.sweep(fed, 'linear', [fedsso.FedSSO(form=f) for f in ('bfgs', 'dfp-dense')], rounds=2, device='cpu');"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

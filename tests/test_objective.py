@@ -1,0 +1,370 @@
+"""The three back ends compute the same function, and `objective` picks the right one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsso import FedAvg, Federation, InputError, simulate
+from fedsso.algorithm import Batch
+from fedsso.losses import LOSSES, row_loss
+from fedsso.models import MODELS, build
+from fedsso.objective import Dense, Looped, Vmapped, buffers_of, objective, ravel, unravel_into
+
+CPU = torch.device("cpu")
+M, T, B, D = 3, 2, 5, 4
+
+
+def mlp(activation: type[nn.Module], outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(D, 6), activation(), nn.Linear(6, 5), activation(), nn.Linear(5, outputs)
+    )
+
+
+def conv(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(32, outputs))
+
+
+BUILD: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda n: build("linear", (D,), n), (D,)),
+    "mclr": (lambda n: build("mclr", (2, 2), n), (2, 2)),
+    "relu": (lambda n: mlp(nn.ReLU, n), (D,)),
+    "tanh": (lambda n: mlp(nn.Tanh, n), (D,)),
+    "sigmoid": (lambda n: mlp(nn.Sigmoid, n), (D,)),
+    "conv": (conv, (1, 4, 4)),
+}
+
+
+def focal(z: Tensor, y: Tensor) -> Tensor:
+    """A user's loss: cross-entropy damped where the model is sure."""
+    ce = F.cross_entropy(z, y, reduction="none")
+    return (1 - torch.exp(-ce)) ** 2 * ce
+
+
+WISHES: dict[str, Any] = {**{name: name for name in LOSSES}, "callable": focal}
+
+
+def problem(model: str, wish: str) -> tuple[nn.Module, Any, Tensor, Batch]:
+    """A module, a loss, points [M, T, d] and a ragged batch: clients use 5, 3 and 1 of 5 rows."""
+    make, sample = BUILD[model]
+    torch.manual_seed(0)
+    outputs = 1 if wish in ("bce", "mse") else 3
+    module = make(outputs).double()
+    x = ravel(module) + 0.3 * torch.randn(M, T, ravel(module).numel(), dtype=torch.float64)
+    rows = torch.randn(M, B, *sample, dtype=torch.float64)
+    y = torch.randn(M, B, dtype=torch.float64) if wish == "mse" else torch.randint(0, max(2, outputs), (M, B))
+    weight = torch.zeros(M, B, dtype=torch.float64)
+    for i, n in enumerate((5, 3, 1)):
+        weight[i, :n] = 1 / n
+    return module, row_loss(WISHES[wish]), x, Batch(rows, y, weight, key=1)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("model", BUILD)
+def test_back_ends_agree(model: str, wish: str) -> None:
+    module, loss, x, batch = problem(model, wish)
+    value, grad = Looped(module, loss).value_and_grad(x, batch)
+    outputs = Looped(module, loss).predict(x, batch.x)
+    assert outputs.shape == (M, T, 1 if wish in ("bce", "mse") else 3, B)
+    for kind in (Vmapped,) if model == "conv" else (Dense, Vmapped):
+        other, other_grad = kind(module, loss).value_and_grad(x, batch)
+        torch.testing.assert_close(other, value, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(other_grad, grad, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(kind(module, loss).predict(x, batch.x), outputs, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("model", BUILD)
+def test_values_are_the_modules_own(model: str) -> None:
+    module, loss, x, batch = problem(model, "cross_entropy")
+    value, _ = Looped(module, loss).value_and_grad(x, batch)
+    for i in range(M):
+        real = batch.weight[i] > 0
+        for t in range(T):
+            unravel_into(module, x[i, t])
+            expected = F.cross_entropy(module(batch.x[i, real]), batch.y[i, real]).detach()
+            assert float(value[i, t]) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Dense, Vmapped, Looped])
+@pytest.mark.parametrize("wish", WISHES)
+def test_gradients_match_finite_differences(kind: type[Dense | Vmapped | Looped], wish: str) -> None:
+    module, loss, x, batch = problem("tanh", wish)
+    f = kind(module, loss)
+    direction = torch.randn_like(x)
+    h = 1e-6
+    up, down = (f.value_and_grad(x + sign * h * direction, batch)[0] for sign in (1, -1))
+    slope = (f.value_and_grad(x, batch)[1] * direction).sum(-1)
+    torch.testing.assert_close((up - down) / (2 * h), slope, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [Dense, Vmapped, Looped])
+@pytest.mark.parametrize("wish", WISHES)
+def test_padding_changes_nothing(kind: type[Dense | Vmapped | Looped], wish: str) -> None:
+    module, loss, x, batch = problem("relu", wish)
+    f = kind(module, loss)
+    value, grad = f.value_and_grad(x, batch)
+    garbage = torch.where(batch.weight[..., None] > 0, batch.x, 1e6)
+    labels = torch.where(batch.weight > 0, batch.y, 1)
+    again, grad_again = f.value_and_grad(x, batch._replace(x=garbage, y=labels))
+    assert torch.equal(again, value)
+    assert torch.equal(grad_again, grad)
+    first = Batch(batch.x[1:2, :3], batch.y[1:2, :3], batch.weight[1:2, :3])
+    alone, grad_alone = f.value_and_grad(x[1:2], first)
+    torch.testing.assert_close(alone, value[1:2], rtol=1e-13, atol=0)
+    torch.testing.assert_close(grad_alone, grad[1:2], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", [Dense, Vmapped, Looped])
+def test_inputs_stay_as_they_were(kind: type[Dense | Vmapped | Looped]) -> None:
+    module, loss, x, batch = problem("relu", "cross_entropy")
+    kept = [t.clone() for t in (x, batch.x, batch.weight, ravel(module))]
+    f = kind(module, loss)
+    f.value_and_grad(x, batch)
+    f.predict(x, batch.x)
+    assert all(torch.equal(a, b) for a, b in zip(kept, (x, batch.x, batch.weight, ravel(module)), strict=True))
+
+
+def test_a_loss_with_a_constant_slope() -> None:
+    """Its derivative is one number seen as a whole tensor, which must not be written to."""
+    module, _, x, batch = problem("linear", "mse")
+    loss = row_loss(lambda z, y: y - z[:, 0])
+    value, grad = Looped(module, loss).value_and_grad(x, batch)
+    for kind in (Dense, Vmapped):
+        other, other_grad = kind(module, loss).value_and_grad(x, batch)
+        torch.testing.assert_close(other, value, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(other_grad, grad, rtol=1e-12, atol=1e-13)
+
+
+# --- which back end -------------------------------------------------------------------------------------------------
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2, 3, batch_first=True)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x.view(len(x), 2, 2))[0][:, -1])
+        return out
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.inner(x), 0.5, self.training)
+
+
+class Residual(nn.Module):
+    """Nothing that the dense back end knows, but torch.func batches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(x + torch.tanh(self.a(x)))
+        return out
+
+
+def batch_norm(**options: Any) -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6, **options), nn.ReLU(), nn.Linear(6, 3))
+
+
+PICKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], type, str]] = [
+    (lambda: build("mclr", (2, 2), 3), (2, 2), Dense, "stacked"),
+    (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(D, 6), nn.Tanh()), nn.Identity(), nn.Linear(6, 3)),
+        (D,),
+        Dense,
+        "stacked",
+    ),
+    (lambda: nn.Linear(D, 3), (D,), Dense, "stacked"),
+    (Residual, (D,), Vmapped, "torch.func"),
+    (lambda: nn.Sequential(nn.Linear(D, 6), nn.GELU(), nn.Linear(6, 3)), (D,), Vmapped, "torch.func"),
+    (lambda: nn.Sequential(nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (D,), Vmapped, "torch.func"),
+    (lambda: conv(3), (1, 4, 4), Looped, "on a CPU convolutions are faster"),
+    (batch_norm, (D,), Looped, "BatchNorm1d"),
+    (lambda: batch_norm(track_running_stats=False), (D,), Looped, "BatchNorm1d"),
+    (Recurrent, (D,), Looped, "LSTM"),
+    (lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)), (D,), Looped, "Dropout"),
+    (FunctionalDropout, (D,), Looped, "torch.func cannot batch it"),
+]
+
+
+@pytest.mark.parametrize(("make", "sample", "kind", "reason"), PICKS)
+def test_the_back_end_and_its_reason(
+    make: Callable[[], nn.Module], sample: tuple[int, ...], kind: type, reason: str
+) -> None:
+    f, why = objective(make(), row_loss("cross_entropy"), "auto", CPU, sample)
+    assert type(f) is kind
+    assert reason in why
+    looped, why = objective(make(), row_loss("cross_entropy"), "loop", CPU, sample)
+    assert type(looped) is Looped
+    assert "as asked" in why
+
+
+def test_stacked_on_request() -> None:
+    f, _ = objective(conv(3), row_loss("cross_entropy"), "stacked", CPU, (1, 4, 4))
+    assert type(f) is Vmapped
+    with pytest.raises(InputError, match=r"cannot be stacked .*BatchNorm1d.*use engine='auto' or engine='loop'"):
+        objective(batch_norm(), row_loss("cross_entropy"), "stacked", CPU, (D,))
+    with pytest.raises(InputError, match="unknown engine 'lop'; did you mean 'loop'"):
+        objective(conv(3), row_loss("cross_entropy"), "lop", CPU, (1, 4, 4))
+
+
+def test_shared_layers_are_not_dense() -> None:
+    layer = nn.Linear(D, D)
+    f, _ = objective(nn.Sequential(layer, nn.ReLU(), layer), row_loss("cross_entropy"), "auto", CPU, (D,))
+    assert type(f) is Vmapped
+    assert f.layout.sizes == [16, 4]
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+RUN: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+@pytest.mark.parametrize("make", [Residual, lambda: mlp(nn.Tanh, 3)])
+def test_a_users_module_is_not_changed(fed: Federation, make: Callable[[], nn.Module], engine: str) -> None:
+    module = make()
+    before = copy.deepcopy(module.state_dict())
+    mode = module.training
+    run = simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **RUN)
+    assert module.training == mode
+    assert all(torch.equal(v, before[n]) and v.dtype == torch.float32 for n, v in module.state_dict().items())
+    assert not torch.equal(run.x, ravel(module).double())
+
+
+def test_batch_norm_statistics_are_averaged_and_never_stepped(fed: Federation) -> None:
+    """One round, one full batch: statistics are 0.9 * old + 0.1 * batch at each client, then the weighted mean."""
+    torch.manual_seed(0)
+    module = batch_norm().double()
+    run = simulate(
+        fed, module, FedAvg(alpha=0.1, eta=0.5), **{**RUN, "rounds": 1, "local_steps": 1, "batch_size": None}
+    )
+    mean, var = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    for i, p in enumerate(fed.p):
+        hidden = module.get_submodule("0")(fed.x[fed.rows_of(i)]).detach()
+        mean += p * 0.1 * hidden.mean(0)
+        var += p * (0.9 + 0.1 * hidden.var(0))
+    norm = run.model.get_submodule("1")
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.num_batches_tracked is not None
+    torch.testing.assert_close(norm.running_mean, mean, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(norm.running_var, var, rtol=1e-12, atol=1e-14)
+    assert int(norm.num_batches_tracked) == 1
+    assert run.x.numel() == ravel(module).numel()
+    assert run.trace["bytes_up"][1] == fed.clients * 8 * (ravel(module).numel() + buffers_of(module).numel())
+
+
+def test_batch_norm_model_predicts_what_the_trace_says(fed: Federation) -> None:
+    run = simulate(fed, batch_norm(), FedAvg(alpha=0.1), **{**RUN, "batch_size": None})
+    rows = fed.test_rows
+    guess = run.model(fed.x[rows]).argmax(1)
+    assert float((guess == fed.y[rows]).double().mean()) == pytest.approx(run.final())
+
+
+class Scaled(nn.Module):
+    """A constant buffer and a frozen parameter, which must stay as they are to the bit."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([0.1, 0.7, 1.3, 3.7]))
+        self.frozen = nn.Parameter(torch.full((D,), 0.3), requires_grad=False)
+        self.unused = nn.Parameter(torch.full((2,), 5.0))
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x * self.scale + self.frozen)
+        return out
+
+
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_constants_frozen_and_unused_parameters_stay(fed: Federation, engine: str) -> None:
+    module = Scaled()
+    run = simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **{**RUN, "dtype": "float32", "rounds": 20})
+    trained = run.model
+    assert isinstance(trained, Scaled)
+    for name in ("scale", "frozen", "unused"):
+        assert torch.equal(getattr(trained, name), getattr(module, name)), name
+    assert not torch.equal(trained.head.weight, module.head.weight)
+    assert run.x.numel() == 2 + 15
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)), FunctionalDropout]
+)
+def test_dropout_draws_from_the_runs_seed(fed: Federation, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make()
+    torch.manual_seed(1)
+    a = simulate(fed, module, FedAvg(alpha=0.1), **RUN)
+    torch.manual_seed(2)
+    b = simulate(fed, module, FedAvg(alpha=0.1), **RUN)
+    assert torch.equal(a.x, b.x)
+    full = {**RUN, "batch_size": None}
+    c, d = (simulate(fed, module, FedAvg(alpha=0.1), **{**full, "seed": seed}) for seed in (0, 1))
+    assert not torch.equal(c.x, d.x)  # the same rows, other masks
+
+
+def test_a_run_leaves_torchs_generator_alone(fed: Federation) -> None:
+    module = nn.Sequential(nn.Linear(D, 3), nn.Dropout(0.5))
+    state = torch.get_rng_state()
+    simulate(fed, module, FedAvg(alpha=0.1), **RUN)
+    simulate(fed, "mlp", FedAvg(alpha=0.1), **RUN)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("make", [Recurrent, batch_norm, Residual])
+def test_any_module_learns(fed: Federation, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    run = simulate(fed, make(), FedAvg(alpha=0.3), **{**RUN, "rounds": 40, "batch_size": None})
+    assert run.trace["train_loss"][-1] < 0.85 * run.trace["train_loss"][1]
+
+
+# --- models and flat vectors ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "d"),
+    [("linear", 7840), ("mclr", 7850), ("mlp", 25450), ("cnn", 6230), ("cnn-small", 208 + 1168 + 7850)],
+)
+def test_parameter_counts_on_mnist(name: str, d: int) -> None:
+    assert ravel(build(name, (1, 28, 28), 10)).numel() == d
+
+
+def test_building_a_model_is_reproducible_and_leaves_torchs_generator_alone() -> None:
+    state = torch.get_rng_state()
+    a, b, c = (ravel(build("mlp", (D,), 3, seed=s)) for s in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_ravel_and_unravel_are_inverse() -> None:
+    module = conv(3)
+    x = torch.arange(float(ravel(module).numel()))
+    unravel_into(module, x)
+    assert torch.equal(ravel(module), x)
+
+
+def test_wrong_models_and_losses_are_refused(fed: Federation) -> None:
+    with pytest.raises(InputError, match="unknown model 'mcrl'; did you mean 'mclr'"):
+        simulate(fed, "mcrl")
+    with pytest.raises(InputError, match=r"model 'cnn' needs images .*got \(4,\)"):
+        simulate(fed, "cnn")
+    with pytest.raises(InputError, match="loss 'mse' needs a model with one output, this one has 3"):
+        simulate(fed, nn.Linear(D, 3), loss="mse")
+    with pytest.raises(InputError, match=r"one value per row.*use reduction='none'"):
+        simulate(fed, "mclr", loss=F.cross_entropy)
+    with pytest.raises(InputError, match="no trainable parameters"):
+        simulate(fed, nn.Linear(D, 3).requires_grad_(False))
+    assert set(MODELS) == {"linear", "mclr", "mlp", "cnn", "cnn-small"}
