@@ -40,13 +40,9 @@ def test_rows_are_split_within_each_client() -> None:
     fraction=st.floats(0, 0.99),
     seed=st.integers(),
 )
-def test_the_split_rounds_keeps_a_training_row_and_loses_nothing(
-    sizes: list[int], fraction: float, seed: int
-) -> None:
+def test_the_split_rounds_keeps_a_training_row_and_loses_nothing(sizes: list[int], fraction: float, seed: int) -> None:
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    fed = Federation.from_arrays(
-        np.ones((len(owner), 1)), owner * 0, owner, test_fraction=fraction, seed=seed
-    )
+    fed = Federation.from_arrays(np.ones((len(owner), 1)), owner * 0, owner, test_fraction=fraction, seed=seed)
     assert fed.test_sizes.tolist() == [min(round(fraction * n), n - 1) for n in sizes]
     assert torch.cat([fed.train_rows, fed.test_rows]).sort().values.tolist() == list(range(len(owner)))
 
@@ -84,9 +80,7 @@ def test_one_pair_per_client_is_the_same_as_one_array() -> None:
     fed = own()
     cuts = ((0, 4), (4, 10), (10, 20))
     pairs = [(fed.x[a:b].tolist(), fed.y[a:b].numpy()) for a, b in cuts]
-    again = Federation.from_clients(
-        [(np.array(x, np.float32), y) for x, y in pairs], client_names=["a", "b", "c"]
-    )
+    again = Federation.from_clients([(np.array(x, np.float32), y) for x, y in pairs], client_names=["a", "b", "c"])
     assert again.digest() == fed.digest()
     assert again.client_names == ("a", "b", "c")
     assert len({float(v) for v in again.x.flatten()}) == 60

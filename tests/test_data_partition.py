@@ -65,9 +65,7 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
 
 def test_a_small_concentration_skews_labels_and_a_large_one_does_not() -> None:
     y = labels(4000)
-    skew = [
-        label_skew(counts(y, dirichlet(y, 10, concentration=c, seed=1).rows)) for c in (0.05, 0.5, 1000.0)
-    ]
+    skew = [label_skew(counts(y, dirichlet(y, 10, concentration=c, seed=1).rows)) for c in (0.05, 0.5, 1000.0)]
     assert skew[0] > skew[1] > skew[2]
     assert skew[0] > 0.5
     assert skew[2] < 0.05

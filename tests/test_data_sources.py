@@ -161,9 +161,7 @@ def test_a_corrupt_file_is_an_error(tmp_path: Path) -> None:
         small(tmp_path)
 
 
-def test_a_missing_file_names_the_place_and_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_names_the_place_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=rf"no mnist\.npz in {tmp_path} \(from data_dir\)"):
         load("mnist", data_dir=tmp_path)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "none"))
@@ -272,9 +270,7 @@ def test_a_wrong_quadratic_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("heterogeneity", [0.0, 1.0, 10.0])
-@pytest.mark.parametrize(
-    ("kind", "loss"), [("quadratic", mse), ("logistic", binary_cross_entropy_with_logits)]
-)
+@pytest.mark.parametrize(("kind", "loss"), [("quadratic", mse), ("logistic", binary_cross_entropy_with_logits)])
 def test_the_known_optimum_has_no_gradient(
     kind: str, loss: Callable[[Tensor, Tensor], Tensor], heterogeneity: float
 ) -> None:

@@ -104,9 +104,7 @@ def test_toml_text_is_what_one_would_write_by_hand() -> None:
         "data": {"clients": 20, "seed": None, "split": {"alpha": 0.1}},
         "lr": [0.1, 1e-05],
     }
-    assert to_toml(table) == (
-        'name = "run"\nlr = [0.1, 1e-05]\n\n[data]\nclients = 20\n\n[data.split]\nalpha = 0.1\n'
-    )
+    assert to_toml(table) == ('name = "run"\nlr = [0.1, 1e-05]\n\n[data]\nclients = 20\n\n[data.split]\nalpha = 0.1\n')
 
 
 def test_toml_writes_infinities_nan_and_numpy_floats() -> None:

@@ -13,12 +13,17 @@ from torch import Tensor
 
 from fedsso import quasi_newton as qn
 from fedsso.errors import InputError
+from fedsso.tree import gram
 
 LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
 # share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)
 MILD = {"bfgs": 0.06, "dfp": 0.5}
 LOW_RANK = ("bfgs", "dfp")
 Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def judge(s: Tensor, y: Tensor, lam: Any, Lam: Any, **options: Any) -> qn.Verdict:
+    return qn.judge(gram(s, y), lam, Lam, **options)
 
 
 class Run(NamedTuple):
@@ -45,7 +50,7 @@ def run(name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB, p
     state = form.init(triples[0][0])
     directions, verdicts = [], []
     for k, (s, y, g) in enumerate(triples, 1):
-        verdict = qn.judge(s, y, lam, Lam, dual=form.dual)
+        verdict = judge(s, y, lam, Lam, dual=form.dual)
         state, direction = form.step(state, s, y, g, verdict, k, False)
         directions.append(direction)
         verdicts.append(verdict)
@@ -102,7 +107,7 @@ def inverse(name: str, result: Run, k: int, pairs: int = 64) -> np.ndarray:
     """H as a matrix: pairs that are not accepted change nothing, so g = e_1, e_2, ... reads its columns."""
     form, d = qn.form(name, pairs, pairs), len(result.directions[0])
     zero = torch.zeros(d, dtype=torch.float64)
-    nothing = qn.judge(zero, zero, LAM, LAMB)
+    nothing = judge(zero, zero, LAM, LAMB)
     eye = torch.eye(d, dtype=torch.float64)
     columns = [form.step(result.state, zero, zero, e, nothing, k + 1, False)[1] for e in eye]
     return torch.stack(columns, -1).numpy()
@@ -195,7 +200,7 @@ def test_trace_grows_by_at_most_Lam_and_determinant_by_the_true_rho() -> None:
     B = torch.eye(9, dtype=torch.float64)
     form = qn.form("bfgs-dense", 1, 1)
     for k, (s, y, g) in enumerate(sequence(9, 25, seed=2), 1):
-        verdict = qn.judge(s, y, LAM, LAMB)
+        verdict = judge(s, y, LAM, LAMB)
         new = form.step(form.init(s)._replace(matrix=B), s, y, g, verdict, k, False)[0].matrix
         assert new.trace() <= B.trace() + LAMB * (1 + 1e-9)
         growth = verdict.rho**2 / (verdict.cur * (s @ B @ s))
@@ -236,7 +241,7 @@ def vector(*values: float) -> Tensor:
 
 
 def test_a_good_pair_keeps_its_curvature() -> None:
-    verdict = qn.judge(vector(1, 0), vector(2, 1), LAM, LAMB)
+    verdict = judge(vector(1, 0), vector(2, 1), LAM, LAMB)
     assert verdict.rho == verdict.cur == 2
     assert verdict.accept
     assert not verdict.overridden
@@ -247,7 +252,7 @@ def test_a_good_pair_keeps_its_curvature() -> None:
 @pytest.mark.parametrize("y", [(-1.0, 0.0), (0.25, 2.0), (0.5, 0.0), (4.0, 0.0)])
 def test_curvature_outside_the_open_interval_is_enforced(y: tuple[float, float]) -> None:
     """rho < 0; ratio above Lam; ratio exactly lam; ratio exactly Lam (all bounds are strict)."""
-    verdict = qn.judge(vector(1, 0), vector(*y), LAM, LAMB)
+    verdict = judge(vector(1, 0), vector(*y), LAM, LAMB)
     assert verdict.rho == y[0]
     assert verdict.cur == 2 * (y[0] ** 2 + y[1] ** 2) / (LAM + LAMB)
     assert verdict.accept
@@ -256,11 +261,11 @@ def test_curvature_outside_the_open_interval_is_enforced(y: tuple[float, float])
 
 def test_the_dual_test_uses_s() -> None:
     s, y = vector(3, 0), vector(0.1, 5)
-    verdict = qn.judge(s, y, LAM, LAMB, dual=True)
+    verdict = judge(s, y, LAM, LAMB, dual=True)
     assert verdict.cur == 2 * 9 / (LAM + LAMB)
     assert verdict.overridden
-    assert qn.judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).cur == 1
-    assert not qn.judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).overridden
+    assert judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).cur == 1
+    assert not judge(vector(1, 0), vector(1, 5), LAM, LAMB, dual=True).overridden
 
 
 @pytest.mark.parametrize(
@@ -279,26 +284,26 @@ def test_the_dual_test_uses_s() -> None:
 )
 @pytest.mark.parametrize("dual", [False, True])
 def test_zero_flat_and_non_finite_pairs_are_skipped(s: Any, y: Any, dual: bool) -> None:
-    verdict = qn.judge(vector(*s), vector(*y), LAM, LAMB, dual=dual)
+    verdict = judge(vector(*s), vector(*y), LAM, LAMB, dual=dual)
     assert not verdict.accept
     assert not verdict.overridden
 
 
 def test_a_pair_just_above_the_flat_limit_enters() -> None:
-    assert qn.judge(vector(1, 0), vector(-2e-8, 1), LAM, LAMB).accept
+    assert judge(vector(1, 0), vector(-2e-8, 1), LAM, LAMB).accept
 
 
 def test_cosine_test() -> None:
     s, y = vector(1, 0), vector(3, 4)  # cosine 0.6
-    assert qn.judge(s, y, LAM, LAMB, cosine=0.59).accept
-    assert not qn.judge(s, y, LAM, LAMB, cosine=0.61).accept
-    assert not qn.judge(s, -y, LAM, LAMB, cosine=0.1).accept
-    assert qn.judge(s, -y, LAM, LAMB).accept
+    assert judge(s, y, LAM, LAMB, cosine=0.59).accept
+    assert not judge(s, y, LAM, LAMB, cosine=0.61).accept
+    assert not judge(s, -y, LAM, LAMB, cosine=0.1).accept
+    assert judge(s, -y, LAM, LAMB).accept
 
 
 def test_bounds_may_differ_by_trial() -> None:
     s, y = vector(1, 0).expand(3, 2), vector(2, 0).expand(3, 2)
-    verdict = qn.judge(s, y, torch.tensor([[0.1], [3.0], [0.1]]), torch.tensor([[9.0], [9.0], [1.9]]))
+    verdict = judge(s, y, torch.tensor([[0.1], [3.0], [0.1]]), torch.tensor([[9.0], [9.0], [1.9]]))
     assert verdict.overridden[:, 0].tolist() == [False, True, True]
 
 
@@ -346,7 +351,7 @@ def test_reset_forgets_every_pair_including_its_own(name: str) -> None:
     form = qn.form(name, 4, 4)
     state = form.init(triples[0][0])
     for k, (s, y, g) in enumerate(triples, 1):
-        verdict = qn.judge(s, y, LAM, LAMB, dual=form.dual)
+        verdict = judge(s, y, LAM, LAMB, dual=form.dual)
         state, direction = form.step(state, s, y, g, verdict, k, k == 6)
         if k == 6:
             assert torch.equal(direction, g)
@@ -362,7 +367,7 @@ def test_skipped_pairs_change_nothing(name: str, bad: float) -> None:
     result = run(name, triples, pairs=5, m=5)
     before = [part.clone() for part in readable(result.state)]
     useless = torch.full((7,), bad, dtype=torch.float64)
-    verdict = qn.judge(triples[0][0], useless, LAM, LAMB, dual=form.dual)
+    verdict = judge(triples[0][0], useless, LAM, LAMB, dual=form.dual)
     state, direction = form.step(result.state, triples[0][0], useless, triples[-1][2], verdict, 10, False)
     assert all(map(torch.equal, before, readable(state)))
     assert error(direction, result.directions[-1].numpy()) <= 1e-12
@@ -375,7 +380,7 @@ def test_store_is_donated_and_everything_else_is_functional(name: str) -> None:
     state = run(name, triples, pairs=8, m=8).state
     small = [part.clone() for part in state[1:]]
     s, y, g = (v.clone() for v in triples[0])
-    new, _ = form.step(state, s, y, g, qn.judge(s, y, LAM, LAMB, dual=form.dual), 6, False)
+    new, _ = form.step(state, s, y, g, judge(s, y, LAM, LAMB, dual=form.dual), 6, False)
     assert new.store is state.store
     assert int(new.held) == 6
     assert all(torch.equal(a, b) for a, b in zip(small, state[1:], strict=True))
@@ -448,7 +453,7 @@ def test_a_singular_matrix_costs_only_its_own_trial_the_direction() -> None:
     zero, g = torch.zeros(2, 3), torch.ones(2, 3)
     state = form.init(zero)
     state.matrix[0] = 0
-    _, direction = form.step(state, zero, zero, g, qn.judge(zero, zero, LAM, LAMB), 2, False)
+    _, direction = form.step(state, zero, zero, g, judge(zero, zero, LAM, LAMB), 2, False)
     assert direction[0].isnan().all()
     assert torch.equal(direction[1], g[1])
 

@@ -111,9 +111,7 @@ def test_curve_without_traces_is_refused() -> None:
         (0.5, 0.5, ()),
     ],
 )
-def test_default_targets_lie_between_start_and_best(
-    start: float, best: float, targets: tuple[float, ...]
-) -> None:
+def test_default_targets_lie_between_start_and_best(start: float, best: float, targets: tuple[float, ...]) -> None:
     assert default_targets([ONE._replace(traces=(trace(start, best, start), trace(start, NAN)))]) == targets
 
 

@@ -14,5 +14,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name that is not in a list, with the nearest one that is."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")

@@ -79,7 +79,7 @@ def simulate(
     if seeds is not None:
         return sweep(fed, model, [algorithm], seeds=seeds, out=out, progress=progress, **options)
     full = complete(options)
-    record = make(algorithm) if isinstance(algorithm, str) else algorithm
+    record = _record(algorithm)
     ctx = context(fed, model, full)
     folder = None if out is None else Path(out)
     planned = Planned(specify(ctx, model, record, full, 0, ()), record, ctx, full, folder)
@@ -101,7 +101,7 @@ def sweep(
 
     `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second call goes on.
     """
-    records = [make(a) if isinstance(a, str) else a for a in algorithms]
+    records = [_record(a) for a in algorithms]
     if not records:
         raise InputError("a sweep needs at least one algorithm, got an empty list")
     vary = [n for n in ("local_steps", "batch_size") if isinstance(options.get(n), (list, tuple))]
@@ -117,6 +117,13 @@ def sweep(
                 planned.append(Planned(spec, record, ctx, full, folder))
     _prepare(planned)
     return Runs(_execute(planned, progress, 10))
+
+
+def _record(algorithm: str | Algorithm) -> Algorithm:
+    record = make(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(record, Algorithm):
+        raise InputError(f"an algorithm is a name or a record such as FedAvg(alpha=0.01), got {record!r}")
+    return record
 
 
 def _seeds(seeds: Iterable[int] | None, options: Mapping[str, Any]) -> tuple[int, ...]:

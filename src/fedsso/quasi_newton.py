@@ -48,27 +48,30 @@ class Verdict(NamedTuple):
     cur: Tensor  # rho, or the enforced value
     accept: Tensor  # the pair enters the matrix
     overridden: Tensor  # it does, with an enforced cur
+    skipped: Tensor  # there was a step, but its pair does not enter
 
 
 def judge(
-    s: Tensor,
-    y: Tensor,
+    products: Tensor,
     lam: float | Tensor,
     Lam: float | Tensor,
     *,
     dual: bool = False,
     cosine: float | Tensor = 0.0,
 ) -> Verdict:
-    """The paper's curvature test; zero, non-finite or flat pairs, or cos(s, y) < cosine, are not accepted."""
-    ss, rho = inner((s, y), s[..., None, :]).unbind(-2)
-    yy = inner((y,), y[..., None, :])[..., 0]
+    """The paper's curvature test, from the products [*L, 2, 2] of s and y in float64 (`tree.gram(s, y)`).
+
+    Zero, non-finite or flat pairs, or cos(s, y) < cosine, are not accepted.
+    """
+    ss, rho, yy = products[..., 0, :1], products[..., 0, 1:2], products[..., 1, 1:2]
     square = ss if dual else yy
     ratio = square / rho
     ok = (lam < ratio) & (ratio < Lam)  # false for rho <= 0 as well: the ratio is then negative or infinite
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
     accept = (rho.abs() > FLAT * length) & ((rho >= cosine * length) | (cosine <= 0))
-    return Verdict(rho, torch.where(ok, rho, 2 * square / (lam + Lam)), accept, accept & ~ok)
+    cur = torch.where(ok, rho, 2 * square / (lam + Lam))
+    return Verdict(rho, cur, accept, accept & ~ok, ~accept & (ss > 0))
 
 
 class Form(Protocol):
@@ -84,7 +87,7 @@ class Form(Protocol):
     def step(
         self, state: Any, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Any, Tensor]:
-        """Round k = 1, 2, ...: the new state and H g; with `reset` this and all older pairs are forgotten."""
+        """Round k = 1, 2, ...: the new state and H g, a fresh tensor; `reset` forgets this and all older pairs."""
 
 
 class Pairs(NamedTuple):
@@ -114,7 +117,7 @@ class Bfgs:
     ) -> tuple[Pairs, Tensor]:
         """One pass over the store for the products with y and g, one for H g."""
         if reset:
-            return _blank(state.store), g
+            return _blank(state.store), g.clone()
         state = _append(state, (s, y), verdict)
         of_y, of_g = _project(state, (y, g), k).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
@@ -153,7 +156,7 @@ class Dfp:
     ) -> tuple[Pairs, Tensor]:
         """As BFGS, with one more combination for h = H y and the products of the new pair on their own."""
         if reset:
-            return _blank(state.store), g
+            return _blank(state.store), g.clone()
         old = _project(state, (y, g), k)
         h = _combine(state, self._weights(state, old[..., 0, :, :]), k).add_(y)
         new = torch.stack([inner((y, g), v[..., None, :]) for v in (s, y, h)], -1)
@@ -201,7 +204,7 @@ class Dense:
     ) -> tuple[Matrix, Tensor]:
         """The dual form is the BFGS update with s and y exchanged, and no solve."""
         if reset:
-            return self.init(g), g
+            return self.init(g), g.clone()
         if self.dual:
             H = _rank_two(state.matrix, s, y, verdict)
             return Matrix(H), (H @ g[..., None])[..., 0]

@@ -25,7 +25,7 @@ from .engine.rounds import Protocol
 from .engine.simulate import Job
 from .errors import InputError, unknown
 from .files import read_bytes
-from .losses import RowLoss, row_loss
+from .losses import RowLoss, cross_entropy, row_loss
 from .objective import objective, ravel, unravel_into
 from .schedule import Decay
 from .tree import changed, fields_of, to_dict
@@ -152,9 +152,15 @@ class Context:
         return hashlib.sha256(ravel(self.module).cpu().double().numpy().tobytes()).hexdigest()
 
     def check(self, options: Mapping[str, Any]) -> None:
-        """Find an unsuitable device or engine before any work."""
-        job = self.job(options)
-        objective(job.module, job.loss, job.engine, job.device, self.fed.sample_shape)
+        """Find an unsuitable device, engine or module before any work."""
+        job, x, sample = self.job(options), ravel(self.module), self.fed.sample_shape
+        try:
+            f, _ = objective(job.module, job.loss, job.engine, job.device, sample)
+            outputs = f.predict(x[None, None], x.new_zeros(1, 2, *sample)).shape[-2]
+        except RuntimeError as error:
+            raise InputError(f"the model does not take samples of shape {tuple(sample)}: {error}") from error
+        if job.loss is cross_entropy and outputs < self.fed.classes:
+            raise InputError(f"the model has {outputs} outputs for {self.fed.classes} classes; give it one per class")
 
     def job(self, options: Mapping[str, Any]) -> Job:
         """What the engine needs."""
@@ -179,6 +185,10 @@ def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any])
     if wish == "cross_entropy" and not fed.classes:
         raise InputError(
             "loss 'cross_entropy' needs class labels, this federation has real targets; use 'mse' or 'bce'"
+        )
+    if wish == "bce" and fed.classes > 2:
+        raise InputError(
+            f"loss 'bce' needs targets 0 and 1, this federation has {fed.classes} classes; use 'cross_entropy'"
         )
     module = (
         build_model(model, fed, seed=options["seed"], loss=wish) if isinstance(model, str) else copy.deepcopy(model)

@@ -24,6 +24,7 @@ Tree = Any
 
 R = TypeVar("R")
 SWEPT = ("Scalar", "Step")
+CACHED = 1 << 16  # float64 numbers that are widened at a time
 
 
 def param(*, default: Any, doc: str) -> Any:
@@ -131,12 +132,26 @@ def nbytes(tree: Tree, copies: int) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree)) // copies
 
 
+def gram(*vectors: Tensor) -> Tensor:
+    """All inner products of n vectors [..., d] in float64, [..., n, n]; they are widened block by block, in cache."""
+    first, n = vectors[0], len(vectors)
+    lead, d = first.shape[:-1], first.shape[-1]
+    width = min(d, max(1024, CACHED // max(1, n * first[..., 0].numel()))) if first.is_cpu else d
+    wide = first.new_empty(*lead, n, width, dtype=torch.float64)
+    total = wide.new_zeros(*lead, n, n)
+    for start in range(0, d, width):
+        block = wide[..., : min(width, d - start)]
+        for i, v in enumerate(vectors):
+            block[..., i, :] = v[..., start : start + width]
+        total += block @ block.mT
+    return total
+
+
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner product over the last axis in float64, [..., 1]."""
-    return (a.double() * b.double()).sum(-1, keepdim=True)
+    return gram(a, b)[..., 0, 1:]
 
 
 def norm(a: Tensor) -> Tensor:
     """Euclidean length over the last axis in float64, [..., 1]."""
-    length: Tensor = torch.linalg.vector_norm(a, dim=-1, keepdim=True, dtype=torch.float64)
-    return length
+    return gram(a)[..., 0, :].sqrt()

@@ -26,7 +26,7 @@ from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, positive
 from ..errors import InputError, unknown
 from ..schedule import Step, at
-from ..tree import Scalar, Tree, dot, hyper, norm, param
+from ..tree import Scalar, Tree, gram, hyper, param
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
@@ -93,35 +93,38 @@ class FedSSO(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        k = cohort.k
-        x, s, form = server.x, server.s, self._form(server.x)
-        g = -delta / (at(self.alpha, k) * cohort.steps)  # line 11
-        y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-        pair = qn.judge(s, y, self.lam, self.Lam, dual=form.dual, cosine=0.1 if self.guard == "adaptive" else 0.0)
-        reset = self.R is not None and k % self.R == 0
+        k, x, s = cohort.k, server.x, server.s
+        form = self._form(x)
         if k == self._held(x) + 2 and (self.R is None or k < self.R) and self.form in ("bfgs", "dfp"):
             log.info("round %d: %d pairs are held, from now on the oldest leaves", k, k - 2)
+        work = at(self.alpha, k) * cohort.steps
+        g = delta / -work  # Alg. 1, line 11
+        y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
+        products = gram(s, y, g)
+        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual, cosine=0.1 if self.guard == "adaptive" else 0.0)
+        reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
-        step = at(self.eta, k) * direction
-        guard = server.guard
+        slope, length = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, ||B^-1 g||^2
+        guard, step = server.guard, at(self.eta, k) * torch.ones_like(slope)
+        size = products[..., 2, 2:].sqrt()  # ||g||
         if self.guard == "adaptive":
-            step, guard = self._cap(guard, g, s, step, norm(delta))
-        new = x - step  # line 14
-        judged = (s != 0).any(-1, keepdim=True) & (not reset)
-        seen = torch.cat([pair.rho, judged & pair.overridden, judged & ~pair.accept, norm(g)], -1)
-        s = new - x  # after rounding, as the clients see it
-        return State(new, g, s, curvature, guard._replace(slope=-dot(g, s)), seen)
+            radius = torch.where(guard.radius > 0, guard.radius, work * size)  # at first the FedAvg step
+            guard, step = self._cap(guard._replace(radius=radius), products[..., 0, 2:], step, length.sqrt())
+        move = direction.mul_(-step.to(x.dtype))
+        new = x + move  # line 14
+        judged = not reset
+        seen = torch.cat([pair.rho, pair.overridden & judged, pair.skipped & judged, size], -1)
+        s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
+        return State(new, g, s, curvature, guard._replace(slope=step * slope), seen)
 
-    def _cap(self, guard: Guard, g: Tensor, s: Tensor, step: Tensor, fedavg: Tensor) -> tuple[Tensor, Guard]:
-        """Adapt the radius by the slope test and cut the step to it."""
-        theta = dot(g, s) / guard.slope  # NaN before the first step: both tests are then false
-        r = torch.where(guard.radius > 0, guard.radius, fedavg)  # no radius yet: the length of the FedAvg step
+    @staticmethod
+    def _cap(guard: Guard, uphill: Tensor, step: Tensor, length: Tensor) -> tuple[Guard, Tensor]:
+        """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
+        theta, r = uphill / guard.slope, guard.radius  # theta is NaN before the first step: both tests are then false
         r = torch.where(theta > 0.8, 0.7 * r, r)
         r = torch.where((theta < -0.1) & guard.capped, 2 * r, r)
-        length = norm(step)
-        capped = length > r
-        scale = torch.where(capped, r / length, 1.0).to(step.dtype)
-        return step * scale, guard._replace(radius=r, capped=capped)
+        capped = step * length > r
+        return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         names = ("ys", "overridden", "skipped", "grad_norm")

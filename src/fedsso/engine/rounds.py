@@ -37,6 +37,8 @@ class Protocol:
         _range("participation", self.participation, 0 < self.participation <= 1, "(0, 1]")
         _range("drop_rate", self.drop_rate, 0 <= self.drop_rate < 1, "[0, 1)")
         _range("stragglers", self.stragglers, 0 <= self.stragglers <= 1, "[0, 1]")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InputError(f"seed must be an integer, got seed={self.seed!r}")
         for name in ("local_steps", "local_epochs", "batch_size"):
             value = getattr(self, name)
             if value is None and name != "local_steps":

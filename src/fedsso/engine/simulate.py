@@ -28,6 +28,7 @@ from .rounds import Ints, Protocol, Rounds
 
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients: a CPU's cache, a share of a GPU
+MIN_CHUNK = 8  # clients, however ragged
 CPU = torch.device("cpu")
 
 
@@ -175,9 +176,11 @@ class Simulation:
         state = 4 * self.trials * sum(self.f.layout.sizes) * item
         start = 0
         while start < len(order):
-            width = int(self.rounds.width[who[order[start]]])
-            each = width * sample * (item + self.fed.x.element_size()) + state
+            widths = self.rounds.width[who[order[start:]]]
+            each = int(widths[0]) * sample * (item + self.fed.x.element_size()) + state
             size = max(1, BUDGET[self.job.device.type] // each)
+            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
+                size = min(size, max(MIN_CHUNK, int((widths >= 0.8 * widths[0]).sum())))
             yield order[start : start + size]
             start += size
 
