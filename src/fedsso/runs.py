@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import report
@@ -195,25 +196,40 @@ def _or_never(hit: int | None) -> float:
 
 
 def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
-    """One trace per trial from the engine's rows of [trials] tensors; a stopped trial ends at its stop."""
+    """One trace per trial from the engine's rows of [trials] tensors.
+
+    A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to run them.
+    """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
     nan = torch.full_like(simulation.first_loss, torch.nan)
     names = dict.fromkeys(n for row in rows for n in row)
     table = {n: torch.stack([row.get(n, nan) for row in rows]).cpu().numpy() for n in names}
     out = []
     for t, (spec, ended) in enumerate(zip(specs, simulation.ended.tolist(), strict=True)):
-        length = len(rows) if diverged[t] or not ended else ended + 1
-        columns = {n: np.full(length, 0 if n in ZERO else np.nan) for n in COLUMNS}
-        columns |= {n: values[:length, t] for n, values in table.items()}
+        length = len(rows) if ended < 0 else ended + 1
+        if diverged[t]:
+            length = spec.options["rounds"] + 1 if simulation.finished else len(rows)
+        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *names))}
         columns |= {
             "trial": np.full(length, spec.trial),
             "seed": np.full(length, spec.seed),
             "round": np.arange(length),
         }
-        columns |= {n: np.nan_to_num(columns[n]).astype(np.int64) for n in INTEGERS}
-        columns["seconds"] = np.nan_to_num(columns["seconds"])
+        if diverged[t]:
+            columns["test_accuracy"][diverged[t] :] = 0.0
         out.append(Trace(columns, spec.options["eval_every"], diverged[t] or None))
     return out
+
+
+def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDArray[Any]:
+    """A trial's column of the wished length: what is unknown is NaN, or 0 where a number is counted."""
+    column = np.full(length, np.nan)
+    if values is not None:
+        known = values[:length, t]
+        column[: len(known)] = known
+    if name in ZERO:
+        column = np.nan_to_num(column)
+    return column.astype(np.int64) if name in INTEGERS else column
 
 
 def load_run(folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None) -> Run:

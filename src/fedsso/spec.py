@@ -89,13 +89,17 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, least in (("rounds", 1), ("eval_every", 1)):
         if isinstance(full[name], bool) or not isinstance(full[name], int) or full[name] < least:
             raise InputError(f"{name} must be an integer >= {least}, got {name}={full[name]!r}")
+    for name in ("participation", "drop_rate", "stragglers", "stop_at"):
+        if isinstance(full[name], bool) or not isinstance(full[name], float | int | None):
+            raise InputError(f"{name} must be a number, got {name}={full[name]!r}")
     if full["stop_at"] is not None and not 0 < full["stop_at"] <= 1:
         raise InputError(f"stop_at is an accuracy in (0, 1], got stop_at={full['stop_at']!r}")
     if isinstance(full["dtype"], torch.dtype):
         full["dtype"] = str(full["dtype"]).removeprefix("torch.")
     if full["dtype"] not in DTYPES:
         raise unknown("dtype", str(full["dtype"]), DTYPES)
-    full["metrics"] = tuple(dict.fromkeys(("accuracy", *full["metrics"])))
+    wished = [full["metrics"]] if isinstance(full["metrics"], str) else full["metrics"]
+    full["metrics"] = tuple(dict.fromkeys(("accuracy", *wished)))
     protocol(full)
     return full
 
@@ -315,6 +319,8 @@ class Spec:
         """Read what `to_toml` wrote."""
         try:
             inner, algorithm = table["record"], table["algorithm"]
+            if algorithm not in ALGORITHMS:
+                raise unknown("algorithm", algorithm, ALGORITHMS)
             options = {k: table.get(k) for k in DEFAULTS}
             options["metrics"] = tuple(options["metrics"] or ())
             if options["batch_size"] == "full":

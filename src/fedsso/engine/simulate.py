@@ -69,8 +69,8 @@ class Simulation:
         self.own: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).contiguous(), own)
         self.buffers = buffers_of(module).to(job.device, job.dtype).expand(self.trials, -1).contiguous()
         self.position: Ints = np.zeros(n, np.int64)
-        self.ended = torch.zeros(self.trials, dtype=torch.int64, device=job.device)  # round of divergence or stop
-        self.diverged = torch.zeros_like(self.ended)
+        self.ended = torch.full((self.trials,), -1, device=job.device)  # round of divergence or stop; -1: running
+        self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
         self.k = 0
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
@@ -144,7 +144,7 @@ class Simulation:
         finite = self.algorithm.model(under_way.server).isfinite().all(-1)
         if under_way.loss is not None:
             finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * first.abs().clamp(min=1e-30))
-        running = self.ended == 0
+        running = self.ended < 0
         died, alive = running & ~finite, running & finite
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Simulation:
         if self.job.eval_train:
             row["full_train_loss"] = self._full_train_loss(x, buffers) + nan
         if self.job.stop_at is not None:
-            reached = (new["ended"] == 0) & (row["test_accuracy"] >= self.job.stop_at)
+            reached = (new["ended"] < 0) & (row["test_accuracy"] >= self.job.stop_at)
             new["ended"] = torch.where(reached, new["k"], new["ended"])
         return row
 
@@ -214,7 +214,7 @@ class Simulation:
     @property
     def finished(self) -> bool:
         """Whether every trial has diverged or reached `stop_at`."""
-        return bool((self.ended > 0).all())
+        return bool((self.ended >= 0).all())
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
