@@ -22,7 +22,7 @@ class Draws:
 
     def __init__(self, fed: Federation, protocol: Protocol) -> None:
         self.rounds = Rounds(fed, protocol)
-        self.tau = protocol.local_steps
+        self.tau = protocol.local_steps or 0
         self.position = [0] * fed.clients
         self.p = fed.p.float()
         self.k = 0

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
-from fedsso.spec import DEFAULTS
+from fedsso.options import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
@@ -305,7 +305,7 @@ BAD = {
     "device": (["--device", "gpu"], "use 'auto', 'cpu' or 'cuda'"),
     "dtype": (["--dtype", "float16"], "float32"),
     "init": (["--init", "nowhere"], "nowhere"),
-    "alpha 0": (["--alpha", "0"], "alpha must be > 0, got alpha=0.0"),
+    "alpha 0": (["--alpha", "0"], "alpha must be > 0 and finite, got alpha=0"),
     "alpha negative": (["--alpha", "-1"], "alpha must be > 0"),
     "lam": (["--lam", "10", "--Lam", "1"], "lam must be < Lam, got lam=10.0, Lam=1.0"),
     "R": (["--R", "1"], "R must be an integer >= 2"),

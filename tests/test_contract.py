@@ -16,10 +16,11 @@ from torch import Tensor
 from fedsso import Federation, Run, Runs, simulate, sweep
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms import ALGORITHMS, make
+from fedsso.context import context
 from fedsso.engine import checkpoint
 from fedsso.engine.gather import Chunk
 from fedsso.engine.simulate import Simulation, run
-from fedsso.spec import complete, context
+from fedsso.options import complete
 from fedsso.tree import fields_of, leaves, named_leaves, tree_map
 
 HARSH = {"participation": 0.8, "drop_rate": 0.3, "stragglers": 0.5}

@@ -14,13 +14,14 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 
 from fedsso import FedAvg, Federation, FedSGD, FedSSO, InputError, Run, simulate, sweep
+from fedsso.context import context
 from fedsso.engine.evaluate import PIECE
 from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.metrics import accuracy, auc, f1, metric
 from fedsso.engine.rounds import Ints, Plan, Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
 from fedsso.objective import unravel_into
-from fedsso.spec import complete, context
+from fedsso.options import complete
 
 MakeFederation = Callable[..., Federation]
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 2, "batch_size": 4, "dtype": "float64", "device": "cpu"}
@@ -148,7 +149,7 @@ def test_a_batch_larger_than_the_client_is_all_its_rows(fed: Federation) -> None
 def test_local_epochs_give_every_client_its_own_number_of_steps(fed: Federation) -> None:
     rounds = Rounds(fed, Protocol(batch_size=4, local_epochs=3))
     assert rounds.plan(1).steps.tolist() == [3 * -(-n // 4) for n in fed.train_sizes.tolist()]
-    sim = simulation(fed, local_epochs=2)
+    sim = simulation(fed, local_epochs=2, local_steps=None)
     run(sim, 3)
     assert sim.position.tolist() == [6 * -(-n // 4) for n in fed.train_sizes.tolist()]
 

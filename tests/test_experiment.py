@@ -540,11 +540,11 @@ def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
         ({"local_steps": [1, 2]}, r"local_steps must be an integer >= 1, got local_steps=\[1, 2\]"),
         ({"participation": 2}, r"participation must lie in \(0, 1\], got participation=2"),
         ({"init": torch.zeros(3)}, r"init has 3 numbers, the model has d = 15 parameters"),
-        ({"init": torch.full((15,), torch.nan)}, r"init holds NaN or infinite numbers"),
+        ({"init": torch.full((15,), torch.nan)}, r"init holds complex, NaN or infinite numbers"),
         ({"init": "no/such.safetensors"}, r"init='no/such.safetensors' is neither 'zero', 'default' nor"),
         ({"algorithm": "fedsso2"}, r"unknown algorithm 'fedsso2'; did you mean 'fedsso'\?"),
         ({"model": "mclr2"}, r"unknown model 'mclr2'; did you mean 'mclr'\?"),
-        ({"checkpoint_every": 0}, r"checkpoint_every must be >= 1, got 0"),
+        ({"checkpoint_every": 0}, r"checkpoint_every must be an integer >= 1, got checkpoint_every=0"),
     ],
 )
 def test_wrong_input_names_value_bound_and_remedy(fed: Federation, options: dict[str, Any], message: str) -> None:

@@ -21,6 +21,8 @@ LAYERS = (
     {"objective", "local"},
     {"algorithms"},
     {"engine"},
+    {"options"},
+    {"context"},
     {"spec"},
     {"runs"},
     {"experiment"},

@@ -473,11 +473,11 @@ def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> No
 
 
 def test_capacity_is_bounded_by_two_gigabytes() -> None:
-    assert qn.capacity(200, 7850, 4, 2) == 200
-    assert qn.capacity(200, 10**7, 4, 2) == 24
-    assert qn.capacity(200, 10**7, 4, 3) == 15
-    assert qn.capacity(200, 10**7, 8, 2) == 11
-    assert qn.capacity(200, 10**10, 4, 2) == 1
+    assert qn.capacity("bfgs", 200, 7850, 4) == 200
+    assert qn.capacity("bfgs", 200, 10**7, 4) == 24
+    assert qn.capacity("dfp", 200, 10**7, 4) == 14
+    assert qn.capacity("lbfgs", 200, 10**7, 8) == 11
+    assert qn.capacity("bfgs", 200, 10**10, 4) == 1
 
 
 def test_init_has_room_for_the_pairs_and_a_bin() -> None:
@@ -485,7 +485,7 @@ def test_init_has_room_for_the_pairs_and_a_bin() -> None:
     assert qn.form("bfgs", 7, 5).init(x).store.shape == (2, 8, 2, 3)
     assert qn.form("lbfgs", 7, 5).init(x).store.shape == (2, 6, 2, 3)
     assert qn.form("lbfgs", 4, 5).init(x).store.shape == (2, 5, 2, 3)
-    assert qn.form("dfp", 7, 5).init(x).store.shape == (2, 8, 3, 3)
+    assert qn.form("dfp", 7, 5).init(x).store.shape == (2, 9, 3, 3)
 
 
 def test_dual_forms() -> None:

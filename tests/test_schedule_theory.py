@@ -64,7 +64,7 @@ def test_decay() -> None:
 
 @pytest.mark.parametrize(("scale", "shift"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (float("nan"), 0.0)])
 def test_decay_refuses_what_is_not_positive(scale: float, shift: float) -> None:
-    with pytest.raises(InputError, match=rf"scale > 0 and shift > -1, got {scale}, {shift}"):
+    with pytest.raises(InputError, match=rf"scale > 0 and shift > -1, got {scale}, {shift}, 1.0"):
         Decay(scale, shift)
 
 

@@ -13,12 +13,12 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from .algorithms import FedAvg, FedSGD, FedSSO
+from .context import build_model
 from .data import Federation, load
 from .errors import InputError
 from .experiment import compare, resume, simulate, sweep
 from .runs import Run, Runs, load_run, load_runs
 from .schedule import Decay, theorem_2, theorem_3
-from .spec import build_model
 from .version import __version__
 
 __all__ = [

@@ -5,24 +5,24 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, integer, number
 from .schedule import Decay
 
 
-def positive(record: Any, *names: str) -> None:
-    """Each named field must be a positive finite number or a schedule."""
+def positive(record: Any, *names: str, schedules: bool = True) -> None:
+    """Each named field must be a positive finite number, or a schedule where that is allowed; it becomes a float."""
     for name in names:
         value = getattr(record, name)
-        if isinstance(value, Decay):
+        if schedules and isinstance(value, Decay):
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InputError(f"{name} must be a number or a schedule, got {value!r}")
+        value = number(name, value)
         if not (value > 0 and isfinite(value)):
-            raise InputError(f"{name} must be > 0, got {name}={value!r}; try {name}=0.01")
+            raise InputError(f"{name} must be > 0 and finite, got {name}={value:g}; leave it out for the default")
+        object.__setattr__(record, name, value)  # 1 and 1.0 are the same setting
 
 
-def at_least(record: Any, name: str, bound: int) -> None:
-    """A named field must be an integer not below the bound, or None where the record allows it."""
+def at_least(record: Any, name: str, bound: int, none: bool = False) -> None:
+    """A named field must be an integer not below the bound; None only where the record allows it."""
     value = getattr(record, name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < bound):
-        raise InputError(f"{name} must be an integer >= {bound}, got {name}={value!r}")
+    if not (none and value is None):
+        object.__setattr__(record, name, integer(name, value, bound))

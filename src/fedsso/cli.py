@@ -6,9 +6,11 @@ fields of the registered algorithms.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from inspect import getdoc
@@ -32,12 +34,14 @@ except ModuleNotFoundError as error:
 from . import experiment
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
+from .context import context
 from .data import Federation, datasets, load
 from .data.sources import FOLDER
 from .errors import InputError
 from .files import check_writable, read_toml, to_toml, write_atomic
+from .options import complete
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
-from .spec import Spec, complete, context
+from .spec import Spec
 from .version import __version__
 
 log = logging.getLogger("fedsso")
@@ -98,10 +102,15 @@ def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -
 
 
 def _check_out(out: str | None) -> None:
-    if out is not None and any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
-        raise InputError(f"{out} holds a run already; `fedsso resume {out}` completes it, or choose another folder")
     if out is not None:
         check_writable(out)
+    if out is not None and any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
+        raise InputError(f"{out} holds a run already; `fedsso resume {out}` completes it, or choose another folder")
+
+
+def _draw(runs: Runs, settings: Any) -> None:
+    if settings.out is not None:
+        runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
 
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
@@ -137,7 +146,9 @@ def run(
         done = experiment.simulate(
             fed, settings.model, record, out=settings.out, progress=watch, **cast(Any, {**options, **many})
         )
-    show(done if isinstance(done, Runs) else Runs([done]), settings.targets, settings.out, as_json)
+    runs = done if isinstance(done, Runs) else Runs([done])
+    _draw(runs, settings)
+    show(runs, settings.targets, settings.out, as_json)
 
 
 @app.command(cls=WithSettings)
@@ -160,8 +171,7 @@ def compare(
     with watching(settings.out) as watch:
         common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
         runs = experiment.compare(fed, settings.model, list(records.values()), **common, **options)
-    if settings.out is not None:
-        runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
+    _draw(runs, settings)
     show(runs, settings.targets, settings.out, as_json)
 
 
@@ -186,8 +196,7 @@ def resume(
     else:
         with watching(folder) as watch:
             runs = experiment.resume(folder, progress=watch)
-        if found != [folder]:
-            runs.plot(folder / PICTURE)
+        runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json)
 
 
@@ -253,4 +262,7 @@ def version() -> None:
 
 def main() -> None:
     """The entry point of the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may not know every letter
     app(prog_name="fedsso")

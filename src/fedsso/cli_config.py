@@ -26,8 +26,8 @@ from .engine.metrics import METRICS
 from .errors import InputError, unknown
 from .files import read_toml
 from .models import MODELS
+from .options import DEFAULTS, DTYPES
 from .schedule import Decay
-from .spec import DEFAULTS, DTYPES
 from .tree import to_dict
 
 

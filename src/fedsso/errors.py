@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
+from numbers import Real
+from typing import SupportsIndex
 
 
 class InputError(ValueError):
     """Wrong input. The command line prints the message alone and exits with code 2."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """An error for a name that is not in a list, with the nearest one that is."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def one_of(kind: str, name: object, known: Iterable[str]) -> str:
+    """The name, if it is in the list."""
+    names = list(known)
+    if isinstance(name, str) and name in names:
+        return name
+    raise unknown(kind, name, names)
+
+
+def integer(name: str, value: object, least: int | None = None) -> int:
+    """The value as an int; numpy's integers are, a bool is not."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with suppress(TypeError):  # an array of several
+            whole = operator.index(value)
+            if least is None or whole >= least:
+                return whole
+    bound = "" if least is None else f" >= {least}"
+    raise InputError(f"{name} must be an integer{bound}, got {name}={value!r}")
+
+
+def number(name: str, value: object) -> float:
+    """The value as a float, of Python or numpy; it may be infinite or NaN."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number, got {name}={value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{name} must be a number below 1e308 in size, got an integer beyond it") from None

@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
 
@@ -20,16 +19,18 @@ import torch
 from torch import nn
 
 from .algorithm import Algorithm
-from .algorithms import make
+from .algorithms import ALGORITHMS, make
+from .context import Context, context
 from .data import Federation
 from .engine import checkpoint
 from .engine.simulate import Simulation
 from .engine.simulate import run as advance
-from .errors import InputError
+from .errors import InputError, integer
 from .files import check_writable, read_toml, to_toml, write_atomic
 from .objective import ravel
+from .options import Options, complete, device_of
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
-from .spec import Context, Options, Spec, complete, context, device_of, specify
+from .spec import Spec, specify
 from .tree import nbytes, signature, stack
 
 log = logging.getLogger("fedsso")
@@ -74,14 +75,13 @@ def simulate(
     **options: Unpack[Options],
 ) -> Run | Runs:
     """Train one model with one algorithm. With `seeds` one run per seed; with `out` a folder that can be resumed."""
-    if checkpoint_every < 1:
-        raise InputError(f"checkpoint_every must be >= 1, got {checkpoint_every}")
+    integer("checkpoint_every", checkpoint_every, 1)
     if seeds is not None:
         return sweep(fed, model, [algorithm], seeds=seeds, out=out, progress=progress, **options)
     full = complete(options)
     record = _record(algorithm)
     ctx = context(fed, model, full)
-    folder = None if out is None else Path(out)
+    folder = _folder(out)
     planned = Planned(specify(ctx, model, record, full, 0, ()), record, ctx, full, folder)
     _prepare([planned], fresh=True)
     return _execute([planned], progress, checkpoint_every)[0]
@@ -101,19 +101,20 @@ def sweep(
 
     `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second call goes on.
     """
-    records = [_record(a) for a in algorithms]
-    if not records:
-        raise InputError("a sweep needs at least one algorithm, got an empty list")
+    records = _records(algorithms)
     vary = [n for n in ("local_steps", "batch_size") if isinstance(options.get(n), (list, tuple))]
+    if any(not options[n] for n in vary):
+        raise InputError(f"{' and '.join(vary)} must list at least one value each")
     choices = [[{n: v} for v in options[n]] for n in vary]
     planned: list[Planned] = []
+    root = _folder(out)
     for seed in _seeds(seeds, options):
         for picked in itertools.product(*choices):
             full = complete({**options, **{k: v for one in picked for k, v in one.items()}, "seed": seed})
             ctx = context(fed, model, full)
             for record in records:
                 spec = specify(ctx, model, record, full, len(planned), vary)
-                folder = None if out is None else Path(out) / spec.folder(len(planned))
+                folder = None if root is None else root / spec.folder(len(planned))
                 planned.append(Planned(spec, record, ctx, full, folder))
     _prepare(planned)
     return Runs(_execute(planned, progress, 10))
@@ -126,8 +127,30 @@ def _record(algorithm: str | Algorithm) -> Algorithm:
     return record
 
 
+def _records(algorithms: Any) -> list[Algorithm]:
+    """The records of a sweep, all different."""
+    several = list(algorithms) if isinstance(algorithms, list | tuple) else [algorithms]
+    records = [_record(a) for a in several]
+    if not records:
+        raise InputError("a sweep needs at least one algorithm, got an empty list")
+    if len({repr(r) for r in records}) < len(records):
+        raise InputError("an algorithm with the same settings was given twice; give several seeds to repeat it")
+    return records
+
+
+def _folder(out: Any) -> Path | None:
+    """Where results go."""
+    if out is None:
+        return None
+    if not isinstance(out, str | Path) or not str(out) or "\0" in str(out):
+        raise InputError(f"out must name a folder, got out={out!r}")
+    return Path(out)
+
+
 def _seeds(seeds: Iterable[int] | None, options: Mapping[str, Any]) -> tuple[int, ...]:
-    chosen = (options.get("seed", 0),) if seeds is None else tuple(index(seed) for seed in seeds)
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
+        raise InputError(f"seeds must be a list of integers, got seeds={seeds!r}")
+    chosen = (options.get("seed", 0),) if seeds is None else tuple(integer("seed", s) for s in seeds)
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
     return chosen
@@ -173,19 +196,26 @@ def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Check what can be checked, then write every run's spec, so that a killed sweep knows what is left to do."""
     for run in {id(run.context): run for run in planned}.values():
         run.context.check(run.options)
-    for run in planned:
-        if run.folder is None:
-            return
-        path = run.folder / SPEC
-        if path.is_file():
-            there = Spec.from_toml(read_toml(path))
-            if fresh or there.identity != run.spec.identity:
-                raise InputError(
-                    f"{run.folder} holds a run already; `fedsso resume` completes it, or choose another folder"
-                )
-            continue
-        check_writable(run.folder)
-        write_atomic(path, to_toml(run.spec.to_toml()))
+    new = [(run.folder, run.spec) for run in planned if run.folder is not None and _is_new(run, fresh)]
+    for folder, spec in new:
+        check_writable(folder)
+        write_atomic(folder / SPEC, to_toml(spec.to_toml()))
+
+
+def _is_new(run: Planned, fresh: bool) -> bool:
+    """Whether a run's folder is still to be made; another run in its place is an error."""
+    path, name = Path(run.folder or "") / SPEC, run.spec.algorithm
+    if name not in ALGORITHMS:
+        raise InputError(
+            f"{name} is not registered, so its run could not be read back; set "
+            f"fedsso.algorithms.ALGORITHMS[{name!r}] first"
+        )
+    begun = any((path.parent / name).is_file() for name in (CHECKPOINT, TRACE))
+    if not path.is_file() or not begun:
+        return True  # a run that never began leaves at most its spec
+    if fresh or Spec.from_toml(read_toml(path)).identity != run.spec.identity:
+        raise InputError(f"{path.parent} holds a run already; `fedsso resume` completes it, or choose another folder")
+    return False
 
 
 def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:

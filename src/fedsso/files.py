@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 
-from fedsso.errors import InputError
+from .errors import InputError
 
 
 def _unwritable(path: str | Path, error: OSError) -> InputError:

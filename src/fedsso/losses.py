@@ -48,6 +48,8 @@ LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "bce": bce, "mse":
 
 def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
     """A loss by name, or a user's callable (outputs [n, classes], targets [n]) -> one loss per row [n]."""
+    if not callable(loss) and not isinstance(loss, str):
+        raise InputError(f"a loss is a name or a function, got loss={loss!r}")
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)
@@ -56,10 +58,10 @@ def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
     def rows(z: Tensor, y: Tensor) -> Tensor:
         outputs = z.movedim(-2, -1)
         value = loss(outputs.reshape(-1, z.shape[-2]), y.reshape(-1))
-        if value.shape != (y.numel(),):
+        if not isinstance(value, Tensor) or value.shape != (y.numel(),):
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
-                f"a loss must return one value per row, shape ({y.numel()},), got {tuple(value.shape)}; "
-                "use reduction='none'"
+                f"a loss must return one value per row, shape ({y.numel()},), got {shape}; use reduction='none'"
             )
         return value.reshape(y.shape)
 

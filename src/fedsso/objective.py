@@ -125,7 +125,7 @@ class Dense(Backend):
         odd = len(chain) % 2 == 1 and len(set(map(id, chain))) == len(chain)
         linear = all(type(m) is nn.Linear for m in chain[::2])
         between = all(type(m) in cls.ACTIVATIONS for m in chain[1::2])
-        return flat and odd and linear and between and all(p.requires_grad for p in module.parameters())
+        return flat and odd and linear and between and _plain(module)
 
     def _weights(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         params = list(self.layout.unravel(x).values())
@@ -173,8 +173,17 @@ class Dense(Backend):
         return (rows * weight.squeeze(2)).sum(-1), grad
 
 
+def _plain(module: nn.Module) -> bool:
+    """Whether every parameter is trainable and used once, and no hook changes what a module computes."""
+    every = [p for _, p in module.named_parameters(remove_duplicate=False)]
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooked = any(getattr(m, name) for m in module.modules() for name in hooks)
+    return not hooked and len(set(map(id, every))) == len(every) and all(p.requires_grad for p in every)
+
+
 def _sequence(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.Sequential):
+    """The modules of a plain chain; a subclass of Sequential may do anything in its forward."""
+    if type(module) is nn.Sequential:
         return [inner for child in module for inner in _sequence(child)]
     return [module]
 
@@ -275,7 +284,7 @@ class Looped(Backend):
         """Outputs in evaluation mode."""
         self.module.eval()
         out: list[Tensor] = []
-        with torch.no_grad():
+        with torch.no_grad(), _seeded(0, x.device):
             for i in range(x.shape[0]):
                 for t in range(x.shape[1]):
                     self._load(x, i, t)

@@ -76,9 +76,7 @@ def page(title: str, tables: Tables, image: Path, settings: Mapping[str, object]
         text="\n".join(f"<p>{escape(part.strip())}</p>" for part in text.split("\n\n") if part.strip()),
         alt=escape(f"Test accuracy and training loss over communication rounds of {labels}"),
         image=_data_uri(image),
-        tables="\n".join(
-            f'<h2>{escape(name)}</h2>\n<div class="results">\n{_table(rows)}\n</div>' for name, rows in tables.items()
-        ),
+        tables="\n".join(_section(name, rows) for name, rows in tables.items()),
         settings=escape(to_toml(settings)),
     )
 

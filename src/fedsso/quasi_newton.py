@@ -32,11 +32,12 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
-from fedsso.errors import InputError, unknown
+from .errors import InputError, unknown
 
 FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
+DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
 CPU_BLOCK = (1 << 15, 1 << 19)  # most columns and entries of a float32 store widened to float64 at once
 DEVICE_BLOCK = (1 << 20, 1 << 26)
 
@@ -70,7 +71,8 @@ def judge(
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
     accept = (rho.abs() > FLAT * length) & ((rho >= cosine * length) | (cosine <= 0))
-    cur = torch.where(ok, rho, 2 * square / (lam + Lam))
+    one = torch.ones_like(rho)  # makes float64 of bounds that a float32 sweep holds
+    cur = torch.where(ok, rho, 2 * square / (lam * one + Lam * one))
     return Verdict(rho, cur, accept, accept & ~ok, ~accept & (ss > 0))
 
 
@@ -93,7 +95,7 @@ class Form(Protocol):
 class Pairs(NamedTuple):
     """The newest pairs in a ring. `store` is donated: `step` writes one slot of it."""
 
-    store: Tensor  # [*L, P + 1, V, d]; the last slot is a bin, never read, for pairs that are not accepted
+    store: Tensor  # [*L, ring + 1, V, d]; the last slot is a bin, never read, for pairs that are not accepted
     head: Tensor  # [*L] slot of the next pair
     held: Tensor  # [*L] pairs held
     gram: Tensor  # [*L, V, P, P]
@@ -110,14 +112,14 @@ class Bfgs:
 
     def init(self, x: Tensor) -> Pairs:
         """Room for the pairs, and no pair."""
-        return _empty(x, self.pairs, vectors=2)
+        return _empty(x, self.pairs, vectors=2, ring=self.pairs)
 
     def step(
         self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Pairs, Tensor]:
         """One pass over the store for the products with y and g, one for H g."""
         if reset:
-            return _blank(state.store), g.clone()
+            return _blank(state.store, self.pairs), g.clone()
         state = _append(state, (s, y), verdict)
         of_y, of_g = _project(state, (y, g), k).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
@@ -148,15 +150,19 @@ class Dfp:
     dual: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Pairs:
-        """Room for the pairs, and no pair."""
-        return _empty(x, self.pairs, vectors=3)
+        """Room for the pairs, and no pair.
+
+        h is computed from all pairs, the one that will leave included: the new pair gets a slot of its own, so that
+        a step which is interrupted and taken again finds what it found before.
+        """
+        return _empty(x, self.pairs, vectors=3, ring=self.pairs + 1)
 
     def step(
         self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Pairs, Tensor]:
         """As BFGS, with one more combination for h = H y and the products of the new pair on their own."""
         if reset:
-            return _blank(state.store), g.clone()
+            return _blank(state.store, self.pairs), g.clone()
         old = _project(state, (y, g), k)
         h = _combine(state, self._weights(state, old[..., 0, :, :]), k).add_(y)
         new = torch.stack([inner((y, g), v[..., None, :]) for v in (s, y, h)], -1)
@@ -190,6 +196,9 @@ class Dense:
 
     def init(self, x: Tensor) -> Matrix:
         """The identity."""
+        size = x.shape[-1] ** 2 * x.element_size()
+        if size > DENSE_BYTES:
+            raise InputError(f"a {x.shape[-1]} x {x.shape[-1]} matrix needs {size / 1e9:.0f} GB; use form='bfgs'")
         return Matrix(_identity(x.shape, x.dtype, x.device))
 
     def step(
@@ -230,9 +239,10 @@ def form(name: str, pairs: int, m: int) -> Form:
     return made[name]
 
 
-def capacity(pairs: int, d: int, itemsize: int, vectors: int) -> int:
-    """How many of `pairs` pairs fit into the store of one trial, next to the bin; at least one."""
-    return max(1, min(pairs, STORE_BYTES // (vectors * d * itemsize) - 1))
+def capacity(name: str, pairs: int, d: int, itemsize: int) -> int:
+    """How many of `pairs` pairs the form can hold in the memory of one trial, spare slots counted; at least one."""
+    vectors, spare = (3, 2) if name == "dfp" else (2, 1)
+    return max(1, min(pairs, STORE_BYTES // (vectors * d * itemsize) - spare))
 
 
 def inner(columns: Sequence[Tensor], rows: Tensor) -> Tensor:
@@ -272,19 +282,16 @@ def _rank_two(B: Tensor, y: Tensor, s: Tensor, verdict: Verdict) -> Tensor:
     return torch.where(verdict.accept[..., None], new, B)
 
 
-def _empty(x: Tensor, pairs: int, vectors: int) -> Pairs:
-    d = x.shape[-1]
-    slots = capacity(pairs, d, x.element_size(), vectors) + 1
-    return _blank(x.new_zeros(*x.shape[:-1], slots, vectors, d))
+def _empty(x: Tensor, pairs: int, vectors: int, ring: int) -> Pairs:
+    return _blank(x.new_zeros(*x.shape[:-1], ring + 1, vectors, x.shape[-1]), pairs)
 
 
-def _blank(store: Tensor) -> Pairs:
+def _blank(store: Tensor, pairs: int) -> Pairs:
     """No pair held. Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma 1."""
-    *lead, slots, vectors, _ = store.shape
-    P = slots - 1
+    *lead, _, vectors, _ = store.shape
     head = torch.zeros(lead, dtype=torch.int64, device=store.device)
-    gram = _identity((*lead, vectors, P), torch.float64, store.device)
-    return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, P))
+    gram = _identity((*lead, vectors, pairs), torch.float64, store.device)
+    return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, pairs))
 
 
 def _identity(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -304,7 +311,7 @@ def _append(state: Pairs, pair: Sequence[Tensor], verdict: Verdict) -> Pairs:
         store.view(-1, d).index_copy_(0, target + i, vector.reshape(-1, d))
     return state._replace(
         head=torch.where(accept, (head + 1) % (slots - 1), head),
-        held=torch.where(accept, (held + 1).clamp(max=slots - 1), held),
+        held=torch.where(accept, (held + 1).clamp(max=state.cur.shape[-1]), held),
         cur=torch.where(verdict.accept, torch.cat((state.cur[..., 1:], verdict.cur), -1), state.cur),
     )
 
@@ -327,11 +334,11 @@ def _newest(state: Pairs, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
 
 
 def _slots(state: Pairs, k: int) -> tuple[Tensor, Tensor]:
-    """The rows [*L, n V, d] in use by round k, and the slots [*L, n] of the newest n pairs, oldest first."""
-    n = min(k, state.cur.shape[-1])
+    """The rows [*L, m V, d] in use by round k, and the slots [*L, n] of the newest n pairs, oldest first."""
+    n, m = min(k, state.cur.shape[-1]), min(k, state.store.shape[-3] - 1)
     ages = torch.arange(-n, 0, device=state.head.device)
-    # before the ring is full, modulo n only keeps the slots of absent pairs in range
-    return state.store[..., :n, :, :].flatten(-3, -2), (state.head[..., None] + ages) % n
+    # before the ring is full, modulo m only keeps the slots of absent pairs in range
+    return state.store[..., :m, :, :].flatten(-3, -2), (state.head[..., None] + ages) % m
 
 
 def _project(state: Pairs, columns: Sequence[Tensor], k: int) -> Tensor:
@@ -347,5 +354,6 @@ def _project(state: Pairs, columns: Sequence[Tensor], k: int) -> Tensor:
 def _combine(state: Pairs, weights: Tensor, k: int) -> Tensor:
     """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype."""
     rows, slots = _slots(state, k)
-    by_slot = torch.empty_like(weights).scatter_(-2, slots[..., None].expand_as(weights), weights)
+    by_slot = weights.new_zeros(*weights.shape[:-2], rows.shape[-2] // weights.shape[-1], weights.shape[-1])
+    by_slot.scatter_(-2, slots[..., None].expand_as(weights), weights)
     return (by_slot.flatten(-2)[..., None, :].to(rows.dtype) @ rows)[..., 0, :]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsso.errors import InputError, unknown
-from fedsso.files import write_atomic
-from fedsso.trace import Trace
+from .errors import InputError, unknown
+from .files import write_atomic
+from .trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,6 +7,7 @@ checkpoint.safetensors (the model; while the run is under way also everything ne
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import report
+from .context import Context
 from .data import Federation
 from .engine import checkpoint
 from .engine.evaluate import Evaluator
 from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
-from .files import check_writable, read_toml, to_toml, write_atomic
+from .files import check_writable, read_text, read_toml, to_toml, write_atomic
 from .objective import buffers_into, objective, unravel_into
-from .spec import Context, Spec
+from .spec import Spec
 from .trace import COLUMNS, INTEGERS, Trace
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Run:
         return self.trace.rounds_to(target, metric)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Last evaluated round below the target (the paper's count), None if the run ends below it."""
+        """Last evaluated round below the target (the paper's count): None if the run ends below it, -1 if none is."""
         return self.trace.last_below(target, metric)
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -113,8 +115,9 @@ class Run:
         folder = Path(folder)
         check_writable(folder)
         write_atomic(folder / SPEC, to_toml(self.spec.to_toml()))
-        self.trace.save(folder / TRACE)
-        done = {"model": self.x, "buffers": self.buffers, "done": torch.tensor(1)}
+        text = self.trace.to_csv()
+        write_atomic(folder / TRACE, text)
+        done = {"model": self.x, "buffers": self.buffers, "done": _digest(text)}
         done["diverged"] = torch.tensor(self.diverged or 0)
         checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
 
@@ -148,16 +151,21 @@ class Runs(Sequence[Run]):
             groups.setdefault(run.label, []).append(run)
         return {label: Runs(runs) for label, runs in groups.items()}
 
-    def best(self, target: float | None = None, metric: str = "test_accuracy") -> Run:
+    def best(self, target: float | None = None, metric: str | None = None) -> Run:
         """The run of the best setting (its first seed): fewest rounds to the target on the mean over seeds, a seed
-        that misses it counting as never; ties and no target: the highest final value."""
+        that misses it counting as never; ties and no target: the best final value. A loss is best when small;
+        without a metric it is the accuracy, or the test loss where there is no accuracy."""
         if not len(self):
             raise InputError("there are no runs to choose from")
+        name = metric or ("test_accuracy" if any(run.final() >= 0 for run in self) else "test_loss")
+        sign = 1.0 if name.endswith("loss") else -1.0
+        if target is not None and sign > 0:
+            raise InputError(f"a target is reached from below: give a metric such as test_accuracy, not {name}")
 
         def cost(runs: Runs) -> tuple[float, float]:
-            hits = [math.inf] if target is None else [_or_never(run.rounds_to(target, metric)) for run in runs]
-            final = float(np.mean([run.final(metric) for run in runs]))
-            return float(np.mean(hits)), -final if math.isfinite(final) else math.inf
+            hits = [math.inf] if target is None else [_or_never(run.rounds_to(target, name)) for run in runs]
+            final = float(np.mean([run.final(name) for run in runs]))
+            return float(np.mean(hits)), sign * final if math.isfinite(final) else math.inf
 
         return min(self.settings().values(), key=cost)[0]
 
@@ -217,6 +225,8 @@ def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
         }
         if diverged[t]:
             columns["test_accuracy"][diverged[t] :] = 0.0
+            for name in ("bytes_up", "bytes_down", "seconds"):  # nothing more is sent
+                columns[name][diverged[t] + 1 :] = 0
         out.append(Trace(columns, spec.options["eval_every"], diverged[t] or None))
     return out
 
@@ -239,6 +249,8 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
     saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
     if "done" not in saved:
         raise InputError(f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it")
+    if not torch.equal(saved["done"], _digest(read_text(folder / TRACE))):
+        raise InputError(f"{folder / TRACE} is not the trace that this run wrote; restore it, or run again")
     trace = Trace.load(folder / TRACE, spec.options["eval_every"], int(saved["diverged"]) or None)
     given = federation is not None or model is not None
     return Run(spec, trace, saved["model"], saved["buffers"], spec.context(federation, model) if given else None)
@@ -258,6 +270,10 @@ def run_folders(folder: str | Path) -> list[Path]:
     if not found:
         raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
     return found
+
+
+def _digest(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
 def is_done(folder: Path, spec: Spec) -> bool:

@@ -10,9 +10,9 @@ ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's denom
 
 from __future__ import annotations
 
-from math import sqrt
+from math import isfinite, sqrt
 
-from .errors import InputError
+from .errors import InputError, number
 from .tree import Scalar, hyper, param
 
 
@@ -25,8 +25,14 @@ class Decay:
     power: Scalar = param(default=1.0, doc="exponent: 1 for Theorem 2.1, 1/2 for the server step of Theorem 3.1")
 
     def __post_init__(self) -> None:
-        if not self.scale > 0 or not self.shift > -1:
-            raise InputError(f"a decay needs scale > 0 and shift > -1, got {self.scale}, {self.shift}")
+        for name in ("scale", "shift", "power"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        if not (self.scale > 0 and self.shift > -1) or not all(
+            isfinite(v) for v in (self.scale, self.shift, self.power)
+        ):
+            raise InputError(
+                f"a decay needs finite scale > 0 and shift > -1, got {self.scale}, {self.shift}, {self.power}"
+            )
 
     def __call__(self, k: int) -> Scalar:
         return self.scale / (k + self.shift) ** self.power
@@ -45,6 +51,7 @@ def theorem_2(
     *, L: float, mu: float, tau: int, clients: int, kappa: float, kappa_bar: float, printed: bool = False
 ) -> tuple[Decay, Decay]:
     """(alpha, eta) of Theorem 2.1 for an L-smooth, mu-convex f; kappa, kappa_bar bound the eigenvalues of B^-1."""
+    _positive(L=L, mu=mu, tau=tau, clients=clients, kappa=kappa, kappa_bar=kappa_bar)
     ratio = L * kappa_bar**2 / (mu * tau * kappa)  # alpha_k = ratio * eta_k
     if printed:
         beta, gamma = 2 / mu, max(2 * kappa * mu / (clients * L), 2 * L / mu)
@@ -56,5 +63,12 @@ def theorem_2(
 
 def theorem_3(*, L: float, tau: int, printed: bool = False) -> tuple[Decay, Decay]:
     """(alpha, eta) of Theorem 3.1 for an L-smooth f."""
+    _positive(L=L, tau=tau)
     shift = 0.0 if printed else 1.0
     return Decay(1 / (2 * sqrt(6) * tau * L), shift), Decay(1.0, shift, 0.5)
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not number(name, value) > 0:
+            raise InputError(f"{name} must be > 0, got {name}={value!r}")

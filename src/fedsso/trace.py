@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsso.errors import InputError, unknown
-from fedsso.files import read_text, write_atomic
+from .errors import InputError, unknown
+from .files import read_text, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd

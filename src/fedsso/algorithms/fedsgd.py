@@ -1,7 +1,7 @@
 """FedSGD: one mini-batch gradient per client and round, averaged; FedAvg with a single local step.
 
-x          global model x_k              alpha      step
-g          gradient of a client at x_k
+x          global model x_k              alpha      client step
+g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class FedSGD(Algorithm):
     0.1
     """
 
-    alpha: Step = param(default=0.01, doc="step α, applied by the server to the mean gradient")
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
 
     def __post_init__(self) -> None:
-        positive(self, "alpha")
+        positive(self, "alpha", "eta")
 
     def local_steps(self, tau: Tensor) -> Tensor:
         return torch.ones_like(tau)
@@ -48,7 +49,7 @@ class FedSGD(Algorithm):
         return Reply(g, own, loss)
 
     def server(self, server: State, g: Tensor, cohort: Cohort) -> State:
-        return State(server.x - at(self.alpha, cohort.k) * g, norm(g))
+        return State(server.x - at(self.eta, cohort.k) * at(self.alpha, cohort.k) * g, norm(g))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

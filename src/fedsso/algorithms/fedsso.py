@@ -70,10 +70,11 @@ class FedSSO(Algorithm):
     m: int = param(default=20, doc="window of form lbfgs")
 
     def __post_init__(self) -> None:
-        positive(self, "alpha", "eta", "lam", "Lam")
+        positive(self, "alpha", "eta")
+        positive(self, "lam", "Lam", schedules=False)
         if self.lam >= self.Lam:
             raise InputError(f"lam must be < Lam, got lam={self.lam}, Lam={self.Lam}; the paper: 1e-4 and 9999")
-        at_least(self, "R", 2)
+        at_least(self, "R", 2, none=True)
         at_least(self, "pairs", 1)
         at_least(self, "m", 1)
         if self.guard not in GUARDS:
@@ -81,8 +82,9 @@ class FedSSO(Algorithm):
         qn.form(self.form, self.pairs, self.m)
 
     def server_init(self, x: Tensor) -> State:
-        if self._held(x) < self.pairs:
-            log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", self.pairs, x.shape[-1], self._held(x))
+        held, wished = self._held(x), self._wished
+        if held < wished and not x.is_meta:
+            log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wished, x.shape[-1], held)
         one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
         guard = Guard(one, one, one.bool())
         zero = x.new_zeros(x.shape)
@@ -96,7 +98,7 @@ class FedSSO(Algorithm):
         k, x, s = cohort.k, server.x, server.s
         form = self._form(x)
         if k == self._held(x) + 2 and (self.R is None or k < self.R) and self.form in ("bfgs", "dfp"):
-            log.info("round %d: %d pairs are held, from now on the oldest leaves", k, k - 2)
+            log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, k - 2)
         work = at(self.alpha, k) * cohort.steps
         g = delta / -work  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
@@ -131,9 +133,15 @@ class FedSSO(Algorithm):
         radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
         return {**dict(zip(names, server.seen.unbind(-1), strict=True)), "radius": radius}
 
+    @property
+    def _wished(self) -> int:
+        """Pairs that the form wants to keep."""
+        return {"lbfgs": min(self.m, self.pairs), "bfgs-dense": 0, "dfp-dense": 0}.get(self.form, self.pairs)
+
     def _held(self, x: Tensor) -> int:
-        """Pairs that are kept: as many as asked for, but no more than fit into the memory of one trial."""
-        return qn.capacity(self.pairs, x.shape[-1], x.element_size(), 3 if self.form == "dfp" else 2)
+        """Pairs that are kept: no more than fit into the memory of one trial."""
+        return qn.capacity(self.form, self._wished, x.shape[-1], x.element_size()) if self._wished else 0
 
     def _form(self, x: Tensor) -> qn.Form:
-        return qn.form(self.form, self._held(x), self.m)
+        held = max(1, self._held(x))
+        return qn.form(self.form, held, held)

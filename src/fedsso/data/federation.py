@@ -5,7 +5,7 @@ Symbols: N clients, n_i training rows of client i, p_i its weight (n_i / sum n u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, unknown
+from ..errors import InputError, integer, number, one_of
 from ..rng import generator
 
 
@@ -46,22 +46,24 @@ class Federation:
         cls,
         x: Any,
         y: Any,
-        rows: Sequence[Any],
+        rows: Iterable[Any],
         *,
         test_fraction: float = 0.25,
         seed: int = 0,
         classes: int | None = None,
     ) -> Federation:
-        """Client i holds the rows of x and y that rows[i] lists."""
-        x, y = _tensor(x, "x"), _tensor(y, "y")
+        """Client i holds the rows of x and y that rows[i] lists, or marks in a mask; a row has one holder at most."""
+        test_fraction, seed = split_options(test_fraction, seed)
+        x, y = dense(x, "x"), dense(y, "y")
         _same_length(x, y)
         x, (y, classes) = _samples(x), _targets(y, classes)
+        _worth_storing(classes, len(y))
         if not classes:  # a loss compares model output and target in one precision
             y = y.to(x.dtype if x.is_floating_point() else torch.float32)
             _finite(y, f"y as {y.dtype}")
-        if not len(rows):
-            raise InputError("the federation is empty: got 0 clients, need at least 1")
-        held = [_indices(own, len(x), i) for i, own in enumerate(rows)]
+        lists = _listed(rows, "rows must list the row indices of each client")
+        held = [_indices(own, len(x), i) for i, own in enumerate(lists)]
+        _held_once(held, len(x))
         train, test = _split(held, test_fraction, seed)
         return cls(x, y, *_pack(train), *_pack(test), classes=classes)
 
@@ -81,7 +83,7 @@ class Federation:
 
         Arrays of a dtype that is kept are shared with the caller, not copied.
         """
-        x, y = _tensor(x, "x"), _tensor(y, "y")
+        x, y = dense(x, "x"), dense(y, "y")
         _same_length(x, y)
         names, rows = _group(client_of_row, len(x))
         fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
@@ -90,7 +92,7 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Iterable[tuple[Any, Any]],
         *,
         test_fraction: float = 0.25,
         seed: int = 0,
@@ -99,14 +101,14 @@ class Federation:
         weights: Any = None,
     ) -> Federation:
         """One (x, y) pair per client."""
-        pairs = [_pair(pair, i, classes) for i, pair in enumerate(clients)]
+        given = _listed(clients, "clients must be one pair (x, y) per client")
+        pairs = [_pair(pair, i, classes) for i, pair in enumerate(given)]
         _alike(pairs)
-        if client_names and len(client_names) != len(pairs):
-            raise InputError(f"client_names must name {len(pairs)} clients, got {len(client_names)} names")
+        names = _names(client_names, len(pairs))
         x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
         rows = torch.arange(len(x)).split_with_sizes([len(part) for part, _ in pairs])
         fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
-        return replace(fed, client_names=tuple(client_names), weights=client_weights(weights, len(pairs)))
+        return replace(fed, client_names=names, weights=client_weights(weights, len(pairs)))
 
     @property
     def clients(self) -> int:
@@ -133,11 +135,9 @@ class Federation:
     def rows_of(self, i: int, part: str = "train") -> Tensor:
         """Row indices of client i's training or test part."""
         parts = {"train": (self.train_rows, self.train_start), "test": (self.test_rows, self.test_start)}
-        if part not in parts:
-            raise unknown("part", part, parts)
-        if not 0 <= i < self.clients:
+        rows, start = parts[one_of("part", part, parts)]
+        if not 0 <= integer("client", i) < self.clients:
             raise InputError(f"client must be in 0..{self.clients - 1}, got {i}")
-        rows, start = parts[part]
         return rows[int(start[i]) : int(start[i + 1])]
 
     def to(self, device: torch.device | str) -> Federation:
@@ -195,12 +195,70 @@ def client_weights(weights: Any, clients: int) -> Tensor | None:
     """Own client weights, checked: one per client, none negative, summing to 1."""
     if weights is None:
         return None
-    p = torch.as_tensor(weights, dtype=torch.float64)
+    p = dense(weights, "weights").double()
     if p.shape != (clients,):
         raise InputError(f"weights has shape {tuple(p.shape)}, need one number for each of {clients} clients")
     if not (p >= 0).all() or not abs(float(p.sum()) - 1) < 1e-9:
         raise InputError(f"weights must be >= 0 and sum to 1, got {p.tolist()}: divide them by their sum")
     return p
+
+
+def split_options(test_fraction: object, seed: object) -> tuple[float, int]:
+    """What decides who is tested on what, checked."""
+    fraction, draw = number("test_fraction", test_fraction), integer("seed", seed)
+    if not 0 <= fraction < 1:
+        raise InputError(f"test_fraction must be in [0, 1), got {test_fraction}")
+    if not -(2**63) <= draw < 2**63:
+        raise InputError(f"seed must be in -2**63..2**63-1, what 64 bits hold, got seed={draw}")
+    return fraction, draw
+
+
+def dense(values: Any, what: str) -> Tensor:
+    """Anything array-like as a CPU tensor: float as it is, uint8 as it is; shared where torch can."""
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        raise InputError(f"{what} must be dense, got layout {values.layout}: use .to_dense()")
+    if isinstance(values, Tensor) and values.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+        tensor = values.detach().cpu()
+    else:
+        tensor = torch.from_numpy(_native(_array(values, what), what))
+    if not tensor.ndim:
+        raise InputError(f"{what} must be an array or a list, got {values!r}")
+    if tensor.is_complex():
+        raise InputError(f"{what} must be real, got dtype {tensor.dtype}")
+    return tensor
+
+
+def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what} is ragged or no array: every row needs the same shape ({error})") from None
+
+
+def _native(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+    """The numbers in a dtype and a layout that torch computes with."""
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{what} must hold numbers, got dtype {array.dtype}: encode names, make sparse data dense")
+    if array.dtype == np.uint64 and array.max(initial=0) >= 2**63:
+        raise InputError(f"{what} must be < 2**63, got {array.max()}: pass smaller numbers")
+    array = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
+    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble):  # torch has no arithmetic for these
+        array = array.astype(np.int64 if array.dtype.kind == "u" else np.float64)
+    return np.require(array, requirements="C")
+
+
+def _listed(values: Any, rule: str) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise InputError(f"{rule}, got {values!r}") from None
+
+
+def _names(given: Any, clients: int) -> tuple[str, ...]:
+    names = _listed(given, f"client_names must name {clients} clients")
+    if names and len(names) != clients:
+        raise InputError(f"client_names must name {clients} clients, got {len(names)} names")
+    return tuple(map(str, names))
 
 
 def _spread(title: str, values: Tensor) -> str:
@@ -216,8 +274,6 @@ def _count(y: Tensor, rows: Tensor, start: Tensor, classes: int) -> Tensor:
 
 def _split(rows: Sequence[Tensor], test_fraction: float, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """Each client's rows, shuffled by its own draw, as (training, test); one row at least is for training."""
-    if not 0 <= test_fraction < 1:
-        raise InputError(f"test_fraction must be in [0, 1), got {test_fraction}")
     train, test = [], []
     for i, own in enumerate(rows):
         shuffled = own[torch.randperm(len(own), generator=generator(seed, "split", i))]
@@ -232,37 +288,17 @@ def _pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(list(parts)), sizes.cumsum(0)
 
 
-def _tensor(values: Any, what: str) -> Tensor:
-    """Anything array-like as a CPU tensor: float as it is, uint8 as it is; shared where torch can."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{what} is ragged: every row needs the same shape ({error})") from None
-    if array.dtype.kind not in "biuf":
-        raise InputError(f"{what} must hold numbers, got dtype {array.dtype}: encode it first")
-    array = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
-    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble):  # torch has no arithmetic for these
-        array = array.astype(np.int64 if array.dtype.kind == "u" else np.float64)
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _samples(values: Any, where: str = "") -> Tensor:
-    x = _tensor(values, f"{where}x")
+def _samples(x: Tensor, where: str = "") -> Tensor:
     if x.ndim < 2 or x.shape[1:].numel() == 0:
         raise InputError(f"{where}x must be [rows, features] or [rows, C, H, W], got shape {tuple(x.shape)}")
-    if x.is_complex():
-        raise InputError(f"{where}x must be real, got dtype {x.dtype}")
     x = x if x.dtype == torch.uint8 or x.is_floating_point() else x.float()
     if x.is_floating_point():
         _finite(x, f"{where}x")
     return x
 
 
-def _targets(values: Any, classes: int | None, where: str = "") -> tuple[Tensor, int]:
+def _targets(y: Tensor, classes: int | None, where: str = "") -> tuple[Tensor, int]:
     """(labels, number of classes) or (targets, 0)."""
-    y = _tensor(values, f"{where}y")
     if y.ndim != 1:
         raise InputError(f"{where}y must be [rows], got shape {tuple(y.shape)}: take one column")
     _finite(y, f"{where}y")
@@ -272,14 +308,22 @@ def _targets(values: Any, classes: int | None, where: str = "") -> tuple[Tensor,
 
 
 def _labels(y: Tensor, classes: int | None, what: str) -> tuple[Tensor, int]:
-    if classes is not None and classes < 1:
-        raise InputError(f"classes must be >= 1, got {classes}: leave it out for real targets")
     label = y.long()
-    bound = int(label.max()) + 1 if classes is None else classes
+    bound = int(label.max()) + 1 if classes is None else integer("classes", classes, 1)
     _require(label == y, y, f"{what} must be whole numbers, the class of each row")
     _require(label >= 0, y, f"{what} must be >= 0: number the classes from 0")
-    _require(label < bound, y, f"{what} must be < classes={bound}")
+    _require(label <= min(bound, 2**63) - 1, y, f"{what} must be < classes={bound}")
     return label, bound
+
+
+def _worth_storing(classes: int, rows: int) -> None:
+    """A number of classes that rows could never fill is a mistake, and would take the memory of the machine."""
+    most = max(1000, 100 * rows)
+    if classes > most:
+        raise InputError(
+            f"got classes={classes} (the largest label + 1, unless given), need at most {most} for {rows} rows: "
+            "number the classes 0, 1, 2 ..., or pass y as float for real targets"
+        )
 
 
 def _finite(values: Tensor, what: str) -> None:
@@ -303,18 +347,38 @@ def _same_length(x: Tensor, y: Tensor, where: str = "") -> None:
 
 
 def _indices(rows: Any, total: int, client: int) -> Tensor:
-    own = torch.as_tensor(rows, dtype=torch.int64)
+    what = f"rows of client {client}"
+    own = dense(rows, what)
+    if own.dtype == torch.bool and own.shape == (total,):
+        own = own.nonzero().flatten()
     if not len(own):
         raise InputError(f"client {client} has no training rows: leave it out, or use fewer clients")
+    if own.ndim != 1 or own.dtype == torch.bool or own.is_floating_point():
+        got = f"{own.dtype} of shape {tuple(own.shape)}"
+        raise InputError(f"{what} must be a list of integers, or a mask of {total} booleans, got {got}")
+    own = own.long()
     low, high = int(own.min()), int(own.max())
     if low < 0 or high >= total:
-        raise InputError(f"rows of client {client} must be in 0..{total - 1}, got {low}..{high}")
+        raise InputError(f"{what} must be in 0..{total - 1}, got {low}..{high}")
     return own
+
+
+def _held_once(held: Sequence[Tensor], total: int) -> None:
+    if not held:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    times = torch.bincount(torch.cat(list(held)), minlength=total)
+    if times.max() > 1:
+        row = int(times.argmax())
+        holders = [i for i, own in enumerate(held) for _ in range(int((own == row).sum()))]
+        raise InputError(
+            f"row {row} is listed {len(holders)} times, by clients {holders[:4]}, need once at most: "
+            "drop the repeats, or copy the row in x and y"
+        )
 
 
 def _group(client_of_row: Any, total: int) -> tuple[tuple[str, ...], list[Tensor]]:
     """Client names in sorted order, and the rows of each in the order of the data."""
-    ids = client_of_row.cpu().numpy() if isinstance(client_of_row, Tensor) else np.asarray(client_of_row)
+    ids = _array(client_of_row, "client_of_row")
     if ids.shape != (total,):
         raise InputError(f"client_of_row has shape {ids.shape}, need one entry for each of {total} rows")
     if ids.dtype.kind == "O" and all(isinstance(v, str) for v in ids):
@@ -326,9 +390,12 @@ def _group(client_of_row: Any, total: int) -> tuple[tuple[str, ...], list[Tensor
     return tuple(map(str, names)), list(rows)
 
 
-def _pair(pair: tuple[Any, Any], client: int, classes: int | None) -> tuple[Tensor, Tensor]:
+def _pair(pair: Any, client: int, classes: int | None) -> tuple[Tensor, Tensor]:
     where = f"client {client}: "
-    x, y = _tensor(pair[0], f"{where}x"), _tensor(pair[1], f"{where}y")
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        got = f"{len(pair)} items" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InputError(f"{where}need a pair (x, y), got {got}")
+    x, y = dense(pair[0], f"{where}x"), dense(pair[1], f"{where}y")
     _same_length(x, y, where)
     return _samples(x, where), _targets(y, classes, where)[0]
 

@@ -65,6 +65,6 @@ def _arrays(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def _affine(pixel_range: Sequence[float], brightest: int) -> tuple[float, float]:
     low, high = pixel_range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if not (math.isfinite(high - low) and low < high):
         raise InputError(f"pixel_range must be two finite numbers, low < high, got {list(pixel_range)}")
     return (high - low) / brightest, low

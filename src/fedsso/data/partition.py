@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, unknown
+from ..errors import InputError, integer, number, one_of
 from ..rng import generator, key
 
 
@@ -102,16 +102,13 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 def options_of(name: str) -> list[str]:
     """The options a partition takes, by name."""
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+    partition = PARTITIONS[one_of("partition", name, PARTITIONS)]
     hidden = {"y", "clients", "seed", "counts"}
-    return [option for option in inspect.signature(PARTITIONS[name]).parameters if option not in hidden]
+    return [option for option in inspect.signature(partition).parameters if option not in hidden]
 
 
 def _feasible(rows: int, clients: int, min_rows: int) -> None:
-    if clients < 1 or min_rows < 1:
-        raise InputError(f"clients and min_rows must be >= 1, got clients={clients}, min_rows={min_rows}")
-    if clients * min_rows > rows:
+    if integer("clients", clients, 1) * integer("min_rows", min_rows, 1) > rows:
         raise InputError(
             f"{clients} clients with min_rows={min_rows} need {clients * min_rows} rows, there are {rows}: "
             f"use at most {rows // min_rows} clients, or a smaller min_rows"
@@ -130,7 +127,7 @@ def _shuffled(rows: Tensor, seed: int, *purpose: str | int) -> Tensor:
 
 def _shares(clients: int, concentration: float, seed: int, *purpose: str | int) -> Tensor:
     """One Dirichlet draw; numpy's, because torch draws gammas from the global generator only."""
-    if not (concentration > 0 and math.isfinite(concentration)):
+    if not 0 < number("concentration", concentration) < math.inf:
         raise InputError(f"concentration must be > 0 and finite, got {concentration}; 0.1 is skewed, 100 nearly even")
     numbers = np.random.default_rng(key(seed, "partition", "shares", *purpose))
     return torch.from_numpy(numbers.dirichlet([concentration] * clients))
@@ -144,7 +141,7 @@ def _cut(rows: Tensor, share: Tensor) -> list[Tensor]:
 
 def _holders(labels: int, clients: int, k: int, seed: int) -> list[list[int]]:
     """The clients that hold each class: every client takes the k least-held ones, ties broken by the draw."""
-    if not 1 <= k <= labels:
+    if not 1 <= integer("classes_per_client", k) <= labels:
         raise InputError(f"classes_per_client must be in 1..{labels}, the classes there are, got {k}")
     if clients * k < labels:
         raise InputError(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, unknown
-from .federation import Federation
+from ..errors import InputError, integer, number, one_of, unknown
+from .federation import Federation, split_options
 from .images import Pool, digits, npz
 from .partition import PARTITIONS, TABLES, options_of
 from .synthetic import KINDS
@@ -52,6 +52,8 @@ class DataSet:
     def path(self, data_dir: str | Path | None = None) -> Path | None:
         """Where the file is looked for; None when no folder is known or no file is needed."""
         folder = data_dir or os.environ.get(FOLDER)
+        if folder and not isinstance(folder, str | os.PathLike):
+            raise InputError(f"data_dir must be the path of a folder, got data_dir={data_dir!r}")
         return Path(folder).expanduser() / self.file if folder and self.file else None
 
     def present(self, data_dir: str | Path | None = None) -> bool:
@@ -82,10 +84,19 @@ def load(
     >>> load("digits", clients=4, partition="iid")
     Federation(digits, 4 clients, 1349 train + 448 test rows, sample 1×8×8 uint8, 10 classes)
     """
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    wish = Wish(clients, partition, concentration, classes_per_client, min_rows, test_fraction, seed, data_dir)
-    return DATASETS[name].build(DATASETS[name], wish, options)
+    dataset = DATASETS[one_of("data set", name, DATASETS)]
+    test_fraction, seed = split_options(test_fraction, seed)
+    wish = Wish(
+        clients=None if clients is None else integer("clients", clients, 1),
+        partition=None if partition is None else one_of("partition", partition, PARTITIONS),
+        concentration=None if concentration is None else number("concentration", concentration),
+        classes_per_client=None if classes_per_client is None else integer("classes_per_client", classes_per_client),
+        min_rows=integer("min_rows", min_rows, 1),
+        test_fraction=test_fraction,
+        seed=seed,
+        data_dir=data_dir,
+    )
+    return dataset.build(dataset, wish, options)
 
 
 def datasets() -> list[DataSet]:
@@ -119,9 +130,7 @@ def _synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> F
     """Clients made to measure; `kind` chooses the problem."""
     if wish.partition or wish.concentration is not None or wish.classes_per_client is not None:
         raise InputError(f"data set {dataset.name!r} makes its own clients: leave out the partition; use heterogeneity")
-    kind = str(options.get("kind", "quadratic"))
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
+    kind = one_of("kind", options.get("kind", "quadratic"), KINDS)
     clients = 20 if wish.clients is None else wish.clients
     own = _options(KINDS[kind], {k: v for k, v in options.items() if k != "kind"}, f"synthetic {kind}")
     if "test_fraction" in own:
@@ -176,10 +185,7 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
         return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
-    kinds = (int, float) if isinstance(default, float) else type(default)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise InputError(f"{name} must be of type {type(default).__name__}, got {value!r}")
-    return type(default)(value)
+    return integer(name, value) if isinstance(default, int) else number(name, value)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ heterogeneity 0 makes all clients alike: the same A and b, or rows from one dist
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..rng import generator
-from .federation import Federation, client_weights
+from .federation import Federation, client_weights, dense
 
 F64 = torch.float64
+LARGEST = 2**28  # numbers in x: 2 GiB, of which a few copies are in memory while it is made
 
 
 def quadratic(A: Any, b: Any, p: Any = None) -> Federation:
@@ -28,7 +30,7 @@ def quadratic(A: Any, b: Any, p: Any = None) -> Federation:
 
     A [N, d, d] and b [N, d]; p are the client weights, all equal when left out.
     """
-    A, b = torch.as_tensor(A, dtype=F64), torch.as_tensor(b, dtype=F64)
+    A, b = dense(A, "A").double(), dense(b, "b").double()
     if A.ndim != 3 or A.shape != (*b.shape, A.shape[1]):
         raise InputError(f"need A [N, d, d] and b [N, d], got shapes {tuple(A.shape)} and {tuple(b.shape)}")
     clients, d = b.shape
@@ -48,9 +50,9 @@ def random_quadratic(
     clients: int, seed: int, *, dim: int = 20, heterogeneity: float = 1.0, condition: float = 100.0
 ) -> Federation:
     """Quadratics that share a part of A and b; the clients' own part weighs `heterogeneity`."""
-    _check(clients, dim, heterogeneity)
-    if not condition >= 1:
-        raise InputError(f"condition must be >= 1, got {condition}")
+    _check(clients, dim, dim, heterogeneity)
+    if not 1 <= condition < math.inf:
+        raise InputError(f"condition must be >= 1 and finite, got {condition}")
     common, own = (_spd(n, dim, condition, seed, who) for n, who in ((1, "common"), (clients, "own")))
     A = (common + heterogeneity * own) / (1 + heterogeneity)
     b = _normal((1, dim), seed, "b") + heterogeneity * _normal((clients, dim), seed, "b own")
@@ -68,7 +70,7 @@ def random_logistic(
     test_fraction: float = 0.25,
 ) -> Federation:
     """Label-noise logistic regression: `rows` per client, a share `noise` of the labels flipped."""
-    _check(clients, dim, heterogeneity)
+    _check(clients, rows, dim, heterogeneity)
     if rows < 1 or not 0 <= noise < 0.5:
         raise InputError(f"need rows >= 1 and noise in [0, 0.5), got rows={rows}, noise={noise}")
     w = (_normal((1, dim), seed, "w") + heterogeneity * _normal((clients, dim), seed, "w own")) / dim**0.5
@@ -83,10 +85,12 @@ def random_logistic(
 KINDS: dict[str, Callable[..., Federation]] = {"quadratic": random_quadratic, "logistic": random_logistic}
 
 
-def _check(clients: int, dim: int, heterogeneity: float) -> None:
-    if clients < 1 or dim < 1 or not heterogeneity >= 0:
-        got = f"clients={clients}, dim={dim}, heterogeneity={heterogeneity}"
-        raise InputError(f"need clients >= 1, dim >= 1 and heterogeneity >= 0, got {got}")
+def _check(clients: int, rows: int, dim: int, heterogeneity: float) -> None:
+    got = f"got clients={clients}, dim={dim}, heterogeneity={heterogeneity}"
+    if clients < 1 or dim < 1 or not 0 <= heterogeneity < math.inf:
+        raise InputError(f"need clients >= 1, dim >= 1 and a finite heterogeneity >= 0, {got}")
+    if clients * rows * dim > LARGEST:
+        raise InputError(f"{got}: {rows} rows each make {clients * rows * dim} numbers, need at most {LARGEST}")
 
 
 def _normal(shape: tuple[int, ...], seed: int, purpose: str) -> Tensor:

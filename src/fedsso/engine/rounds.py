@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import Federation
-from ..errors import InputError
+from ..errors import InputError, integer
 from ..rng import generator
 
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 class Protocol:
     """How a round runs, apart from the algorithm."""
 
-    local_steps: int = 5  # tau
+    local_steps: int | None = 5  # tau; None with local_epochs
     local_epochs: int | None = None  # instead of local_steps: each client passes its rows this often
     batch_size: int | None = 100  # None: all rows of the client
     participation: float = 1.0  # share of the clients chosen in each round
@@ -37,14 +37,12 @@ class Protocol:
         _range("participation", self.participation, 0 < self.participation <= 1, "(0, 1]")
         _range("drop_rate", self.drop_rate, 0 <= self.drop_rate < 1, "[0, 1)")
         _range("stragglers", self.stragglers, 0 <= self.stragglers <= 1, "[0, 1]")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"seed must be an integer, got seed={self.seed!r}")
-        for name in ("local_steps", "local_epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is None and name != "local_steps":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {name}={value!r}")
+        if not -(2**63) <= integer("seed", self.seed) < 2**63:
+            raise InputError(f"seed must fit into 64 bits, got seed={self.seed}")
+        works = {name: getattr(self, name) for name in ("local_steps", "local_epochs", "batch_size")}
+        for name, value in works.items():
+            if value is not None or (name == "local_steps" and self.local_epochs is None):
+                integer(name, value, 1)
 
 
 def _range(name: str, value: float, ok: bool, bounds: str) -> None:
@@ -83,9 +81,10 @@ class Rounds:
         answered = chosen
         if p.drop_rate:
             answered = chosen[self._uniform("drop", k)[chosen] >= p.drop_rate]
-        tau = torch.full((n,), p.local_steps)
         if p.local_epochs is not None:
             tau = torch.from_numpy(self.per_epoch) * p.local_epochs
+        else:
+            tau = torch.full((n,), p.local_steps or 0)
         if p.stragglers:
             late = self._uniform("late", k) < p.stragglers
             tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)

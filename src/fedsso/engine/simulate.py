@@ -143,7 +143,9 @@ class Simulation:
         first = torch.where(self.first_loss.isnan(), loss, self.first_loss)
         finite = self.algorithm.model(under_way.server).isfinite().all(-1)
         if under_way.loss is not None:
-            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * first.abs().clamp(min=1e-30))
+            # a skewed first cohort may fit by chance, so the loss of the initial model counts as well
+            bound = torch.maximum(first.abs(), self.rows[0]["test_loss"].abs().nan_to_num(0.0))
+            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * bound.clamp(min=1e-30))
         running = self.ended < 0
         died, alive = running & ~finite, running & finite
 
