@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_run_prints_the_result_and_writes_the_folder(tmp_path: Path) -> None:
     assert f"{run.final():.4f}" in result.stdout
     assert str(out) in result.stdout
     assert "round 4/4" in result.stderr
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_run_without_out_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +353,13 @@ def test_out_below_a_file(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"file": b"x"}
 
 
+def test_out_with_a_name_that_is_too_long(tmp_path: Path) -> None:
+    result = fedsso("run", *SMALL, "--out", tmp_path / ("x" * 300), code=2)
+    assert "cannot write" in result.stderr
+    assert "File name too long" in result.stderr
+    assert contents(tmp_path) == {}
+
+
 @pytest.mark.parametrize("name", ["run", "compare"])
 def test_out_that_holds_a_run(name: str, whole: Path) -> None:
     before = contents(whole.parent)
@@ -436,6 +445,13 @@ def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
     assert done.returncode == 2
     assert "did you mean 'fedsso'?" in done.stderr
     assert done.stdout == ""
+
+
+def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command("run", "--help"), capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "--alpha" in done.stdout
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:

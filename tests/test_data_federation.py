@@ -38,7 +38,7 @@ def test_rows_are_split_within_each_client() -> None:
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     fraction=st.floats(0, 0.99),
-    seed=st.integers(),
+    seed=st.integers(-(2**63), 2**63 - 1),
 )
 def test_the_split_rounds_keeps_a_training_row_and_loses_nothing(sizes: list[int], fraction: float, seed: int) -> None:
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -113,6 +113,33 @@ def test_arrays_are_shared_and_read_only_or_reversed_ones_copied() -> None:
     assert Federation.from_arrays(x, [0] * 4, [0] * 4).x.data_ptr() != x.ctypes.data
     backwards = Federation.from_arrays(np.arange(4.0)[::-1, None], [0] * 4, [0] * 4)
     assert backwards.x.flatten().tolist() == [3, 2, 1, 0]
+
+
+def test_rows_are_indices_or_masks() -> None:
+    x, y = np.arange(4.0)[:, None], [0, 1, 0, 1]
+    fed = Federation.from_rows(x, y, [[True, False, True, False], np.array([3], np.uint8)], test_fraction=0)
+    assert [sorted(fed.rows_of(i).tolist()) for i in range(2)] == [[0, 2], [3]]
+    same = Federation.from_rows(x, y, iter([torch.tensor([0, 2]), range(3, 4)]), test_fraction=0)
+    assert same.digest() == fed.digest()
+
+
+def test_numpy_numbers_are_plain_numbers() -> None:
+    same = own(seed=np.int64(3), test_fraction=np.float32(0.5), classes=np.int64(4))
+    assert same.digest() == own(seed=3, test_fraction=0.5, classes=4).digest()
+    assert same.rows_of(np.int64(2)).tolist() == same.rows_of(2).tolist()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_tensors_are_labels_samples_and_owners(dtype: torch.dtype) -> None:
+    values = torch.tensor([0, 2, 1]).to(dtype)
+    fed = Federation.from_arrays(values[:, None], values, values, test_fraction=0)
+    assert (fed.x.flatten().tolist(), fed.y.tolist(), fed.clients) == ([0, 2, 1], [0, 2, 1], 3)
+
+
+def test_classes_are_limited_by_the_rows_of_all_clients_together() -> None:
+    rare = Federation.from_clients([([[0.0]], [1500]), ([[0.0]] * 15, [0] * 15)])
+    assert rare.classes == 1501
+    assert own(classes=2000).classes == 2000
 
 
 def test_integer_y_is_a_label_and_float_y_a_target() -> None:
@@ -198,7 +225,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "y must be whole numbers.*got 0.5 in row 1",
     ),
     "range": (lambda: Federation.from_arrays(X, [0, 1, 2], WHO, classes=2), "< classes=2, got 2 in row 2"),
-    "classes": (lambda: Federation.from_arrays(X, Y, WHO, classes=0), "classes must be >= 1, got 0"),
+    "classes": (lambda: Federation.from_arrays(X, Y, WHO, classes=0), "classes must be an integer >= 1, got classes=0"),
     "lengths": (lambda: Federation.from_arrays(X, [0, 1], WHO), "x has 3 rows, y has 2"),
     "owner length": (
         lambda: Federation.from_arrays(X, Y, [0]),
@@ -247,6 +274,57 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "weight sign": (lambda: Federation.from_arrays(X, Y, WHO, weights=[1.5, -0.5]), ">= 0"),
     "weight nan": (lambda: client_weights([NAN, 1.0], 2), ">= 0"),
     "weight count": (lambda: client_weights([1.0], 2), "one number for each of 2 clients"),
+    "weights text": (lambda: client_weights("a", 2), "weights must hold numbers, got dtype <U1"),
+    "weights dict": (lambda: client_weights({}, 2), "weights must hold numbers, got dtype object"),
+    "weights words": (lambda: client_weights(["a", "b"], 2), "weights must hold numbers, got dtype <U1"),
+    "float rows": (lambda: Federation.from_rows(X, Y, [[0.7, 1.2]]), r"list of integers.*got torch.float64"),
+    "2-D rows": (lambda: Federation.from_rows(X, Y, [[[0], [1]]]), r"list of integers.*got .* shape \(2, 1\)"),
+    "short mask": (lambda: Federation.from_rows(X, Y, [[True, False]]), r"mask of 3 booleans, got torch.bool"),
+    "empty mask": (lambda: Federation.from_rows(X, Y, [[False] * 3]), "client 0 has no training rows"),
+    "row twice": (
+        lambda: Federation.from_rows(X, Y, [[0], [2, 1, 2]]),
+        r"row 2 is listed 2 times, by clients \[1, 1\], need once",
+    ),
+    "row shared": (
+        lambda: Federation.from_rows(X, Y, [[0, 1], [1, 2]]),
+        r"row 1 is listed 2 times, by clients \[0, 1\]",
+    ),
+    "rows none": (lambda: Federation.from_rows(X, Y, None), "rows must list the row indices.*got None"),  # type: ignore[arg-type]
+    "rows flat": (lambda: Federation.from_rows(X, Y, [3]), "rows of client 0 must be an array or a list, got 3"),
+    "rows text": (lambda: Federation.from_rows(X, Y, ["ab"]), "rows of client 0 must hold numbers"),
+    "seed text": (lambda: own(seed="a"), "seed must be an integer, got seed='a'"),
+    "seed float": (lambda: own(seed=1.5), "seed must be an integer, got seed=1.5"),
+    "seed none": (lambda: own(seed=None), "seed must be an integer, got seed=None"),
+    "seed high": (lambda: own(seed=2**63), r"seed must be in -2\*\*63.*got seed=9223372036854775808"),
+    "seed low": (lambda: own(seed=-(2**63) - 1), "got seed=-9223372036854775809"),
+    "test text": (lambda: own(test_fraction="a"), "test_fraction must be a number, got test_fraction='a'"),
+    "classes text": (lambda: own(classes="a"), "classes must be an integer >= 1, got classes='a'"),
+    "classes many": (lambda: own(classes=10**9), "got classes=1000000000 .* at most 2000 for 20 rows"),
+    "classes huge": (lambda: own(classes=2**70), f"got classes={2**70} "),
+    "label large": (lambda: Federation.from_arrays(X, [0, 1, 10**10], WHO), "got classes=10000000001 .*at most 1000"),
+    "label largest": (lambda: Federation.from_arrays(X, [0, 1, 2**63 - 1], WHO), f"got classes={2**63} "),
+    "label unsigned": (
+        lambda: Federation.from_arrays(X, np.array([0, 1, 2**63], np.uint64), WHO),
+        r"y must be < 2\*\*63, got 9223372036854775808",
+    ),
+    "clients none": (lambda: Federation.from_clients(None), "one pair .* per client, got None"),  # type: ignore[arg-type]
+    "no pair": (lambda: Federation.from_clients([5]), r"client 0: need a pair \(x, y\), got int"),  # type: ignore[list-item]
+    "half a pair": (lambda: Federation.from_clients([(X,)]), "client 0: need a pair .*got 1 items"),  # type: ignore[list-item]
+    "three": (lambda: Federation.from_clients([(X, Y), (X, Y, Y)]), "client 1: need a pair .*got 3 items"),  # type: ignore[list-item]
+    "names none": (
+        lambda: Federation.from_clients([(X, Y)], client_names=None),  # type: ignore[arg-type]
+        "client_names must name 1 clients, got None",
+    ),
+    "sparse x": (
+        lambda: Federation.from_arrays(torch.tensor(X).to_sparse(), Y, WHO),
+        r"x must be dense, got layout torch.sparse_coo: use .to_dense\(\)",
+    ),
+    "sparse owner": (lambda: Federation.from_arrays(X, Y, torch.tensor(WHO).to_sparse()), "client_of_row is ragged or"),
+    "scalar y": (lambda: Federation.from_arrays(X, 5, WHO), "y must be an array or a list, got 5"),
+    "no x": (lambda: Federation.from_arrays(None, Y, WHO), "x must hold numbers, got dtype object"),
+    "complex y": (lambda: Federation.from_arrays(X, torch.tensor(Y) * 1j, WHO), "y must be real"),
+    "client type": (lambda: own().rows_of("a"), "client must be an integer, got client='a'"),  # type: ignore[arg-type]
+    "part type": (lambda: own().rows_of(0, []), r"unknown part \[\]\. Known: test, train"),  # type: ignore[arg-type]
     "part": (lambda: own().rows_of(0, "tset"), "did you mean 'test'"),
     "client": (lambda: own().rows_of(3), r"client must be in 0\.\.2, got 3"),
 }

@@ -152,6 +152,22 @@ def test_a_wrong_concentration_is_an_error(partition: object, concentration: flo
         partition(labels(100), 4, concentration=concentration)  # type: ignore[operator]
 
 
+def test_wrong_types_are_errors() -> None:
+    y = labels(100)
+    for name in RANDOM:
+        with pytest.raises(InputError, match=r"clients must be an integer >= 1, got clients=1\.5"):
+            PARTITIONS[name](y, 1.5)
+        with pytest.raises(InputError, match="min_rows must be an integer >= 1, got min_rows='a'"):
+            PARTITIONS[name](y, 2, min_rows="a")
+    for name in ("dirichlet", "quantity"):
+        with pytest.raises(InputError, match="concentration must be a number, got concentration='a'"):
+            PARTITIONS[name](y, 2, concentration="a")
+    with pytest.raises(InputError, match=r"classes_per_client must be an integer, got classes_per_client=1\.5"):
+        PARTITIONS["classes"](y, 4, classes_per_client=1.5)
+    with pytest.raises(InputError, match=r"unknown partition \[\]\. Known: classes"):
+        options_of([])  # type: ignore[arg-type]
+
+
 def test_classes_that_cannot_all_be_held_are_an_error() -> None:
     with pytest.raises(InputError, match=r"use classes_per_client >= 4, or at least 10 clients"):
         classes(labels(100, 10), 3, classes_per_client=1)

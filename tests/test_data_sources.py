@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "range order": ({"name": "digits", "pixel_range": (1, -1)}, "low < high, got"),
     "range nan": ({"name": "digits", "pixel_range": (float("nan"), 1.0)}, "two finite numbers"),
     "range length": ({"name": "digits", "pixel_range": (0, 1, 2)}, "pixel_range must be 2 numbers"),
-    "range type": ({"name": "digits", "pixel_range": ("a", 1)}, "pixel_range must be of type float, got 'a'"),
+    "range type": ({"name": "digits", "pixel_range": ("a", 1)}, "pixel_range must be a number, got pixel_range='a'"),
     "table": (
         {"name": "digits", "partition": "paper-20"},
         "needs 6903 rows of label 0, the data set has 178",
@@ -202,11 +202,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
     "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
     "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
-    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim must be of type int, got 2.5"),
+    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim must be an integer, got dim=2.5"),
     "no clients": ({"name": "synthetic", "clients": 0}, "clients=0"),
     "heterogeneity": ({"name": "synthetic", "heterogeneity": -1.0}, "heterogeneity=-1.0"),
-    "condition": ({"name": "synthetic", "condition": 0.5}, "condition must be >= 1, got 0.5"),
+    "condition": ({"name": "synthetic", "condition": 0.5}, "condition must be >= 1 and finite, got 0.5"),
     "noise": ({"name": "synthetic", "kind": "logistic", "noise": 0.5}, "noise=0.5"),
+    "condition inf": ({"name": "synthetic", "condition": float("inf")}, "condition must be >= 1 and finite, got inf"),
+    "endless": ({"name": "synthetic", "heterogeneity": float("inf")}, "finite heterogeneity >= 0, got .*=inf"),
+    "too large": ({"name": "synthetic", "clients": 10**9}, "got clients=1000000000, .*need at most 268435456"),
+    "too long": ({"name": "synthetic", "kind": "logistic", "rows": 10**12}, "1000000000000 rows each make"),
+    "wide range": ({"name": "digits", "pixel_range": (-1e308, 1e308)}, "two finite numbers"),
+    "name int": ({"name": 5}, "unknown data set 5. Known: digits"),
+    "name none": ({"name": None}, "unknown data set None. Known: digits"),
+    "name list": ({"name": []}, r"unknown data set \[\]. Known: digits"),
+    "kind list": ({"name": "synthetic", "kind": []}, r"unknown kind \[\]. Known: logistic, quadratic"),
+    "data_dir": ({"name": "mnist", "data_dir": 5}, "data_dir must be the path of a folder, got data_dir=5"),
     "separable": ({"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2}, "no finite minimiser"),
 }
 
@@ -216,6 +226,46 @@ def test_a_wrong_wish_is_an_error(case: str) -> None:
     options, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         load(**options)
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("seed", "a", "seed must be an integer, got seed='a'"),
+        ("seed", 1.5, "seed must be an integer, got seed=1.5"),
+        ("seed", None, "seed must be an integer, got seed=None"),
+        ("seed", 2**63, "got seed=9223372036854775808"),
+        ("clients", 1.5, "clients must be an integer >= 1, got clients=1.5"),
+        ("clients", "a", "clients must be an integer >= 1, got clients='a'"),
+        ("clients", True, "clients must be an integer >= 1, got clients=True"),
+        ("min_rows", "a", "min_rows must be an integer >= 1, got min_rows='a'"),
+        ("min_rows", -4, "min_rows must be an integer >= 1, got min_rows=-4"),
+        ("test_fraction", "a", "test_fraction must be a number, got test_fraction='a'"),
+        ("test_fraction", None, "test_fraction must be a number, got test_fraction=None"),
+        ("test_fraction", 7.0, r"test_fraction must be in \[0, 1\), got 7.0"),
+        ("partition", 5, "unknown partition 5. Known: classes"),
+        ("concentration", "a", "concentration must be a number, got concentration='a'"),
+        ("concentration", 10**400, "concentration must be a number below 1e308"),
+        ("classes_per_client", 1.5, "classes_per_client must be an integer, got classes_per_client=1.5"),
+    ],
+)
+def test_every_data_set_checks_the_common_options(name: str, option: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(name, **{option: value})
+
+
+def test_a_concentration_that_is_no_number_is_an_error() -> None:
+    with pytest.raises(InputError, match="concentration must be > 0 and finite, got nan"):
+        load("digits", concentration=float("nan"))
+
+
+def test_numpy_options_give_a_plain_source() -> None:
+    options = {"clients": 4, "seed": 5, "min_rows": 9}
+    fed = load("digits", concentration=np.float64(0.5), **{k: np.int64(v) for k, v in options.items()})  # type: ignore[arg-type]
+    assert fed.digest() == load("digits", concentration=0.5, **options).digest()  # type: ignore[arg-type]
+    assert {type(v) for k, v in fed.source.items() if k != "pixel_range"} == {str, int, float}
+    assert load("synthetic", dim=np.int64(3)).source["dim"] == 3
 
 
 def objective(fed: Federation, loss: Callable[[Tensor, Tensor], Tensor], w: Tensor) -> Tensor:

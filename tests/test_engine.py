@@ -267,6 +267,37 @@ def test_an_interrupted_round_never_began(fed: Federation) -> None:
     assert len(sim.rows) == len(whole.rows) == 6
 
 
+@pytest.mark.parametrize("form", ["bfgs", "dfp", "lbfgs"])
+def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form: str) -> None:
+    """The store of pairs is written in place; taking the round again must not see it."""
+    calls = Counter[str]()
+
+    def flaky(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
+        calls["metric"] += 1
+        if calls["metric"] == 8:  # the evaluation of round 7
+            raise KeyboardInterrupt
+        return 0.0
+
+    def begin(**options: Any) -> Simulation:
+        full = complete({**BASE, **options})
+        record = FedSSO(alpha=0.1, form=form, guard="none", pairs=3, m=3)
+        return Simulation(context(fed, "mclr", full).job(full), [record])
+
+    sim, resumed, whole = begin(metrics=(flaky,)), begin(), begin()
+    with pytest.raises(KeyboardInterrupt):
+        run(sim, 12)
+    assert sim.k == 6
+    assert sim.server.curvature.held.tolist() == [3]
+    resumed.restore({name: value.clone() for name, value in sim.state().items()})
+    for one in (sim, resumed, whole):
+        run(one, 12)
+    for one in (sim, resumed):
+        assert torch.equal(one.server.x, whole.server.x)
+        assert all(
+            torch.equal(a["grad_norm"], b["grad_norm"]) for a, b in zip(one.rows[1:], whole.rows[1:], strict=True)
+        )
+
+
 # --- evaluation ------------------------------------------------------------------------------------------------------
 def test_evaluation_equals_a_hand_computation(fed: Federation) -> None:
     result = simulate(fed, "mlp", FedAvg(alpha=0.1), eval_train=True, **BASE)
@@ -366,6 +397,57 @@ def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
     losses = result.trace["train_loss"]
     assert losses[end] > 1e3 * losses[1] >= losses[end - 1]
     assert np.isnan(result.trace["test_loss"][end])
+
+
+@pytest.mark.parametrize("test_fraction", [0.25, 0.0])
+def test_a_skewed_first_cohort_with_a_tiny_loss_is_no_divergence(test_fraction: float) -> None:
+    """The start fits client 0 to nine digits; client 1, who comes later, it does not fit at all."""
+    draw = torch.Generator().manual_seed(0)
+    x, w = torch.randn(2, 16, 3, generator=draw, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    fed = Federation.from_clients([(x[0], x[0] @ w), (x[1], -x[1] @ w)], test_fraction=test_fraction)
+    options = {**BASE, "participation": 0.5, "rounds": 8}
+    seed = next(s for s in range(9) if Rounds(fed, Protocol(participation=0.5, seed=s)).plan(1).chosen.tolist() == [0])
+    result = simulate(fed, "linear", FedAvg(alpha=0.01), init=w + 1e-9, seed=seed, **options)
+    losses = result.trace["train_loss"]
+    assert losses[1] < 1e-15
+    assert np.nanmax(losses) > 1
+    assert result.diverged is None
+
+
+@pytest.mark.parametrize("eval_every", [1, 2])
+def test_a_diverged_trial_has_the_same_trace_alone_and_among_others(fed: Federation, eval_every: int) -> None:
+    options = {**BASE, "rounds": 9, "eval_every": eval_every, "metrics": ("f1",)}
+    sick = FedSSO(alpha=1e6, guard="none")
+    alone = simulate(fed, "mlp", sick, **options)
+    among = sweep(fed, "mlp", [FedSSO(alpha=0.05, guard="none"), sick], **options)[1]
+    end = alone.diverged
+    assert end is not None
+    assert end == among.diverged < 9
+    for trace in (alone.trace, among.trace):
+        assert len(trace) == 10
+        assert not trace["test_accuracy"][end:].any()
+        assert (trace["bytes_up"][1 : end + 1] > 0).all()
+        assert not trace["bytes_up"][end + 1 :].any()
+        assert not trace["bytes_down"][end + 1 :].any()
+    assert list(alone.trace.columns) == list(among.trace.columns)
+    for name in alone.trace.columns:
+        if name not in ("trial", "seconds"):
+            np.testing.assert_allclose(alone.trace[name], among.trace[name], rtol=1e-9, err_msg=name)
+
+
+def test_a_start_that_reaches_stop_at_is_the_end(fed: Federation) -> None:
+    first = simulate(fed, "mlp", FedAvg(), **BASE).trace["test_accuracy"][0]
+    assert first > 0
+    result = simulate(fed, "mlp", FedAvg(), stop_at=float(first), **BASE)
+    assert len(result.trace) == 1
+    assert result.rounds_to(first) == 0
+    assert result.diverged is None
+
+
+def test_fedsgd_scales_its_step_by_eta(fed: Federation) -> None:
+    a, b = (simulate(fed, "mclr", record, **BASE) for record in (FedSGD(eta=0.5, alpha=0.3), FedSGD(alpha=0.15)))
+    assert torch.equal(a.x, b.x)
+    assert not torch.equal(a.x, simulate(fed, "mclr", FedSGD(alpha=0.3), **BASE).x)
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,27 @@ def test_a_target_that_one_seed_misses_does_not_win(digits: Federation) -> None:
         Runs([]).best()
 
 
+def test_settings_that_differ_in_the_seventh_digit_are_two(fed: Federation, tmp_path: Path) -> None:
+    runs = sweep(fed, "mclr", [FedAvg(alpha=a) for a in (0.1234567, 0.1234568)], out=tmp_path, **FAST)
+    assert list(runs.settings()) == ["fedavg alpha=0.1234567", "fedavg alpha=0.1234568"]
+    for twice in (["fedavg", FedAvg()], [FedAvg(alpha=1), FedAvg(alpha=1.0)]):
+        with pytest.raises(InputError, match="same settings was given twice; give several seeds"):
+            sweep(fed, "mclr", twice, **FAST)
+
+
+def test_the_best_of_losses_is_the_smallest(quad: Federation, fed: Federation) -> None:
+    grid = [FedAvg(alpha=a) for a in (0.001, 0.3, 0.01)]
+    for runs in (sweep(quad, "linear", grid, **FAST), sweep(fed, "mclr", grid, **FAST)):
+        losses = [run.final("test_loss") for run in runs]
+        assert runs.best(metric="test_loss") is runs[int(np.argmin(losses))] is runs[1]
+        with pytest.raises(InputError, match=r"a target is reached from below: .* not test_loss"):
+            runs.best(target=0.5, metric="test_loss")
+    reals = sweep(quad, "linear", grid, **FAST)
+    assert reals.best() is reals[1]
+    with pytest.raises(InputError, match="not test_loss"):
+        reals.best(target=0.5)
+
+
 def test_compare_uses_the_same_cohorts_and_batches(fed: Federation) -> None:
     runs = compare(fed, "mclr", ["fedavg", "fedsgd", FedSSO(guard="none")], **FAST, participation=0.6, drop_rate=0.3)
     assert [run.spec.algorithm for run in runs] == ["fedavg", "fedsgd", "fedsso"]
@@ -247,6 +270,29 @@ def test_dtypes(fed: Federation) -> None:
         assert str(run.x.dtype).endswith(str(dtype).removeprefix("torch."))
         assert next(run.model.parameters()).dtype == run.x.dtype
     assert run.trace["bytes_up"][1] == 5 * 8 * run.x.numel()
+
+
+def test_numbers_of_numpy_are_numbers(fed: Federation, tmp_path: Path) -> None:
+    alpha = np.float32(0.1)
+    options: dict[str, Any] = {**FAST, "rounds": np.int64(2), "participation": np.float64(0.6), "seed": np.int32(-1)}
+    run = simulate(fed, "mclr", FedAvg(alpha=alpha), out=tmp_path, **options)  # type: ignore[arg-type]
+    same = {**FAST, "rounds": 2, "participation": 0.6, "seed": -1}
+    equal(run, simulate(fed, "mclr", FedAvg(alpha=float(alpha)), **same))
+    equal(load_run(tmp_path), run)
+    ones = [simulate(fed, "mclr", FedAvg(alpha=a), **FAST) for a in (1, 1.0)]
+    assert ones[0].spec.identity == ones[1].spec.identity
+    assert ones[0].label == ones[1].label
+
+
+def test_other_forms_of_the_same_call(fed: Federation, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 15)
+    run = simulate(
+        fed, "mclr", "fedsso", init=x, metrics="auc", **{**FAST, "device": torch.device("cpu")}, out=tmp_path
+    )
+    assert load_run(tmp_path).spec.options["device"] == "cpu"
+    equal(run, simulate(fed, "mclr", "fedsso", init=torch.from_numpy(x), metrics=("auc",), **FAST))
+    assert 0 <= run.final("test_auc") <= 1
+    assert torch.equal(sweep(fed, "mclr", "fedsso", **FAST)[0].x, simulate(fed, "mclr", "fedsso", **FAST).x)
 
 
 # --- own modules, losses, metrics, data -------------------------------------------------------------------------------
@@ -463,6 +509,190 @@ def test_folders_are_not_overwritten(fed: Federation, tmp_path: Path) -> None:
         simulate(fed, "mclr", "fedavg", out=tmp_path / "file" / "x", **FAST)
 
 
+def plain(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, reduction="none")
+
+
+def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: factor * plain(z, y)
+
+
+def two_layers(activation: type[nn.Module] = nn.ReLU, frozen: str = "", offset: float = 0.0) -> nn.Module:
+    """Always the same weights, but for an offset in the bias of the first layer."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), activation(), nn.Linear(4, 4), activation(), nn.Linear(4, 3))
+    module.get_parameter("0.bias").data.add_(offset)
+    if frozen:
+        module.get_submodule(frozen).requires_grad_(False)
+    return module
+
+
+class Bent(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(torch.tanh(self.a(x)))
+        return out
+
+
+Bent.__name__ = Bent.__qualname__ = "Own"
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "code of a loss": ({"loss": lambda z, y: plain(z, y)}, {"loss": lambda z, y: 100 * plain(z, y)}),
+    "closure of a loss": ({"loss": scaled(1.0)}, {"loss": scaled(100.0)}),
+    "arguments of a loss": (
+        {"loss": partial(F.cross_entropy, reduction="none")},
+        {"loss": partial(F.cross_entropy, reduction="none", label_smoothing=0.1)},
+    ),
+    "settings of a loss": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        {"loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)},
+    ),
+    "code of a metric": ({"metrics": [lambda z, y: 0.0]}, {"metrics": [lambda z, y: 1.0]}),  # noqa: ARG005
+    "activation": ({"model": two_layers(nn.ReLU)}, {"model": two_layers(nn.Tanh)}),
+    "values of a frozen layer": ({"model": two_layers(frozen="0")}, {"model": two_layers(frozen="0", offset=0.1)}),
+    "frozen layer": ({"model": two_layers(frozen="0")}, {"model": two_layers(frozen="2")}),
+    "code of a module": ({"model": seeded(Own)}, {"model": seeded(Bent)}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sweep_is_done_only_if_nothing_of_it_has_changed(fed: Federation, tmp_path: Path, name: str) -> None:
+    first, second = CHANGES[name]
+    done = sweep(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **first})
+    with pytest.raises(InputError, match="holds a run already"):
+        sweep(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **second})
+    equal(sweep(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **first})[0], done[0])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def never(*_: object) -> None:
+    raise AssertionError("a round was run")
+
+
+def killed_at_once(fed: Federation, folder: Path, model: str | nn.Module = "mclr", **options: Any) -> None:
+    """A run killed before its first checkpoint."""
+    with pytest.raises(Stop):
+        simulate(fed, model, "fedavg", out=folder, progress=stop_after(1), **{**FAST, **options})
+    assert set(files(folder)) == {SPEC}
+
+
+def test_resume_with_another_start_is_refused(fed: Federation, tmp_path: Path) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_file({"1.weight": torch.zeros(3, 4), "1.bias": torch.zeros(3)}, weights)
+    killed_at_once(fed, tmp_path / "file", init=weights)
+    killed_at_once(fed, tmp_path / "own", nn.Linear(4, 3))
+    save_file({"1.weight": torch.ones(3, 4), "1.bias": torch.zeros(3)}, weights)
+    for folder, model in (("file", None), ("own", nn.Linear(4, 3))):
+        with pytest.raises(InputError, match="the initial model is not the one of the run"):
+            resume(tmp_path / folder, federation=fed, model=model, progress=never)
+        assert set(files(tmp_path / folder)) == {SPEC}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('start = "0000"', "the initial model is not the one of the run"),
+        ('model = "linear"', "the initial model is not the one of the run"),
+        ('rounds = "x"', "rounds must be an integer >= 1, got rounds='x'"),
+        ("rounds = -3", "rounds must be an integer >= 1, got rounds=-3"),
+        ("eval_every = 0", "eval_every must be an integer >= 1, got eval_every=0"),
+        ('dtype = "float8"', "unknown dtype 'float8'"),
+        ('participation = "a"', "participation must be a number, got participation='a'"),
+        ('trial = "q"', "trial must be an integer >= 0, got trial='q'"),
+    ],
+)
+def test_an_edited_spec_is_refused(fed: Federation, tmp_path: Path, line: str, message: str) -> None:
+    killed_at_once(fed, tmp_path)
+    key = line.partition(" ")[0]
+    text, edits = re.subn(rf"(?m)^{key} = .*$", line, (tmp_path / SPEC).read_text())
+    assert edits == 1
+    (tmp_path / SPEC).write_text(text)
+    before = files(tmp_path)
+    with pytest.raises(InputError, match=message):
+        resume(tmp_path, federation=fed, progress=never)
+    assert files(tmp_path) == before
+
+
+def test_a_trace_that_is_not_the_runs_own_is_refused(fed: Federation, tmp_path: Path) -> None:
+    simulate(fed, "mclr", FedAvg(alpha=0.1), out=tmp_path / "a", **FAST)
+    simulate(fed, "mclr", FedAvg(alpha=0.2), out=tmp_path / "b", **FAST)
+    own, other = ((tmp_path / name / TRACE).read_text() for name in "ab")
+    shorter = "".join(own.splitlines(keepends=True)[:-1])
+    for wrong in (other, shorter):
+        (tmp_path / "a" / TRACE).write_text(wrong)
+        for read in (load_run, resume):
+            with pytest.raises(InputError, match=r"trace\.csv is not the trace that this run wrote"):
+                read(tmp_path / "a")
+    (tmp_path / "a" / TRACE).write_text(own)
+    assert len(load_run(tmp_path / "a").trace) == 4
+
+
+def test_a_run_of_another_version_goes_on_with_a_warning(
+    fed: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed_at_once(fed, tmp_path)
+    spec = tmp_path / SPEC
+    spec.write_text(spec.read_text().replace(f'version = "{fedsso.__version__}"', 'version = "0.0.7"'))
+    with caplog.at_level("WARNING", "fedsso"):
+        (run,) = resume(tmp_path, federation=fed)
+    assert f"this run was begun by fedsso 0.0.7, this is {fedsso.__version__}" in caplog.text
+    equal(run, simulate(fed, "mclr", "fedavg", **FAST))
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "loss": {"loss": F.cross_entropy},
+    "engine": {"engine": "fast"},
+    "device": {"device": "gpu"},
+    "model": {"model": nn.Linear(5, 3)},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_leaves_nothing_behind(fed: Federation, tmp_path: Path, name: str) -> None:
+    for call in (simulate, sweep):
+        with pytest.raises(InputError):
+            call(fed, out=tmp_path, **{**FAST, **WRONG[name]})
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [simulate, sweep])
+def test_a_metric_that_raises_can_be_corrected(fed: Federation, tmp_path: Path, call: Callable[..., Any]) -> None:
+    def score(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        call(fed, out=tmp_path, metrics=[score], **FAST)
+    call(fed, out=tmp_path, **FAST)
+    assert len(load_runs(tmp_path)[0].trace) == 4
+
+
+class Mine(FedAvg):
+    """An algorithm that the registry does not know."""
+
+
+class Disguised(FedAvg):
+    """One whose name is taken."""
+
+
+Disguised.__name__ = "FedAvg"
+
+
+@pytest.mark.parametrize("record", [Mine(alpha=0.1), Disguised(alpha=0.1)])
+def test_an_algorithm_outside_the_registry(fed: Federation, tmp_path: Path, record: FedAvg) -> None:
+    assert torch.equal(simulate(fed, "mclr", record, **FAST).x, simulate(fed, "mclr", FedAvg(alpha=0.1), **FAST).x)
+    with pytest.raises(InputError, match=r"not registered.*set fedsso\.algorithms\.ALGORITHMS\['.*'\] first"):
+        simulate(fed, "mclr", record, out=tmp_path / "run", **FAST)
+    assert not (tmp_path / "run").exists()
+
+
 def test_damaged_and_foreign_folders(fed: Federation, tmp_path: Path) -> None:
     run = simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
     other = simulate(fed, "mclr", "fedsso", out=tmp_path / "b", **FAST)
@@ -545,6 +775,16 @@ def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
         ({"algorithm": "fedsso2"}, r"unknown algorithm 'fedsso2'; did you mean 'fedsso'\?"),
         ({"model": "mclr2"}, r"unknown model 'mclr2'; did you mean 'mclr'\?"),
         ({"checkpoint_every": 0}, r"checkpoint_every must be an integer >= 1, got checkpoint_every=0"),
+        ({"rounds": True}, r"rounds must be an integer >= 1, got rounds=True"),
+        ({"rounds": "3"}, r"rounds must be an integer >= 1, got rounds='3'"),
+        ({"rounds": None}, r"rounds must be an integer >= 1, got rounds=None"),
+        ({"participation": True}, r"participation must be a number, got participation=True"),
+        ({"participation": None}, r"participation must be a number, got participation=None"),
+        ({"seed": 2**64}, r"seed must fit into 64 bits, got seed=18446744073709551616"),
+        ({"seed": None}, r"seed must be an integer, got seed=None"),
+        ({"local_epochs": 1}, r"local_steps and local_epochs were both given"),
+        ({"out": ""}, r"out must name a folder, got out=''"),
+        ({"metrics": 3}, r"a metric is a name or a function, got metrics=3"),
     ],
 )
 def test_wrong_input_names_value_bound_and_remedy(fed: Federation, options: dict[str, Any], message: str) -> None:
@@ -568,8 +808,39 @@ def test_other_wrong_calls(fed: Federation, quad: Federation) -> None:
         simulate(fed, seeds=(), **FAST)
     with pytest.raises(InputError, match="'cross_entropy' needs class labels, this federation has real targets"):
         simulate(quad, "linear", loss="cross_entropy", **FAST)
+    with pytest.raises(InputError, match="local_steps must list at least one value each"):
+        sweep(fed, **{**FAST, "local_steps": []})
     with pytest.raises(InputError, match="unknown column 'test_acc'"):
         simulate(fed, **FAST).final("test_acc")
+
+
+def named(name: str) -> Callable[[Tensor, Tensor], float]:
+    def score(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
+        return 0.0
+
+    score.__name__ = name
+    return score
+
+
+@pytest.mark.parametrize("names", [("score", "score"), ("loss",), ("a,b",), ("a\nb",), ("",), ("accuracy",)])
+def test_metrics_need_names_of_their_own(fed: Federation, names: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="metrics need different plain names, and none may be 'loss'"):
+        simulate(fed, metrics=[named(name) for name in names], **FAST)
+    assert simulate(fed, metrics=[named("score")], **FAST).final("test_score") == 0.0
+
+
+@pytest.mark.parametrize("y", [-0.5, 1.5])
+def test_logistic_loss_needs_targets_between_0_and_1(y: float) -> None:
+    fed = Federation.from_clients([(np.eye(2), np.array([0.5, y]))], test_fraction=0)
+    with pytest.raises(InputError, match=rf"loss 'bce' needs targets in \[0, 1\], got .*{y:g}.*; use 'mse'"):
+        simulate(fed, "linear", loss="bce", **FAST)
+
+
+@pytest.mark.parametrize("alpha", [True, "0.1", None, 0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [FedAvg, FedSGD, FedSSO])
+def test_a_step_size_is_a_positive_number(kind: Callable[..., Any], alpha: Any) -> None:
+    with pytest.raises(InputError, match="alpha must be"):
+        kind(alpha=alpha)
 
 
 def test_public_names() -> None:

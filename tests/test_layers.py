@@ -15,7 +15,7 @@ import fedsso
 ROOT = Path(fedsso.__file__).parent
 LAYERS = (
     {"errors", "version"},
-    {"rng", "files", "tree", "losses", "models", "quasi_newton"},
+    {"rng", "files", "identity", "tree", "losses", "models", "quasi_newton"},
     {"schedule", "trace", "page", "data"},
     {"checks", "algorithm", "report"},
     {"objective", "local"},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -243,6 +245,37 @@ def test_a_users_module_is_not_changed(fed: Federation, make: Callable[[], nn.Mo
     assert not torch.equal(run.x, ravel(module).double())
 
 
+class Shrunk(nn.Sequential):
+    """A Sequential with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = 0.1 * super().forward(x)
+        return out
+
+
+def hooked() -> nn.Module:
+    module = mlp(nn.Tanh, 3)
+    module.get_submodule("1").register_forward_hook(lambda _, __, out: out.clamp(min=0))
+    module.get_submodule("3").register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    return module
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(D, D), nn.Linear(D, D)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.ReLU(), nn.Linear(D, 3))
+
+
+@pytest.mark.parametrize("make", [lambda: Shrunk(nn.Linear(D, 6), nn.ReLU(), nn.Linear(6, 3)), hooked, tied])
+def test_a_chain_that_is_not_what_it_seems(fed: Federation, make: Callable[[], nn.Module]) -> None:
+    """It looks like linear layers and activations, but the back end for those would compute something else."""
+    torch.manual_seed(0)
+    module = make()
+    auto, loop = (simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **RUN) for engine in ("auto", "loop"))
+    assert float((auto.x - loop.x).norm()) <= 1e-10 * float(loop.x.norm())
+    np.testing.assert_allclose(auto.trace["test_loss"], loop.trace["test_loss"], rtol=1e-10)
+
+
 def test_batch_norm_statistics_are_averaged_and_never_stepped(fed: Federation) -> None:
     """One round, one full batch: statistics are 0.9 * old + 0.1 * batch at each client, then the weighted mean."""
     torch.manual_seed(0)
@@ -270,6 +303,29 @@ def test_batch_norm_model_predicts_what_the_trace_says(fed: Federation) -> None:
     rows = fed.test_rows
     guess = run.model(fed.x[rows]).argmax(1)
     assert float((guess == fed.y[rows]).double().mean()) == pytest.approx(run.final())
+
+
+def test_a_start_from_a_runs_checkpoint_has_its_batch_norm_statistics(fed: Federation, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    options = {**RUN, "rounds": 20, "batch_size": None}
+    first = simulate(fed, batch_norm(), FedAvg(alpha=0.3), out=tmp_path / "run", **options)
+    warm = simulate(fed, batch_norm(), FedAvg(), init=tmp_path / "run" / "checkpoint.safetensors", **options)
+    assert warm.trace["test_accuracy"][0] == first.final() != first.trace["test_accuracy"][0]
+    assert warm.trace["test_loss"][0] == first.final("test_loss")
+    bare = batch_norm(track_running_stats=False)
+    with pytest.raises(InputError, match="holds 13 numbers in buffers, the model has 0"):
+        simulate(fed, bare, FedAvg(), init=tmp_path / "run" / "checkpoint.safetensors", **options)
+
+
+def test_batch_norm_on_a_batch_of_one_row_is_refused_before_anything_is_written(
+    make_fed: Callable[..., Federation], tmp_path: Path
+) -> None:
+    fed = make_fed(sizes=[8, 12])
+    assert fed.train_sizes.tolist() == [6, 9]
+    with pytest.raises(InputError, match=r"client 1 has 9 rows and so a batch of one.*change batch_size=4"):
+        simulate(fed, batch_norm(), FedAvg(), out=tmp_path / "run", **RUN)
+    assert not (tmp_path / "run").exists()
+    assert len(simulate(fed, batch_norm(), FedAvg(), **{**RUN, "batch_size": 3}).trace) == 5
 
 
 class Scaled(nn.Module):
@@ -323,6 +379,29 @@ def test_a_run_leaves_torchs_generator_alone(fed: Federation) -> None:
     simulate(fed, module, FedAvg(alpha=0.1), **RUN)
     simulate(fed, "mlp", FedAvg(alpha=0.1), **RUN)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class AlwaysDropout(nn.Module):
+    """Draws in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.inner(x), 0.5)
+
+
+def test_a_module_that_draws_in_evaluations(fed: Federation) -> None:
+    module = AlwaysDropout()
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        runs.append(simulate(fed, module, FedAvg(alpha=0.1), **RUN))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(runs[0].x, runs[1].x)
+    np.testing.assert_array_equal(runs[0].trace["test_loss"], runs[1].trace["test_loss"])
 
 
 @pytest.mark.parametrize("make", [Recurrent, batch_norm, Residual])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsso import Federation, FedSSO, simulate
 from fedsso import quasi_newton as qn
 from fedsso.errors import InputError
 from fedsso.tree import gram
@@ -501,3 +503,16 @@ def test_an_unknown_form_names_the_nearest() -> None:
 def test_at_least_one_pair(pairs: int, m: int) -> None:
     with pytest.raises(InputError, match=f"pairs={pairs}, m={m}"):
         qn.form("bfgs", pairs, m)
+
+
+@pytest.mark.parametrize("name", ["bfgs-dense", "dfp-dense"])
+def test_a_matrix_beyond_the_memory_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"a 1000000 x 1000000 matrix needs 4000 GB; use form='bfgs'"):
+        qn.form(name, 1, 1).init(torch.empty(1, 10**6, device="meta"))
+
+
+def test_a_run_with_such_a_matrix_is_refused(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qn, "DENSE_BYTES", 899)
+    with pytest.raises(InputError, match=r"a 15 x 15 matrix needs 0 GB; use form='bfgs'"):
+        simulate(fed, "mclr", FedSSO(form="bfgs-dense"), rounds=2, out=tmp_path / "run", device="cpu")
+    simulate(fed, "mclr", FedSSO(form="bfgs"), rounds=2, out=tmp_path / "run", device="cpu")

@@ -24,8 +24,9 @@ from .engine.rounds import Rounds
 from .engine.simulate import Job
 from .errors import InputError
 from .files import read_bytes
+from .identity import describe
 from .losses import RowLoss, cross_entropy, row_loss
-from .objective import buffers_into, objective, ravel, unravel_into
+from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .options import DTYPES, Loss, device_of, protocol
 
 
@@ -56,10 +57,7 @@ class Context:
     @cached_property
     def start(self) -> str:
         """Identity of the initial model: its architecture, every parameter and every buffer."""
-        digest = hashlib.sha256(repr(self.module).encode())
-        for name, value in self.module.state_dict().items():
-            digest.update(name.encode() + value.cpu().double().numpy().tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(describe(self.module).encode()).hexdigest()
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Find an unsuitable device, engine, module or loss before any work."""
@@ -186,8 +184,11 @@ def _read_weights(module: nn.Module, path: Path) -> None:
         tensors = parse_safetensors(read_bytes(path))
     except Exception as error:  # safetensors raises its own and the standard errors for a damaged file
         raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file ({error})") from error
-    if "model" in tensors:
+    if {"model", "buffers"} <= tensors.keys():
         _start_from(module, tensors["model"])
+        held, own = tensors["buffers"].numel(), buffers_of(module).numel()
+        if held != own:
+            raise InputError(f"init={str(path)!r} holds {held} numbers in buffers, the model has {own}")
         with torch.no_grad():
             buffers_into(module, tensors["buffers"])
         return

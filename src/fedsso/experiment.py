@@ -205,7 +205,7 @@ def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
 def _is_new(run: Planned, fresh: bool) -> bool:
     """Whether a run's folder is still to be made; another run in its place is an error."""
     path, name = Path(run.folder or "") / SPEC, run.spec.algorithm
-    if name not in ALGORITHMS:
+    if ALGORITHMS.get(name) is not type(run.record):
         raise InputError(
             f"{name} is not registered, so its run could not be read back; set "
             f"fedsso.algorithms.ALGORITHMS[{name!r}] first"

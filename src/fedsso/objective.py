@@ -17,6 +17,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -44,14 +45,14 @@ class Layout:
             raise InputError("the model has no trainable parameters")
         return cls(tuple(n for n, _ in params), tuple(s for _, s in params))
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of entries of each parameter."""
         return [s.numel() for s in self.shapes]
 
     def unravel(self, x: Tensor) -> dict[str, Tensor]:
         """Views of x [..., d] by parameter name, [..., *shape]."""
-        parts = torch.split(x, self.sizes, -1)
+        parts = x.split_with_sizes(self.sizes, -1)
         return {n: p.view(*x.shape[:-1], *s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
 
 

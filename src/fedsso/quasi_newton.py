@@ -38,7 +38,7 @@ FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
 DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
-CPU_BLOCK = (1 << 15, 1 << 19)  # most columns and entries of a float32 store widened to float64 at once
+CPU_BLOCK = (1 << 14, 1 << 20)  # most columns and entries of a float32 store widened to float64 at once
 DEVICE_BLOCK = (1 << 20, 1 << 26)
 
 

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from .algorithms import ALGORITHMS, make, name_of
 from .context import Context, context, default_loss, outputs_of
 from .data import Federation, load
 from .errors import InputError, integer, unknown
+from .identity import describe
 from .options import DEFAULTS, complete
 from .schedule import Decay
 from .tree import changed, fields_of, to_dict
@@ -173,15 +173,9 @@ def specify(
 
 
 def _own(function: Callable[..., Any]) -> str:
-    """A name for a user's function that changes with its code."""
-    code = getattr(function, "__code__", None)
-    text = repr(type(function)) if code is None else _text(code)
-    return f"own {getattr(function, '__name__', 'function')} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
-
-
-def _text(code: CodeType) -> str:
-    constants = [_text(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return repr((code.co_code, constants, code.co_names))
+    """A name for a user's function that changes with what it computes."""
+    digest = hashlib.sha256(describe(function).encode()).hexdigest()[:12]
+    return f"own {getattr(function, '__name__', 'function')} {digest}"
 
 
 def _short(value: Any) -> str:

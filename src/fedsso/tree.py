@@ -24,7 +24,7 @@ Tree = Any
 
 R = TypeVar("R")
 SWEPT = ("Scalar", "Step")
-CACHED = 1 << 16  # float64 numbers that are widened at a time
+CACHED = 1 << 18  # float64 numbers that are widened at a time
 
 
 def param(*, default: Any, doc: str) -> Any:

@@ -107,12 +107,14 @@ class Rounds:
         return rows[b * width : (b + n) * width].reshape(n, width) if n > 0 else rows[None, b * width :]
 
     def _shuffled(self, client: int, epoch: int) -> Ints:
-        own = self.rows[self.start[client] : self.start[client + 1]]
+        """The client's rows in the order of an epoch; where a batch is all rows, their order does not matter."""
         if self.per_epoch[client] == 1:
-            return own  # the order inside a batch does not matter
+            epoch = 0
         kept = self._epochs.get(client)
         if kept is None or kept[0] != epoch:
-            draw = generator(self.protocol.seed, "rows", client, epoch)
-            kept = epoch, own[torch.randperm(len(own), generator=draw).numpy()]
-            self._epochs[client] = kept
+            own = self.rows[self.start[client] : self.start[client + 1]]
+            if self.per_epoch[client] > 1:
+                draw = generator(self.protocol.seed, "rows", client, epoch)
+                own = own[torch.randperm(len(own), generator=draw).numpy()]
+            kept = self._epochs[client] = epoch, own
         return kept[1]

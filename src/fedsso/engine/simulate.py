@@ -74,6 +74,9 @@ class Simulation:
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
         self.k = 0
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
+        self.start_loss = self.rows[0]["test_loss"]
+        if not len(self.fed.test_rows):
+            self.start_loss = self.evaluator.loss(x, self.buffers, self.fed.train_rows)
 
     # --- one round ---------------------------------------------------------------------------------------------------
     def round(self, last: bool = False) -> None:
@@ -144,7 +147,7 @@ class Simulation:
         finite = self.algorithm.model(under_way.server).isfinite().all(-1)
         if under_way.loss is not None:
             # a skewed first cohort may fit by chance, so the loss of the initial model counts as well
-            bound = torch.maximum(first.abs(), self.rows[0]["test_loss"].abs().nan_to_num(0.0))
+            bound = torch.maximum(first.abs(), self.start_loss.abs().nan_to_num(0.0))
             finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * bound.clamp(min=1e-30))
         running = self.ended < 0
         died, alive = running & ~finite, running & finite
