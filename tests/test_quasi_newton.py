@@ -460,7 +460,7 @@ def test_a_singular_matrix_costs_only_its_own_trial_the_direction() -> None:
     assert torch.equal(direction[1], g[1])
 
 
-@pytest.mark.parametrize("shape", [(3, 60, 4000), (1, 10, 70_000), (2, 2, 3, 90_000), (100, 2, 3000), (5, 300_000)])
+@pytest.mark.parametrize("shape", [(3, 60, 8000), (1, 90, 20_000), (2, 2, 3, 90_000), (100, 2, 6000), (5, 300_000)])
 def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> None:
     """Shapes that are cut along the trials, the rows and the columns of the store."""
     generator = torch.Generator().manual_seed(0)
