@@ -364,7 +364,10 @@ def test_out_with_a_name_that_is_too_long(tmp_path: Path) -> None:
 def test_out_that_holds_a_run(name: str, whole: Path) -> None:
     before = contents(whole.parent)
     for out in (whole, whole.parent):
-        assert "holds a run already; `fedsso resume" in fedsso(name, *SMALL, "--out", out, code=2).stderr
+        assert (
+            "holds a run already; choose another folder (`fedsso resume"
+            in fedsso(name, *SMALL, "--out", out, code=2).stderr
+        )
     assert contents(whole.parent) == before
 
 

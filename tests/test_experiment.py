@@ -470,7 +470,7 @@ def test_a_sweep_goes_on_where_it_was(fed: Federation, tmp_path: Path) -> None:
         seen.append(label)
 
     first = sweep(fed, "mclr", grid, out=tmp_path, progress=progress, **FAST)
-    assert seen == ["fedsso, 3 trials"] * 3
+    assert seen == ["fedsso, seed 0, 3 trials"] * 3
     seen.clear()
     again = sweep(fed, "mclr", grid, out=tmp_path, progress=progress, **FAST)
     assert seen == []
@@ -498,7 +498,7 @@ def test_a_killed_sweep_knows_what_is_left(fed: Federation, tmp_path: Path) -> N
 
 def test_folders_are_not_overwritten(fed: Federation, tmp_path: Path) -> None:
     simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
-    with pytest.raises(InputError, match=r"a holds a run already; `fedsso resume` completes it, or choose another"):
+    with pytest.raises(InputError, match=r"a holds a run already; choose another folder"):
         simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
     sweep(fed, "mclr", ["fedavg"], out=tmp_path / "s", **FAST)
     for change in ({"local_steps": 3}, {"rounds": 5}, {"seed": 0, "dtype": "float64"}):
@@ -742,8 +742,21 @@ def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     simulate(fed, "mclr", FedAvg(), progress=True, **FAST)
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "fedavg alpha=0.01: round 3/3  test_accuracy" in shown.err
+    assert "fedavg alpha=0.01: round 3/3  best test accuracy" in shown.err
     assert shown.err.endswith("\n")
+
+
+def test_whole_float_targets_are_told_to_be_a_regression(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(12, 2)
+    for y, told in ((torch.arange(12) % 2 * 1.0, 1), (torch.rand(12), 0), (torch.arange(12) % 2, 0)):
+        caplog.clear()
+        simulate(Federation.from_arrays(x, y, [0] * 6 + [1] * 6), rounds=1)
+        assert len([m for m in caplog.messages if "give integers for classes" in m]) == told
+
+
+def test_runs_are_shown_in_a_line(fed: Federation) -> None:
+    run = simulate(fed, "mclr", FedAvg(), **FAST)
+    assert repr(run) == f"Run(fedavg alpha=0.01, seed 0, 3 rounds, accuracy {run.final():.4f})"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

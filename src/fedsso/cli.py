@@ -105,7 +105,7 @@ def _check_out(out: str | None) -> None:
     if out is not None:
         check_writable(out)
     if out is not None and any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
-        raise InputError(f"{out} holds a run already; `fedsso resume {out}` completes it, or choose another folder")
+        raise InputError(f"{out} holds a run already; choose another folder (`fedsso resume {out}` completes a run)")
 
 
 def _draw(runs: Runs, settings: Any) -> None:

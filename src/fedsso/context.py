@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from .identity import describe
 from .losses import RowLoss, cross_entropy, row_loss
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .options import DTYPES, Loss, device_of, protocol
+
+log = logging.getLogger("fedsso")
 
 
 def outputs_of(fed: Federation, loss: Loss) -> int:
@@ -117,6 +120,8 @@ def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any])
         raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
     wish = default_loss(fed) if options["loss"] is None else options["loss"]
     loss = row_loss(wish)
+    if options["loss"] is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
+        log.warning("targets are whole numbers, but floats: this is a regression; give integers for classes")
     if wish == "cross_entropy" and not fed.classes:
         raise InputError(
             "loss 'cross_entropy' needs class labels, this federation has real targets; use 'mse' or 'bce'"

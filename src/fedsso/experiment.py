@@ -214,7 +214,7 @@ def _is_new(run: Planned, fresh: bool) -> bool:
     if not path.is_file() or not begun:
         return True  # a run that never began leaves at most its spec
     if fresh or Spec.from_toml(read_toml(path)).identity != run.spec.identity:
-        raise InputError(f"{path.parent} holds a run already; `fedsso resume` completes it, or choose another folder")
+        raise InputError(f"{path.parent} holds a run already; choose another folder (`fedsso resume` completes a run)")
     return False
 
 
@@ -270,7 +270,7 @@ def _run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> l
     if alone is not None and (alone / CHECKPOINT).is_file():
         simulation.restore(checkpoint.load(alone / CHECKPOINT, specs[0].identity))
     rounds = first.options["rounds"]
-    label = specs[0].label if len(chunk) == 1 else f"{specs[0].algorithm}, {len(chunk)} trials"
+    label = specs[0].label if len(chunk) == 1 else f"{specs[0].algorithm}, seed {specs[0].seed}, {len(chunk)} trials"
 
     def save() -> None:
         if alone is not None:
@@ -312,8 +312,11 @@ def _numbers(simulation: Simulation) -> dict[str, float]:
 
 
 def _printer(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-    """A progress line on a terminal's standard error."""
-    shown = "".join(f"  {n} {v:.4f}" for n, v in numbers.items())
-    end = "\n" if k == rounds else ""
-    sys.stderr.write(f"\r{label}: round {k}/{rounds}{shown}{end}")
+    """A line on standard error that a terminal overwrites; elsewhere one for every tenth of the way."""
+    shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
+    text = f"{label}: round {k}/{rounds}{shown}"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{text}" + "\n" * (k == rounds))
+    elif k == rounds or k % -(-rounds // 10) == 0:
+        sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

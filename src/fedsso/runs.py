@@ -49,6 +49,9 @@ class Run:
     buffers: Tensor  # [b]
     live: Context | None = None  # federation, architecture, loss; None after loading a run from its folder
 
+    def __repr__(self) -> str:
+        return f"Run({self.label}, seed {self.spec.seed}, {len(self.trace) - 1} rounds, accuracy {self.final():.4f})"
+
     @property
     def label(self) -> str:
         """Algorithm and the settings that differ from its defaults."""

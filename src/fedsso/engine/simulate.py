@@ -27,8 +27,9 @@ from .metrics import Metric
 from .rounds import Ints, Protocol, Rounds
 
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
-BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients: a CPU's cache, a share of a GPU
-MIN_CHUNK = 8  # clients, however ragged
+BUDGET = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
+MIN_CHUNK = 8  # clients, however ragged or large
+CACHE = 4 << 20  # bytes of a chunk's rows on a CPU
 CPU = torch.device("cpu")
 
 
@@ -182,10 +183,10 @@ class Simulation:
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]
-            each = int(widths[0]) * sample * (item + self.fed.x.element_size()) + state
-            size = max(1, BUDGET[self.job.device.type] // each)
-            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
-                size = min(size, max(MIN_CHUNK, int((widths >= 0.8 * widths[0]).sum())))
+            rows = int(widths[0]) * sample * (item + self.fed.x.element_size())
+            size = max(1, BUDGET[self.job.device.type] // (rows + state))
+            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU rows in cache and little padding
+                size = min(size, max(MIN_CHUNK, min(CACHE // rows, int((widths >= 0.8 * widths[0]).sum()))))
             yield order[start : start + size]
             start += size
 
