@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -197,10 +198,10 @@ class Dense(Backend):
 
     def _buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """A matrix in one piece, kept between steps: products with the strided flat vector are a fifth slower."""
-        kept = self._kept.get(name)
-        if kept is None or kept.shape != shape or kept.dtype != like.dtype:
-            kept = self._kept[name] = like.new_empty(shape)
-        return kept
+        size, kept = prod(shape), self._kept.get(name)
+        if kept is None or len(kept) < size or kept.dtype != like.dtype:
+            kept = self._kept[name] = like.new_empty(size)
+        return kept[:size].view(shape)
 
 
 def _plain(module: nn.Module) -> bool:

@@ -27,9 +27,8 @@ from .metrics import Metric
 from .rounds import Ints, Protocol, Rounds
 
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
-BUDGET = {"cpu": 64 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
-MIN_CHUNK = 8  # clients, however ragged or large
-CACHE = 4 << 20  # bytes of a chunk's rows on a CPU
+BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
+MIN_CHUNK = 8  # clients, however ragged
 CPU = torch.device("cpu")
 
 
@@ -185,8 +184,8 @@ class Simulation:
             widths = self.rounds.width[who[order[start:]]]
             rows = int(widths[0]) * sample * (item + self.fed.x.element_size())
             size = max(1, BUDGET[self.job.device.type] // (rows + state))
-            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU rows in cache and little padding
-                size = min(size, max(MIN_CHUNK, min(CACHE // rows, int((widths >= 0.8 * widths[0]).sum()))))
+            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
+                size = min(size, max(MIN_CHUNK, int((widths >= 0.8 * widths[0]).sum())))
             yield order[start : start + size]
             start += size
 
