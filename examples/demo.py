@@ -1,5 +1,8 @@
 """The main job on embedded data: FedSSO, FedAvg and FedSGD, each with its best of five client steps.
 
+The setting (skew 0.1, batch 50, target 0.95) was taken after looking at four, from the two in which FedSSO leads
+clearly; README.md shows the others. Each grid of client steps lies around its algorithm's own best.
+
 Writes demo/table.md, demo/curves.png and demo/index.html. Run it with `make demo`.
 """
 
@@ -16,7 +19,7 @@ ALPHAS = {
     "fedsso": (0.01, 0.03, 0.1, 0.3, 1.0),
     "fedavg": (0.1, 0.3, 1.0, 3.0, 10.0),
     "fedsgd": (0.3, 1.0, 3.0, 10.0, 30.0),
-}  # each grid lies around the algorithm's own best
+}
 TARGETS = (0.80, 0.90, 0.94, 0.95)
 ROUNDS, SEEDS = 100, (0, 1, 2)
 KINDS = {"fedsso": fedsso.FedSSO, "fedavg": fedsso.FedAvg, "fedsgd": fedsso.FedSGD}
@@ -43,7 +46,8 @@ def main(out: Path = Path("demo")) -> None:
     (out / "table.md").write_text(table, encoding="utf-8")
     text = (
         "Twenty clients hold handwritten digits with very different label mixtures. All algorithms see the same "
-        "clients and mini-batches, send the same bytes per round, and get their best of five client steps."
+        "clients and mini-batches, send the same bytes per round, and get their best of five client steps, "
+        "chosen on the seeds shown. The setting was taken after looking at four; with milder skew the lead is small."
     )
     settings = {"data": dict(fed.source), "rounds": ROUNDS, "local_steps": 5, "batch_size": 50, "seeds": SEEDS}
     tables = {"Best of five client steps": report.rounds_table(chosen.curves(), TARGETS), "All settings": every}
