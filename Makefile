@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo test test-slow check format bench docs clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -33,6 +33,9 @@ format: .venv/.complete  ## let ruff repair and format the code
 
 bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
 	$(BIN)/python -m benchmarks
+
+docs: .venv/.complete  ## write what the docs take from the code: the table of algorithms and its figure
+	$(BIN)/python docs/build.py --figures
 
 clean:  ## remove what the other targets made
 	rm -rf .venv build demo .pytest_cache .mypy_cache .ruff_cache

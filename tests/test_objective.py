@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsso import FedAvg, Federation, InputError, simulate
+from fedsso import FedAvg, Federation, InputError, backend, simulate
 from fedsso.algorithm import Batch
-from fedsso.losses import LOSSES, row_loss
+from fedsso.losses import LOSSES, draw, row_loss
 from fedsso.models import MODELS, build
-from fedsso.objective import Dense, Looped, Vmapped, buffers_of, objective, ravel, unravel_into
+from fedsso.objective import Dense, Layout, Looped, Vmapped, buffers_of, objective, ravel, unravel_into
 
 CPU = torch.device("cpu")
 M, T, B, D = 3, 2, 5, 4
@@ -129,6 +129,10 @@ def test_inputs_stay_as_they_were(kind: type[Dense | Vmapped | Looped]) -> None:
     f = kind(module, loss)
     f.value_and_grad(x, batch)
     f.predict(x, batch.x)
+    f.value(x, batch)
+    f.hvp(x, x, batch)
+    f.hessian(x, batch)
+    f.targets(x, batch, batch.weight.clamp(0.1))
     assert all(torch.equal(a, b) for a, b in zip(kept, (x, batch.x, batch.weight, ravel(module)), strict=True))
 
 
@@ -227,6 +231,276 @@ def test_shared_layers_are_not_dense() -> None:
     f, _ = objective(nn.Sequential(layer, nn.ReLU(), layer), row_loss("cross_entropy"), "auto", CPU, (D,))
     assert type(f) is Vmapped
     assert f.layout.sizes == [16, 4]
+
+
+# --- second derivatives and drawn targets ----------------------------------------------------------------------------
+Kind = type[Dense | Vmapped | Looped]
+KINDS: list[Kind] = [Dense, Vmapped, Looped]
+SOME: list[tuple[str, Kind]] = [
+    ("mclr", Dense),
+    ("tanh", Dense),
+    ("mclr", Vmapped),
+    ("tanh", Vmapped),
+    ("mclr", Looped),
+]
+CLOSE: dict[str, float] = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def times(H: Tensor, v: Tensor) -> Tensor:
+    return (H @ v.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("model", BUILD)
+def test_curvature_of_the_back_ends_agrees(model: str, wish: str) -> None:
+    module, loss, x, batch = problem(model, wish)
+    v = torch.randn_like(x)
+    value, product = Looped(module, loss).value(x, batch), Looped(module, loss).hvp(x, v, batch)
+    assert float(product.norm()) > 0.1
+    assert torch.equal(value, Looped(module, loss).value_and_grad(x, batch)[0])
+    for kind in (Vmapped,) if model == "conv" else (Dense, Vmapped):
+        f = kind(module, loss)
+        torch.testing.assert_close(f.value(x, batch), value, **CLOSE)
+        torch.testing.assert_close(f.hvp(x, v, batch), product, **CLOSE)
+        H = f.hessian(x, batch)
+        assert torch.equal(H, H.mT)
+        torch.testing.assert_close(times(H, v), product, **CLOSE)
+
+
+@pytest.mark.parametrize(("model", "kind"), [*SOME, ("conv", Vmapped), ("conv", Looped)])
+def test_hessians_are_torchs_own(model: str, kind: Kind) -> None:
+    module, loss, x, batch = problem(model, "cross_entropy")
+    with torch.no_grad():  # as in a run
+        H = kind(module, loss).hessian(x[:2], Batch(*(part[:2] for part in batch[:3])))
+    assert torch.equal(H, H.mT)
+    for i, t in ((0, 0), (1, 1)):
+        real = batch.weight[i] > 0
+
+        def one(point: Tensor, i: int = i, real: Tensor = real) -> Tensor:
+            outputs = torch.func.functional_call(module, Layout.of(module).unravel(point), (batch.x[i, real],))
+            return F.cross_entropy(outputs, batch.y[i, real])
+
+        torch.testing.assert_close(H[i, t], torch.autograd.functional.hessian(one, x[i, t]), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_logistic_hessian_by_hand(kind: Kind) -> None:
+    """At x = 0 the loss bends by 1/4, so H is 1/4 times the mean of a a^T over the rows a = (1, 1) and (3, 1)."""
+    module = nn.Linear(1, 1).double()
+    rows = torch.tensor([[[1.0], [3.0]]], dtype=torch.float64)
+    batch = Batch(rows, torch.tensor([[0, 1]]), torch.full((1, 2), 0.5, dtype=torch.float64))
+    H = kind(module, row_loss("bce")).hessian(torch.zeros(1, 1, 2, dtype=torch.float64), batch)
+    expected = torch.tensor([[10.0, 4.0], [4.0, 2.0]], dtype=torch.float64) / 8
+    torch.testing.assert_close(H[0, 0], expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("model", "kind"), SOME)
+def test_pieces_of_a_full_pass_add_up(model: str, kind: Kind) -> None:
+    """The third client has no rows in the second piece."""
+    module, loss, x, batch = problem(model, "cross_entropy")
+    f, v = kind(module, loss), torch.randn_like(x)
+    pieces = [Batch(*(part[:, piece] for part in batch[:3])) for piece in (slice(0, 2), slice(2, 5))]
+    assert not pieces[1].weight[2].any()
+    for whole, parts in (
+        (f.value(x, batch), [f.value(x, piece) for piece in pieces]),
+        (f.value_and_grad(x, batch)[1], [f.value_and_grad(x, piece)[1] for piece in pieces]),
+        (f.hvp(x, v, batch), [f.hvp(x, v, piece) for piece in pieces]),
+        (f.hessian(x, batch), [f.hessian(x, piece) for piece in pieces]),
+    ):
+        torch.testing.assert_close(parts[0] + parts[1], whole, **CLOSE)
+        assert not parts[1][2].any()
+
+
+@pytest.mark.parametrize(("model", "kind"), SOME)
+def test_padding_does_not_bend(model: str, kind: Kind) -> None:
+    module, loss, x, batch = problem(model, "callable")
+    f, v = kind(module, loss), torch.randn_like(x)
+    real = batch.weight > 0
+    garbage = batch._replace(
+        x=torch.where(real.view(M, B, *[1] * (batch.x.dim() - 2)), batch.x, 100.0), y=torch.where(real, batch.y, 1)
+    )
+    assert torch.equal(f.value(x, garbage), f.value(x, batch))
+    assert torch.equal(f.hvp(x, v, garbage), f.hvp(x, v, batch))
+    assert torch.equal(f.hessian(x, garbage), f.hessian(x, batch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wish", WISHES)
+def test_targets_of_each_trials_own(wish: str, kind: Kind) -> None:
+    module, loss, x, batch = problem("tanh", wish)
+    f, v = kind(module, loss), torch.randn_like(x)
+    y = torch.stack([batch.y, batch.y.flip(0, 1)], 1)
+    own = batch._replace(y=y)
+    for t in range(T):
+        at, alone = slice(t, t + 1), batch._replace(y=y[:, t])
+        for one, many in zip(f.value_and_grad(x[:, at], alone), f.value_and_grad(x, own), strict=True):
+            torch.testing.assert_close(many[:, at], one, **CLOSE)
+        torch.testing.assert_close(f.value(x, own)[:, at], f.value(x[:, at], alone), **CLOSE)
+        torch.testing.assert_close(f.hvp(x, v, own)[:, at], f.hvp(x[:, at], v[:, at], alone), **CLOSE)
+    if kind is not Looped:
+        torch.testing.assert_close(times(f.hessian(x, own), v), f.hvp(x, v, own), **CLOSE)
+
+
+@pytest.mark.parametrize("model", ["mclr", "tanh", "conv"])
+def test_blocks_of_columns_make_the_same_hessian(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, loss, x, batch = problem(model, "cross_entropy")
+    f = Vmapped(module, loss)
+    H = f.hessian(x, batch)
+    column = T * (M * x.shape[-1] + batch.x.numel())
+    monkeypatch.setattr(backend, "BLOCK", 7 * column)
+    assert {len(unit) for _, unit in backend.columns(x, column)} == {7, x.shape[-1] % 7} - {0}
+    torch.testing.assert_close(f.hessian(x, batch), H, **CLOSE)
+
+
+def test_a_loss_that_is_linear_has_no_curvature() -> None:
+    module, _, x, batch = problem("linear", "mse")
+    loss = row_loss(lambda z, y: y - z[:, 0])
+    for kind in KINDS:
+        f = kind(module, loss)
+        assert torch.equal(f.hvp(x, x, batch), torch.zeros_like(x)), kind
+        assert not f.hessian(x, batch).any(), kind
+
+
+def test_wrong_outputs_are_refused_in_second_derivatives() -> None:
+    module, _, x, batch = problem("mclr", "cross_entropy")
+    for wish in ("bce", "mse"):
+        with pytest.raises(InputError, match=f"loss '{wish}' needs a model with one output, this one has 3"):
+            Dense(module, row_loss(wish)).hvp(x, x, batch)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.inner(x.view(len(x), 1, 2, 2))
+        out: Tensor = self.head(F.scaled_dot_product_attention(q, q, q).mean((1, 2)))
+        return out
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def smooth_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("make", [smooth_batch_norm, normed, Recurrent, Attention, FunctionalDropout])
+def test_curvature_of_any_module(make: Callable[[], nn.Module]) -> None:
+    """Products match differences of gradients, in training mode and with the same draws; buffers stay."""
+    torch.manual_seed(0)
+    module = make().double()
+    _, loss, _, batch = problem("tanh", "cross_entropy")
+    batch = Batch(batch.x[:2], batch.y[:2], batch.weight[:2], key=5)
+    x = ravel(module) + 0.3 * torch.randn(2, T, ravel(module).numel(), dtype=torch.float64)
+    f, v, h = Looped(module, loss), torch.randn_like(x), 1e-5
+    f.buffers = buffers_of(module).expand(2, T, -1).clone() if list(module.buffers()) else f.buffers
+    kept, state = f.buffers.clone(), torch.get_rng_state()
+    with torch.no_grad():
+        product, H, value = f.hvp(x, v, batch), f.hessian(x, batch), f.value(x, batch)
+        f.targets(x, batch, torch.full((2, B), 0.5))
+        assert torch.equal(f.buffers, kept)
+        assert torch.equal(value, f.value_and_grad(x, batch)[0])
+        up, down = (f.value_and_grad(x + sign * h * v, batch)[1] for sign in (1, -1))
+    torch.testing.assert_close((up - down) / (2 * h), product, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(times(H, v), product, **CLOSE)
+    assert torch.equal(torch.get_rng_state(), state)
+    if make is smooth_batch_norm:
+        assert not torch.equal(f.buffers, kept)  # a gradient moves them
+
+
+def spread(n: int) -> tuple[Tensor, Tensor]:
+    """The same row n times, and n uniform numbers spread evenly."""
+    return torch.ones(1, n, D, dtype=torch.float64), ((torch.arange(n, dtype=torch.float64) + 0.5) / n).unsqueeze(0)
+
+
+def drawn(kind: Kind, wish: str, outputs: int, n: int) -> tuple[Tensor, Tensor]:
+    """Outputs [T, classes] at one row, and the targets [T, n] drawn for it."""
+    torch.manual_seed(0)
+    module = build("mclr", (D,), outputs).double()
+    x = torch.randn(1, T, ravel(module).numel(), dtype=torch.float64)
+    rows, u = spread(n)
+    f = kind(module, row_loss(wish))
+    batch = Batch(rows, torch.zeros(1, n, dtype=torch.long), torch.full((1, n), 1 / n, dtype=torch.float64))
+    return f.predict(x, rows)[0, :, :, 0], f.targets(x, batch, u)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_come_from_the_models_own_distribution(kind: Kind) -> None:
+    """Over n evenly spread uniform numbers each label comes n p times, to rounding at the two ends of its interval."""
+    n = 1000
+    z, y = drawn(kind, "cross_entropy", 3, n)
+    counts = torch.stack([(y == label).sum(-1) for label in range(3)], -1)
+    assert y.dtype == torch.long
+    assert float((counts - n * torch.softmax(z, -1)).abs().max()) <= 1
+    z, y = drawn(kind, "bce", 1, n)
+    assert y.dtype == torch.float64
+    assert set(y.unique().tolist()) == {0.0, 1.0}
+    assert float((y.sum(-1) - n * torch.sigmoid(z[:, 0])).abs().max()) <= 1
+    z, y = drawn(kind, "mse", 1, n)
+    share = (1 + torch.erf(y - z)) / 2  # the distribution function of density exp(-(y - z)^2) / sqrt(pi)
+    torch.testing.assert_close(share, spread(n)[1].expand(T, n), rtol=1e-9, atol=1e-12)
+
+
+def test_an_impossible_label_is_never_drawn() -> None:
+    z = torch.tensor([0.1, 0.2, 0.3, -1e4]).view(4, 1)
+    u = torch.nextafter(torch.tensor([1.0]), torch.tensor([0.0]))
+    assert draw(LOSSES["cross_entropy"], z, u).tolist() == [2]
+    assert draw(LOSSES["cross_entropy"], z.flip(0), torch.tensor([1e-30])).tolist() == [1]
+
+
+@pytest.mark.parametrize("wish", LOSSES)
+def test_back_ends_draw_the_same_targets(wish: str) -> None:
+    module, loss, x, batch = problem("relu", wish)
+    u = torch.rand(M, B, dtype=torch.float64)
+    real = (batch.weight > 0).unsqueeze(1)
+    expected = Dense(module, loss).targets(x, batch, u)
+    assert expected.shape == (M, T, B)
+    for kind in (Vmapped, Looped):
+        y = kind(module, loss).targets(x, batch, u)
+        assert y.dtype == expected.dtype
+        torch.testing.assert_close(torch.where(real, y, 0), torch.where(real, expected, 0), **CLOSE)
+
+
+def test_no_targets_from_a_loss_of_ones_own() -> None:
+    module, loss, x, batch = problem("mclr", "callable")
+    with pytest.raises(InputError, match="use loss 'cross_entropy', 'bce' or 'mse'"):
+        Dense(module, loss).targets(x, batch, batch.weight)
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("model", BUILD)
+def test_shapes_without_numbers(model: str, wish: str) -> None:
+    """On torch's device "meta" everything has the shape and type that it has elsewhere."""
+    module, loss, x, batch = problem(model, wish)
+    kind = Vmapped if model == "conv" else Dense
+    results = []
+    for device in ("cpu", "meta"):
+        f = kind(module.to(device), loss)
+        point, held = x.to(device), Batch(*(part.to(device) for part in batch[:3]))
+        out = [*f.value_and_grad(point, held), f.value(point, held), f.hvp(point, point, held), f.hessian(point, held)]
+        if wish in LOSSES:
+            out.append(f.targets(point, held, held.weight))
+            out += f.value_and_grad(point, held._replace(y=out[-1]))
+        results.append([(part.shape, part.dtype) for part in out])
+        assert all(part.device.type == device for part in out)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_stays(kind: Kind) -> None:
+    """A model that all clients share comes as a view, in float32."""
+    module, loss, x, batch = problem("mclr", "cross_entropy")
+    f, exact = kind(module.float(), loss), Looped(module.double(), loss)
+    shared = x[0].float().expand(M, *x.shape[1:])
+    held = Batch(batch.x.float(), batch.y, batch.weight.float())
+    for name in ("value", "hessian"):
+        result = getattr(f, name)(shared, held)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result, getattr(exact, name)(shared.double(), batch).float(), rtol=1e-4, atol=1e-5)
+    assert f.hvp(shared, shared, held).dtype == torch.float32
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

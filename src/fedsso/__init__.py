@@ -12,7 +12,8 @@ import os
 # Threads that wait by spinning slow a small job on a busy machine thirtyfold; this must be set before torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from .algorithms import FedAvg, FedSGD, FedSSO
+from . import algorithms
+from .algorithms import *  # noqa: F403
 from .context import build_model
 from .data import Federation, load
 from .errors import InputError
@@ -22,10 +23,8 @@ from .schedule import Decay, theorem_2, theorem_3
 from .version import __version__
 
 __all__ = [
+    *algorithms.__all__,
     "Decay",
-    "FedAvg",
-    "FedSGD",
-    "FedSSO",
     "Federation",
     "InputError",
     "Run",

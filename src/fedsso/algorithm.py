@@ -4,6 +4,8 @@ A round is a list of exchanges (phases), each
 
     message = broadcast(server)  ->  upload = client(f, message, own, local)  ->  server(state, mean upload, cohort)
 
+where the mean is that of the decoded uploads, weighted with p_i over those who answered.
+
 Engines own the loop, the weighted mean, the randomness, the devices and the wire. Algorithms only compute, for any
 number of clients and trials at once: server arrays are [trials, d], client arrays [clients, trials, d],
 hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the smallest complete example.
@@ -11,19 +13,21 @@ hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the smalle
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from .tree import Tree
 
 
 class Batch(NamedTuple):
-    """Rows of M clients. Weights sum to 1 over a client's rows of the batch and are 0 on padding."""
+    """Rows of M clients. Weights are 0 on padding and sum to 1 over a client's rows of the batch (over all batches
+    of a full pass)."""
 
     x: Tensor  # [M, B, *sample]
-    y: Tensor  # [M, B]
+    y: Tensor  # [M, B], or [M, trials, B] where trials see targets of their own
     weight: Tensor  # [M, B]
     key: int = 0  # seed for modules that draw (dropout)
 
@@ -35,9 +39,25 @@ class Objective(Protocol):
         """([M, trials], [M, trials, d]); the gradient is written into `out` where one is given."""
         ...
 
+    def value(self, x: Tensor, batch: Batch) -> Tensor:
+        """The loss alone, [M, trials]."""
+        ...
+
+    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """The Hessian at x times v, [M, trials, d]."""
+        ...
+
+    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
+        """The Hessian at x, [M, trials, d, d]."""
+        ...
+
+    def targets(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
+        """Targets [M, trials, B] drawn from the model's own distribution by uniform numbers u [M, B]."""
+        ...
+
 
 class Local(Protocol):
-    """What the clients of a cohort (or a chunk of it) hold in one round."""
+    """What the clients of a cohort (or a chunk of it) hold in one exchange."""
 
     k: int  # the round, 1, 2, ...
     steps: int  # the most local steps that any of them takes
@@ -51,9 +71,17 @@ class Local(Protocol):
         """[M, 1, 1] of 0 and 1: who takes step j; None means everybody."""
         ...
 
+    def full(self) -> Iterator[Batch]:
+        """All training rows, piece by piece; each piece overwrites the one before, and a mini-batch."""
+        ...
+
+    def uniform(self, purpose: str, n: int) -> Tensor:
+        """[M, n] uniform draws in (0, 1), each client's own: a function of seed, purpose, client and round."""
+        ...
+
 
 class Cohort(NamedTuple):
-    """Who answered in this round."""
+    """Who answered in this exchange."""
 
     k: int  # the round
     size: int  # how many clients answered
@@ -65,24 +93,47 @@ class Cohort(NamedTuple):
 class Reply(NamedTuple):
     """What a client function returns."""
 
-    upload: Tree  # goes to the server
-    own: Tree = ()  # stays with the client until its next round
-    loss: Tensor | None = None  # [M, trials] mean mini-batch loss, for the trace alone
+    upload: Tree  # goes to the server, as it is sent
+    own: Tree = ()  # stays with the client until its next exchange
+    loss: Tensor | None = None  # [M, trials] mean loss, for the trace alone
+
+
+def as_sent(upload: Tree) -> Tree:
+    """The upload itself is what is averaged."""
+    return upload
+
+
+def none(tau: Tensor) -> Tensor:
+    """An exchange without local steps."""
+    return torch.zeros_like(tau)
 
 
 class Phase(NamedTuple):
-    """One exchange between server and clients."""
+    """One exchange between server and clients.
+
+    A tensor that a client has received earlier in the round need not be sent again: put the same object into the
+    message, and it is neither counted nor, over a network, repeated.
+    """
 
     broadcast: Callable[[Any], Tree]
     client: Callable[[Any, Any, Any, Local], Reply]
     server: Callable[[Any, Any, Cohort], Any]
+    steps: Callable[[Tensor], Tensor] = none  # mini-batch steps of each client when the user asks for tau
+    decode: Callable[[Tree], Tree] = as_sent  # an upload as sent (factors, indices) -> the tree that is averaged
+    fresh: bool = False  # a new sample of clients instead of the one before
+    exact: bool = False  # uploads are never compressed: the losses of a line search
 
 
 class Algorithm:
     """Base of all records: one phase, no client state, the model is `server.x`."""
 
-    name: ClassVar[str] = ""
-    title: ClassVar[str] = ""
+    needs_all: ClassVar[str] = ""  # what to use when not all clients answer; "" if the algorithm bears that
+    alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
+    personal: ClassVar[bool] = False  # every client has a model of its own
+
+    def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
+        """The record for a model whose parameters have these sizes, in the order of x."""
+        return self
 
     def server_init(self, x: Tensor) -> Any:
         """Server state from the initial model x [trials, d]; every leaf has the trials as its first axis."""
@@ -96,8 +147,8 @@ class Algorithm:
         """The local steps each client takes when the user asks for tau."""
         return tau
 
-    def model(self, server: Any) -> Tensor:
-        """The model that is evaluated, [trials, d]."""
+    def model(self, server: Any, own: Any) -> Tensor:  # noqa: ARG002
+        """The model that is evaluated, [trials, d]; one for each client, [clients, trials, d], if it is personal."""
         x: Tensor = server.x
         return x
 
@@ -120,4 +171,4 @@ class Algorithm:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The exchanges of one round, in order."""
-        return (Phase(self.broadcast, self.client, self.server),)
+        return (Phase(self.broadcast, self.client, self.server, self.local_steps),)

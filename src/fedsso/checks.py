@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -12,12 +13,25 @@ from .schedule import Decay
 def positive(record: Any, *names: str, schedules: bool = True) -> None:
     """Each named field must be a positive finite number, or a schedule where that is allowed; it becomes a float."""
     for name in names:
-        value = getattr(record, name)
-        if schedules and isinstance(value, Decay):
-            continue
-        value = number(name, value)
-        if not (value > 0 and isfinite(value)):
-            raise InputError(f"{name} must be > 0 and finite, got {name}={value:g}; leave it out for the default")
+        if not (schedules and isinstance(getattr(record, name), Decay)):
+            _within(record, (name,), lambda v: v > 0, "> 0 and finite")
+
+
+def not_negative(record: Any, *names: str) -> None:
+    """Each named field must be a finite number >= 0; it becomes a float."""
+    _within(record, names, lambda v: v >= 0, ">= 0 and finite")
+
+
+def share(record: Any, *names: str) -> None:
+    """Each named field must lie in [0, 1); it becomes a float."""
+    _within(record, names, lambda v: 0 <= v < 1, "in [0, 1)")
+
+
+def _within(record: Any, names: tuple[str, ...], fits: Callable[[float], bool], bounds: str) -> None:
+    for name in names:
+        value = number(name, getattr(record, name))
+        if not (fits(value) and isfinite(value)):
+            raise InputError(f"{name} must be {bounds}, got {name}={value:g}; leave it out for the default")
         object.__setattr__(record, name, value)  # 1 and 1.0 are the same setting
 
 

@@ -26,19 +26,21 @@ try:
     from typer.core import TyperGroup
 
     from . import cli_config
-    from .cli_options import WithSettings
-    from .cli_view import messages, print_table, set_logging, show, watching
+    from .cli_options import Several, WithSettings
+    from .cli_view import cost_document, cost_table, messages, print_table, set_logging, show, watching
 except ModuleNotFoundError as error:
     raise SystemExit(f"the command line needs `pip install 'fedsso[cli]'` ({error})") from error
 
 from . import experiment
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
-from .context import context
+from .context import Context, context
+from .costs import costs as measure_costs
 from .data import Federation, datasets, load
 from .data.sources import FOLDER
 from .errors import InputError
 from .files import check_writable, read_toml, to_toml, write_atomic
+from .models import MODELS
 from .options import complete
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
 from .spec import Spec
@@ -46,6 +48,7 @@ from .version import __version__
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
+NAMES, SHAPE = Several(click.STRING), Several(click.INT)
 
 
 class Program(TyperGroup):
@@ -80,6 +83,7 @@ class Plan(NamedTuple):
     fed: Federation
     records: dict[str, Algorithm]
     options: dict[str, Any]
+    left_out: dict[str, str]  # why an algorithm of "all" cannot run here
 
 
 def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -> Plan:
@@ -94,11 +98,25 @@ def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -
     for note in fed.notes:
         log.info(note)
     full = complete({**settings.options, "seed": settings.seeds[0]})
-    context(fed, settings.model, full).check(full)
+    live = context(fed, settings.model, full)
+    live.check(full)
+    left_out = _unsuited(records, live, full) if chosen == ["all"] else {}
+    records = {name: record for name, record in records.items() if name not in left_out}
     _check_out(settings.out)
     if save is not None:
         write_atomic(save, to_toml({key: chosen, **cli_config.effective(settings, fed, full, records)}))
-    return Plan(settings, fed, records, settings.options)
+    return Plan(settings, fed, records, settings.options, left_out)
+
+
+def _unsuited(records: Mapping[str, Algorithm], live: Context, options: Mapping[str, Any]) -> dict[str, str]:
+    """Why some of the algorithms cannot run with this model and these cohorts."""
+    reasons = {}
+    for name, record in records.items():
+        try:
+            experiment.suits(record, live, options)
+        except InputError as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 def _check_out(out: str | None) -> None:
@@ -138,7 +156,7 @@ def run(
     With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that repeats it.
     """
     set_logging(verbose)
-    settings, fed, records, options = plan(ctx, config, save_config, "algorithm")
+    settings, fed, records, options, _ = plan(ctx, config, save_config, "algorithm")
     seeds = settings.seeds
     many = {"seeds": seeds} if len(seeds) > 1 else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
     (record,) = records.values()
@@ -148,7 +166,7 @@ def run(
         )
     runs = done if isinstance(done, Runs) else Runs([done])
     _draw(runs, settings)
-    show(runs, settings.targets, settings.out, as_json)
+    show(runs, settings.targets, settings.out, as_json, {})
 
 
 @app.command(cls=WithSettings)
@@ -167,12 +185,12 @@ def compare(
     \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
     """
     set_logging(verbose)
-    settings, fed, records, options = plan(ctx, config, save_config, "algorithms")
+    settings, fed, records, options, left_out = plan(ctx, config, save_config, "algorithms")
     with watching(settings.out) as watch:
         common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
         runs = experiment.compare(fed, settings.model, list(records.values()), **common, **options)
     _draw(runs, settings)
-    show(runs, settings.targets, settings.out, as_json)
+    show(runs, settings.targets, settings.out, as_json, left_out)
 
 
 @app.command()
@@ -197,7 +215,7 @@ def resume(
         with watching(folder) as watch:
             runs = experiment.resume(folder, progress=watch)
         runs.plot(folder / PICTURE)
-    show(runs, None, folder, as_json)
+    show(runs, None, folder, as_json, {})
 
 
 @app.command()
@@ -223,6 +241,41 @@ def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
     title = (getdoc(cls) or "").partition("\n")[0]
     own = [{"name": f.name, "type": f.type, "default": f.default, **f.metadata} for f in fields(cast(Any, cls))]
     return {"name": name, "title": title, "fields": own}
+
+
+@app.command()
+def costs(
+    model: Annotated[str, typer.Option(help=f"{', '.join(MODELS)}.")] = "mclr",
+    algorithms: Annotated[Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)] = "all",
+    sample: Annotated[Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)] = "1,28,28",
+    classes: Annotated[int, typer.Option(help="Outputs of the model.")] = 10,
+    local_steps: Annotated[int, typer.Option(help="Local steps τ of a client; they change no byte.")] = 5,
+    compress: Annotated[str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a round costs: bytes sent and bytes kept, measured beside the papers' counts.
+
+    Example: fedsso costs --model cnn --algorithms fedsso,fedavg --compress int8
+
+    Upper lines are measured: what the algorithm's own functions send and keep,
+    in bytes of float32, for each client that takes part. Lower lines are the
+    papers' counts without compression; d is the number of parameters.
+
+    n_c: multiples of a FedAvg round, down and up (8 d bytes).
+    n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.
+    "Keeps" means: until the next round. Working memory does not count.
+
+    Nothing is trained and no data are read, so any size of model is possible.
+    """
+    names = None if algorithms == ["all"] else algorithms
+    shape = {"sample": sample, "classes": classes, "local_steps": local_steps, "compress": compress}
+    bill = measure_costs(model, names, **shape)
+    if as_json:
+        document = {"version": __version__, "model": model, "d": bill.d, **shape, "results": cost_document(bill)}
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    title = f"{model}, d = {bill.d}: bytes of a round for each client (below: the papers' counts)"
+    print_table(cost_table(bill, title))
 
 
 @data_app.command("list")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from . import report
+from .costs import Bill, Cost
 from .runs import Runs
 from .version import __version__
 
@@ -73,14 +74,19 @@ def watching(out: str | Path | None) -> Iterator[Watch]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(runs: Runs, targets: Sequence[float] | None, out: str | Path | None, as_json: bool) -> None:
-    """The result as a table, or as one JSON document."""
+def show(
+    runs: Runs, targets: Sequence[float] | None, out: str | Path | None, as_json: bool, left_out: Mapping[str, str]
+) -> None:
+    """The result as a table, or as one JSON document; `left_out` says why an algorithm was not run."""
     curves = runs.curves()
     targets = report.default_targets(curves) if targets is None else targets
     if as_json:
-        typer.echo(json.dumps(document(curves, targets, out), indent=2, ensure_ascii=False))
+        found = {**document(curves, targets, out), "left_out": dict(left_out)}
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
     print_table(result_table(curves, targets))
+    for name, reason in left_out.items():
+        output.print(f"left out: {name}: {reason}", markup=False, soft_wrap=True, highlight=False)
     if out is not None:
         output.print(f"results: {out}", markup=False, soft_wrap=True)
 
@@ -112,6 +118,48 @@ def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Ta
 def _cell(row: Sequence[str]) -> str:
     rounds, megabytes = row[1], row[2].partition(" ")[0]
     return f"{rounds}\n{megabytes} MB" if megabytes != "–" else rounds
+
+
+def cost_table(bill: Bill, title: str) -> Table:
+    """Measured bytes, and below them what the papers count, in d and in multiples of FedAvg's."""
+    refused = "\n".join(f"{row.algorithm}: {escape(row.refused)}" for row in bill.rows if row.refused)
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    table = Table(title=title, caption=refused or None, box=SIMPLE_HEAD, pad_edge=False, **left)
+    table.add_column("algorithm")
+    for name in ("exchanges", "down", "up", "both ways", "n_c", "server keeps", "n_m", "client keeps", "n_m"):
+        table.add_column(name, justify="right")
+    for row in bill.rows:
+        measured = _cells(row.measured, row.measured, bill)
+        theory = _cells(row.theory, row.theory and bill.in_bytes(row.theory), bill)
+        table.add_row(row.algorithm, *(f"{m}\n[dim]{t}[/]" for m, t in zip(measured, theory, strict=True)))
+    return table
+
+
+def _cells(shown: Cost | None, in_bytes: Cost | None, bill: Bill) -> list[str]:
+    if shown is None or in_bytes is None:
+        return ["–"] * 9
+    exchanges, down, up, server, client = (_count(v) for v in shown)
+    whole, of_server, of_client = (f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in bill.relative(in_bytes).values())
+    return [exchanges, down, up, _count(in_bytes.down + in_bytes.up), whole, server, of_server, client, of_client]
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
+
+
+def cost_document(bill: Bill) -> list[dict[str, Any]]:
+    """The numbers of the table; theory in bytes, too."""
+    rows = []
+    for name, measured, theory, refused in bill.rows:
+        row: dict[str, Any] = {"algorithm": name, "refused": refused or None, "measured": None, "theory": None}
+        if measured is not None:
+            row["measured"] = {**measured._asdict(), "relative": bill.relative(measured)}
+        if theory is not None:
+            counted = bill.in_bytes(theory)
+            formulas = {k: str(v) for k, v in theory._asdict().items() if k != "exchanges"}
+            row["theory"] = {**counted._asdict(), "relative": bill.relative(counted), "formula": formulas}
+        rows.append(row)
+    return rows
 
 
 def print_table(table: Table) -> None:

@@ -98,7 +98,7 @@ class Context:
 
     def job(self, options: Mapping[str, Any]) -> Job:
         """What the engine needs."""
-        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine")}
+        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine", "compress")}
         dtype, device = DTYPES[options["dtype"]], device_of(options["device"])
         return Job(
             self.fed,

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS, make
 from .context import Context, context
 from .data import Federation
 from .engine import checkpoint
-from .engine.simulate import Simulation
+from .engine.simulate import Simulation, admit, fitted
 from .engine.simulate import run as advance
+from .engine.uplink import uplink
 from .errors import InputError, integer
 from .files import check_writable, read_toml, to_toml, write_atomic
-from .objective import ravel
-from .options import Options, complete, device_of
+from .objective import Layout, ravel
+from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
 from .spec import Spec, specify
 from .tree import nbytes, signature, stack
@@ -192,10 +193,26 @@ def resume(
     return Runs([load_run(one) for one in run_folders(folder)])
 
 
+def suits(record: Algorithm, ctx: Context, options: Mapping[str, Any]) -> Algorithm:
+    """The record, fitted to the model; an error if it cannot run on it, or not with these cohorts."""
+    admit(record, protocol(options))
+    record = fitted(record, ctx.module)
+    uplink(record, record.server_init(_meta(ctx)), Layout.of(ctx.module), options["compress"])
+    return record
+
+
+def _meta(ctx: Context) -> Tensor:
+    """One trial's model without memory."""
+    x = ravel(ctx.module)
+    return torch.empty(1, len(x), dtype=x.dtype, device="meta")
+
+
 def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Check what can be checked, then write every run's spec, so that a killed sweep knows what is left to do."""
     for run in {id(run.context): run for run in planned}.values():
         run.context.check(run.options)
+    for run in planned:
+        suits(run.record, run.context, run.options)
     new = [(run.folder, run.spec) for run in planned if run.folder is not None and _is_new(run, fresh)]
     for folder, spec in new:
         check_writable(folder)
@@ -252,9 +269,8 @@ def _chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[in
 def _trials(run: Planned) -> int:
     """How many trials fit: measured on the state objects of one, without allocating them."""
     device = device_of(run.options["device"]).type
-    x = ravel(run.context.module)
-    meta = torch.empty(1, len(x), dtype=x.dtype, device="meta")
-    record = stack([run.record], x.dtype, torch.device("meta"))
+    meta = _meta(run.context)
+    record = stack([fitted(run.record, run.context.module)], meta.dtype, meta.device)
     each = nbytes(record.server_init(meta), 1) + nbytes(record.client_init(meta), 1) * run.context.fed.clients
     fit = max(1, MEMORY[device] // max(1, each))
     return int(min(TRIALS, fit) if device == "cpu" else fit)
@@ -293,11 +309,14 @@ def _run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> l
 
 def _finish(simulation: Simulation, chunk: Sequence[Planned]) -> list[Run]:
     """The finished runs, written to their folders."""
-    x = simulation.algorithm.model(simulation.server).cpu()
+    models = simulation.models().cpu()
+    own = models if models.dim() == 3 else None  # [clients, trials, d]
+    x = models if own is None else torch.tensordot(simulation.p.to(models.dtype), models, 1)
     buffers = simulation.buffers.cpu()
     runs = []
     for t, trace in enumerate(traces(simulation, [run.spec for run in chunk])):
-        run = Run(chunk[t].spec, trace, x[t].clone(), buffers[t].clone(), chunk[t].context)
+        personal = None if own is None else own[:, t].clone()
+        run = Run(chunk[t].spec, trace, x[t].clone(), buffers[t].clone(), chunk[t].context, personal)
         folder = chunk[t].folder
         if folder is not None:
             run.save(folder)

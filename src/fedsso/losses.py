@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 
 import torch
 import torch.nn.functional as F
@@ -77,3 +78,36 @@ def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         rows = loss(z, y)
         (slope,) = torch.autograd.grad(rows.sum(), z)
     return rows.detach(), slope.contiguous()  # a user's loss may give a view of one number
+
+
+def bend(loss: RowLoss, z: Tensor, y: Tensor, u: Tensor) -> Tensor:
+    """The second derivative of the row losses in the outputs, times u (as z)."""
+    if loss is cross_entropy:
+        p = torch.softmax(z, -2)
+        pu = p * u
+        return pu - p * pu.sum(-2, keepdim=True)
+    if loss is bce:
+        s = torch.sigmoid(_single(z, "bce")).unsqueeze(-2)
+        return s * (1 - s) * u
+    if loss is mse:
+        return 2 * _single(u, "mse").unsqueeze(-2)
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(z, y).sum(), z, create_graph=True)
+    if not slope.requires_grad:  # a loss that is linear in the outputs
+        return torch.zeros_like(z)
+    (product,) = torch.autograd.grad(slope, z, u, materialize_grads=True)
+    return product.contiguous()
+
+
+def draw(loss: RowLoss, z: Tensor, u: Tensor) -> Tensor:
+    """Targets [..., rows] from the distribution whose negative log-likelihood is the loss, by uniform numbers u."""
+    if loss is cross_entropy:
+        below = torch.softmax(z, -2).cumsum(-2)
+        return (below < u.unsqueeze(-2) * below[..., -1:, :]).sum(-2)  # rounding may keep the last sum from being 1
+    if loss is bce:
+        return (u < torch.sigmoid(_single(z, "bce"))).to(z.dtype)
+    if loss is mse:  # the density exp(-(z - y)^2) has variance 1/2
+        normal: Tensor = torch.special.ndtri(u).to(z.dtype)
+        return _single(z, "mse") + sqrt(0.5) * normal
+    raise InputError("targets cannot be drawn from a loss of your own; use loss 'cross_entropy', 'bce' or 'mse'")

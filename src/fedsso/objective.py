@@ -1,222 +1,51 @@
-"""The clients' objective f_i(x): value, gradient and outputs at flat vectors, for many clients and trials at once.
+"""The clients' objective f_i(x): value, gradient, curvature and outputs at flat vectors, for many clients and trials.
 
-The iterate is one flat vector x, as papers write it; this module ravels at the border. Three back ends compute the
-same function, and `objective()` picks one:
+Three back ends compute the same function, and `objective()` picks one:
 
-    Dense     linear layers with activations between them (mclr, mlp): a hand-written batched gradient
+    Dense     linear layers with activations between them (mclr, mlp): hand-written, batched derivatives
     Vmapped   any module that torch.func can batch (convolutions on a GPU)
     Looped    any module at all, one client and one trial at a time (BatchNorm, LSTM, dropout, convolutions on a CPU)
-
-Outputs are laid out [clients, trials, classes, rows]: the softmax then runs over contiguous rows, which is several
-times faster on a CPU than classes last.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from math import prod
-from typing import Any, ClassVar
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .algorithm import Batch
+from .backend import (
+    Backend,
+    Layout,
+    buffers_into,
+    buffers_of,
+    by_trial,
+    columns,
+    mirrored,
+    ravel,
+    unravel_into,
+)
+from .dense import Dense
 from .errors import InputError, unknown
-from .losses import RowLoss, slope
+from .losses import RowLoss
 
-Elementwise = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each parameter of a module lies in the flat vector."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Layout:
-        """Layout of the trainable parameters; a frozen one stays as it is in the module."""
-        params = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
-        if not params:
-            raise InputError("the model has no trainable parameters")
-        return cls(tuple(n for n, _ in params), tuple(s for _, s in params))
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Number of entries of each parameter."""
-        return [s.numel() for s in self.shapes]
-
-    def unravel(self, x: Tensor) -> dict[str, Tensor]:
-        """Views of x [..., d] by parameter name, [..., *shape]."""
-        parts = x.split_with_sizes(self.sizes, -1)
-        return {n: p.view(*x.shape[:-1], *s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
-
-
-def ravel(module: nn.Module) -> Tensor:
-    """The trainable parameters as one flat vector (a copy)."""
-    return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in Layout.of(module).names])
-
-
-def unravel_into(module: nn.Module, x: Tensor) -> None:
-    """Write a flat vector into a module's trainable parameters."""
-    with torch.no_grad():
-        for name, value in Layout.of(module).unravel(x).items():
-            module.get_parameter(name).copy_(value)
-
-
-def buffers_of(module: nn.Module) -> Tensor:
-    """The buffers (BatchNorm statistics) as one flat vector; integers are held as floats."""
-    parts = [b.detach().reshape(-1).double() for b in module.buffers()]
-    return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def buffers_into(module: nn.Module, flat: Tensor) -> None:
-    """Write a flat vector into a module's buffers, rounding where they are integers."""
-    start = 0
-    for b in module.buffers():
-        part = flat[start : start + b.numel()].reshape(b.shape)
-        b.copy_(part if b.is_floating_point() else part.round())
-        start += b.numel()
-
-
-class Backend:
-    """A module's loss at flat points x [M, trials, d]. `buffers` [M, trials, b] belong to the engine."""
-
-    stacks = True
-
-    def __init__(self, module: nn.Module, loss: RowLoss) -> None:
-        self.module = copy.deepcopy(module)
-        self.layout = Layout.of(self.module)
-        self.loss = loss
-        self.buffers = torch.zeros(0)
-
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weighted mean loss [M, trials] and its gradient [M, trials, d]."""
-        raise NotImplementedError
-
-    def predict(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs [M, trials, classes, rows] for rows [M, B, *sample]."""
-        raise NotImplementedError
-
-
-class Dense(Backend):
-    """Linear layers with element-wise activations between them; one matrix product per layer for all trials."""
-
-    ACTIVATIONS: ClassVar[dict[type[nn.Module], tuple[Elementwise, Elementwise]]] = {
-        nn.ReLU: (torch.relu, lambda a: (a > 0).to(a.dtype)),
-        nn.Tanh: (torch.tanh, lambda a: 1 - a * a),
-        nn.Sigmoid: (torch.sigmoid, lambda a: a * (1 - a)),
-    }
-
-    def __init__(self, module: nn.Module, loss: RowLoss) -> None:
-        super().__init__(module, loss)
-        self.layers = [m for m in _sequence(self.module) if not isinstance(m, (nn.Flatten, nn.Identity))]
-        self._kept: dict[str, Tensor] = {}
-
-    @classmethod
-    def fits(cls, module: nn.Module, sample: Sequence[int]) -> bool:
-        """Whether the module is [Flatten,] Linear, (activation, Linear)*, all distinct and trainable."""
-        chain = [m for m in _sequence(module) if type(m) is not nn.Identity]
-        flat = len(sample) == 1
-        if chain and type(chain[0]) is nn.Flatten:
-            flat, chain = True, chain[1:]
-        odd = len(chain) % 2 == 1 and len(set(map(id, chain))) == len(chain)
-        linear = all(type(m) is nn.Linear for m in chain[::2])
-        between = all(type(m) in cls.ACTIVATIONS for m in chain[1::2])
-        return flat and odd and linear and between and _plain(module)
-
-    def _weights(self, x: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        params = list(self.layout.unravel(x).values())
-        out: list[tuple[Tensor, Tensor | None]] = []
-        for layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                weight = params.pop(0)
-                out.append((weight, params.pop(0) if layer.bias is not None else None))
-        return out
-
-    def _forward(self, x: Tensor, rows: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor | None]]]:
-        """Inputs of each linear layer and the outputs last; the first input [M, F, B] is shared by the trials."""
-        weights = self._weights(x)
-        trace = [rows.flatten(2).transpose(1, 2)]
-        todo = iter(weights)
-        for layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                weight, bias = next(todo)
-                trace.append(self._affine(weight, bias, trace[-1]))
-            else:
-                trace[-1] = self.ACTIVATIONS[type(layer)][0](trace[-1])
-        return trace, weights
-
-    def predict(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs of the last layer."""
-        return self._forward(x, rows)[0][-1]
-
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Back-propagation by hand, [M, trials] at once."""
-        trace, weights = self._forward(x, batch.x)
-        z = trace.pop()
-        rows, e = slope(self.loss, z, batch.y.unsqueeze(1).expand(z.shape[0], z.shape[1], z.shape[3]))
-        weight = batch.weight[:, None, None, :]
-        e = e.mul_(weight)
-        grad = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-        slots = self._weights(grad)
-        for n in reversed(range(len(weights))):
-            a, into = trace[n], slots[n]
-            self._outer(e, a, into[0])
-            if into[1] is not None:
-                torch.sum(e, -1, out=into[1])
-            if n:
-                e = weights[n][0].transpose(-2, -1) @ e
-                e = e * self.ACTIVATIONS[type(self.layers[2 * n - 1])][1](a)
-        return (rows * weight.squeeze(2)).sum(-1), grad
-
-    def _affine(self, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-        """W a + b for weights [M, T, O, I] and rows [M, I, B] shared by the trials (first layer), or [M, T, I, B]."""
-        if a.dim() == 4:
-            z = weight @ a
-        else:
-            M, T, O, I = weight.shape
-            whole = self._buffer("weights", weight, M, T * O, I)
-            whole.view(weight.shape).copy_(weight)
-            z = torch.bmm(whole, a).view(M, T, O, a.shape[-1])
-        return z if bias is None else z.add_(bias.unsqueeze(-1))
-
-    def _outer(self, e: Tensor, a: Tensor, into: Tensor) -> None:
-        """Write the gradient e a^T of the weights into its place [M, T, O, I] in the flat gradient."""
-        if a.dim() == 4:
-            torch.matmul(e, a.transpose(-2, -1), out=into)
-            return
-        M, T, O, B = e.shape
-        product = self._buffer("gradient", e, M, T * O, a.shape[1])
-        torch.bmm(e.view(M, T * O, B), a.transpose(1, 2), out=product)
-        into.copy_(product.view(into.shape))
-
-    def _buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """A matrix in one piece, kept between steps: products with the strided flat vector are a fifth slower."""
-        size, kept = prod(shape), self._kept.get(name)
-        if kept is None or len(kept) < size or kept.dtype != like.dtype:
-            kept = self._kept[name] = like.new_empty(size)
-        return kept[:size].view(shape)
-
-
-def _plain(module: nn.Module) -> bool:
-    """Whether every parameter is trainable and used once, and no hook changes what a module computes."""
-    every = [p for _, p in module.named_parameters(remove_duplicate=False)]
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooked = any(getattr(m, name) for m in module.modules() for name in hooks)
-    return not hooked and len(set(map(id, every))) == len(every) and all(p.requires_grad for p in every)
-
-
-def _sequence(module: nn.Module) -> list[nn.Module]:
-    """The modules of a plain chain; a subclass of Sequential may do anything in its forward."""
-    if type(module) is nn.Sequential:
-        return [inner for child in module for inner in _sequence(child)]
-    return [module]
+__all__ = [
+    "Backend",
+    "Dense",
+    "Layout",
+    "Looped",
+    "Vmapped",
+    "buffers_into",
+    "buffers_of",
+    "objective",
+    "ravel",
+    "unravel_into",
+]
 
 
 class Vmapped(Backend):
@@ -225,9 +54,7 @@ class Vmapped(Backend):
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
         self.module.train()
-        one = torch.func.grad_and_value(self._loss)
-        over_trials = torch.func.vmap(one, (0, None, None, None))
-        self._grad = torch.func.vmap(over_trials, (0, 0, 0, 0))
+        self._grad = torch.func.grad_and_value(self._loss)
         self._predict = torch.func.vmap(torch.func.vmap(self._outputs, (0, None)), (0, 0))
 
     def _outputs(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -239,8 +66,31 @@ class Vmapped(Backend):
 
     def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Nested vmap of grad."""
-        grad, value = self._grad(x, batch.x, batch.y, batch.weight)
+        grad, value = self._over(self._grad, batch, x)
         return value, grad if out is None else out.copy_(grad)
+
+    def _over(self, fn: Callable[..., Any], batch: Batch, *points: Tensor) -> Any:
+        """fn(*points, rows, targets, weights) over clients and, inside, over trials."""
+        own = 0 if batch.y.dim() == 3 else None
+        over_trials = torch.func.vmap(fn, (*(0 for _ in points), None, own, None))
+        return torch.func.vmap(over_trials)(*points, batch.x, batch.y, batch.weight)
+
+    def _product(self, x: Tensor, v: Tensor, *rows: Tensor) -> Tensor:
+        """Reverse over reverse; forward mode would load torch's deprecated script compiler."""
+        grad = torch.func.grad(self._loss)
+        product: Tensor = torch.func.vjp(lambda point: grad(point, *rows), x)[1](v)[0]
+        return product
+
+    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """Nested vmap of the gradient's gradient along v."""
+        with _twice(self.module):
+            product: Tensor = self._over(self._product, batch, x, v)
+        return product
+
+    def outputs(self, x: Tensor, batch: Batch) -> Tensor:
+        """Outputs of the module in training mode."""
+        out: Tensor = self._predict(x, batch.x)
+        return out
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
         """Outputs, [M, trials, classes, rows]."""
@@ -268,27 +118,81 @@ class Looped(Backend):
 
     def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Autograd of the module in training mode; its buffers move along."""
-        M, T, _ = x.shape
-        value, grad = (
-            x.new_empty(M, T),
-            torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out,
-        )
-        self.module.train()
-        for i in range(M):
-            real = int((batch.weight[i] > 0).sum())
-            for t in range(T):
-                self._load(x, i, t)
-                loss = self._one(Batch(batch.x[i, :real], batch.y[i, :real], batch.weight[i, :real], batch.key))
-                parts = torch.autograd.grad(loss, self.params, materialize_grads=True)
-                torch.cat([g.reshape(-1) for g in parts], out=grad[i, t])
-                value[i, t] = loss.detach()
-                if self.buffers.numel():
-                    self.buffers[i, t] = buffers_of(self.module)
+        value, grad = x.new_zeros(x.shape[:2]), x.new_zeros(x.shape) if out is None else out.zero_()
+        for i, t, rows in self._each(x, batch):
+            with torch.enable_grad():
+                loss = self._loss(rows)
+            parts = torch.autograd.grad(loss, self.params, materialize_grads=True)
+            torch.cat([g.reshape(-1) for g in parts], out=grad[i, t])
+            value[i, t] = loss.detach()
+            if self.buffers.numel():
+                self.buffers[i, t] = buffers_of(self.module)
         return value, grad
 
-    def _one(self, rows: Batch) -> Tensor:
-        with torch.enable_grad(), _seeded(rows.key, rows.x.device):
-            return (self.loss(_columns(self.module(rows.x)), rows.y) * rows.weight).sum()
+    def _each(self, x: Tensor, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
+        """Client, trial and the client's rows, with their point in the module; who has no rows is passed over."""
+        self.module.train()
+        y = by_trial(batch.y, x.shape[1])
+        for i, real in enumerate((batch.weight > 0).sum(1).tolist()):
+            for t in range(x.shape[1] if real else 0):
+                self._load(x, i, t)
+                yield i, t, Batch(batch.x[i, :real], y[i, t, :real], batch.weight[i, :real], batch.key)
+
+    def value(self, x: Tensor, batch: Batch) -> Tensor:
+        """The loss in training mode, which leaves the buffers as they are."""
+        value = x.new_zeros(x.shape[:2])
+        with torch.no_grad():
+            for i, t, rows in self._each(x, batch):
+                value[i, t] = self._loss(rows)
+        return value
+
+    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """Double backward."""
+        out = x.new_zeros(x.shape)
+        for i, t, rows in self._each(x, batch):
+            out[i, t] = self._product(rows)(v[i, t])
+        return out
+
+    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
+        """Double backward of the identity's columns through one graph; torch cannot batch it for GroupNorm."""
+        d = x.shape[-1]
+        H = x.new_zeros(*x.shape, d)
+        for i, t, rows in self._each(x, batch):
+            product = self._product(rows)
+            for part, unit in columns(x, d):
+                H[i, t, part] = torch.stack([product(v) for v in unit])
+        return mirrored(H)
+
+    def outputs(self, x: Tensor, batch: Batch) -> Tensor:
+        """Outputs in training mode; zero on padding."""
+        z = x.new_zeros(0)
+        with torch.no_grad():
+            for i, t, rows in self._each(x, batch):
+                one = self._outputs(rows)
+                z = z if z.numel() else x.new_zeros(*x.shape[:2], len(one), batch.weight.shape[1])
+                z[i, t, :, : one.shape[1]] = one
+        return z
+
+    def _outputs(self, rows: Batch) -> Tensor:
+        with _seeded(rows.key, rows.x.device):
+            return _columns(self.module(rows.x))
+
+    def _loss(self, rows: Batch) -> Tensor:
+        return (self.loss(self._outputs(rows), rows.y) * rows.weight).sum()
+
+    def _product(self, rows: Batch) -> Callable[[Tensor], Tensor]:
+        """The function v -> (Hessian) v."""
+        with torch.enable_grad(), _twice(self.module):
+            parts = torch.autograd.grad(self._loss(rows), self.params, create_graph=True, materialize_grads=True)
+            slope = torch.cat([g.reshape(-1) for g in parts])
+
+        def product(v: Tensor) -> Tensor:
+            if not slope.requires_grad:  # the gradient is constant
+                return torch.zeros_like(v)
+            parts = torch.autograd.grad(slope, self.params, v, retain_graph=True, materialize_grads=True)
+            return torch.cat([g.reshape(-1) for g in parts])
+
+        return product
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
         """Outputs in evaluation mode."""
@@ -319,6 +223,14 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+@contextmanager
+def _twice(module: nn.Module) -> Iterator[None]:
+    """Run attention and recurrent layers by kernels that can be differentiated twice."""
+    recurrent = any(isinstance(m, nn.RNNBase) for m in module.modules())
+    with sdpa_kernel(SDPBackend.MATH), cudnn.flags(enabled=False) if recurrent else nullcontext():
+        yield
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

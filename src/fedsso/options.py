@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .compress import check
 from .engine.rounds import Protocol
 from .errors import InputError, integer, number, unknown
 
@@ -39,6 +40,7 @@ class Options(TypedDict, total=False):
     dtype: str | torch.dtype
     device: str
     engine: str
+    compress: str | None
 
 
 DEFAULTS: dict[str, Any] = {
@@ -59,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "device": "auto",
     "engine": "auto",
+    "compress": None,
 }
 WHOLE = {"rounds": 1, "local_steps": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1, "seed": None}  # least
 NUMBERS = ("participation", "drop_rate", "stragglers", "stop_at")
@@ -86,6 +89,8 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     full["device"] = str(full["device"])
     if full["dtype"] not in DTYPES:
         raise unknown("dtype", full["dtype"], DTYPES)
+    if full["compress"] is not None:
+        check(full["compress"])
     full["metrics"] = _metrics(full["metrics"])
     protocol(full)
     return full

@@ -48,6 +48,7 @@ class Run:
     x: Tensor  # the model as a flat vector [d]
     buffers: Tensor  # [b]
     live: Context | None = None  # federation, architecture, loss; None after loading a run from its folder
+    personal: Tensor | None = None  # each client's own model [clients, d], of which x is then the weighted mean
 
     def __repr__(self) -> str:
         return f"Run({self.label}, seed {self.spec.seed}, {len(self.trace) - 1} rounds, accuracy {self.final():.4f})"
@@ -97,7 +98,7 @@ class Run:
         return module.eval()
 
     def clients(self) -> pd.DataFrame:
-        """Test loss and metrics of the trained model at each client."""
+        """Test loss and metrics at each client, of its own model where it has one."""
         import pandas as pd
 
         live = self.live or self.spec.context()
@@ -107,8 +108,9 @@ class Run:
         names = fed.client_names or [str(i) for i in range(fed.clients)]
         rows = []
         for i, name in enumerate(names):
+            x = self.x if self.personal is None else self.personal[i]
             with torch.no_grad():
-                found = evaluate(self.x[None], self.buffers[None], fed.rows_of(i, "test"))
+                found = evaluate(x[None], self.buffers[None], fed.rows_of(i, "test"))
             sizes = {"train_rows": int(fed.train_sizes[i]), "test_rows": int(fed.test_sizes[i])}
             rows.append({"client": name, **sizes, **{k: float(v[0]) for k, v in found.items()}})
         return pd.DataFrame(rows)
@@ -122,6 +124,8 @@ class Run:
         write_atomic(folder / TRACE, text)
         done = {"model": self.x, "buffers": self.buffers, "done": _digest(text)}
         done["diverged"] = torch.tensor(self.diverged or 0)
+        if self.personal is not None:
+            done["personal"] = self.personal
         checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
 
 
@@ -256,7 +260,8 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
         raise InputError(f"{folder / TRACE} is not the trace that this run wrote; restore it, or run again")
     trace = Trace.load(folder / TRACE, spec.options["eval_every"], int(saved["diverged"]) or None)
     given = federation is not None or model is not None
-    return Run(spec, trace, saved["model"], saved["buffers"], spec.context(federation, model) if given else None)
+    live = spec.context(federation, model) if given else None
+    return Run(spec, trace, saved["model"], saved["buffers"], live, saved.get("personal"))
 
 
 def load_runs(folder: str | Path) -> Runs:

@@ -1,7 +1,10 @@
-"""FedSGD: one mini-batch gradient per client and round, averaged; FedAvg with a single local step.
+"""FedSGD. The baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017.
 
-x          global model x_k              alpha      client step
-g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps
+    x          global model x_k              alpha      client step
+    g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps
+
+One mini-batch gradient per client and round, averaged: FedAvg with a single local step.
 """
 
 from __future__ import annotations

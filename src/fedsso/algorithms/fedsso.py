@@ -70,25 +70,13 @@ class FedSSO(Algorithm):
     m: int = param(default=20, doc="window of form lbfgs")
 
     def __post_init__(self) -> None:
-        positive(self, "alpha", "eta")
-        positive(self, "lam", "Lam", schedules=False)
-        if self.lam >= self.Lam:
-            raise InputError(f"lam must be < Lam, got lam={self.lam}, Lam={self.Lam}; the paper: 1e-4 and 9999")
-        at_least(self, "R", 2, none=True)
-        at_least(self, "pairs", 1)
-        at_least(self, "m", 1)
-        if self.guard not in GUARDS:
-            raise unknown("guard", self.guard, GUARDS)
-        qn.form(self.form, self.pairs, self.m)
+        _check(self)
 
     def server_init(self, x: Tensor) -> State:
-        held, wished = self._held(x), self._wished
-        if held < wished and not x.is_meta:
-            log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wished, x.shape[-1], held)
         one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-        guard = Guard(one, one, one.bool())
         zero = x.new_zeros(x.shape)
-        return State(x, zero, zero, self._form(x).init(x), guard, one.expand(-1, 4).contiguous())
+        seen = one.expand(-1, 4).contiguous()
+        return State(x, zero, zero, _form(self, x, 0).init(x), Guard(one, one, one.bool()), seen)
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))  # Alg. 1, lines 4-8
@@ -96,52 +84,67 @@ class FedSSO(Algorithm):
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
         k, x, s = cohort.k, server.x, server.s
-        form = self._form(x)
-        if k == self._held(x) + 2 and (self.R is None or k < self.R) and self.form in ("bfgs", "dfp"):
-            log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, k - 2)
         work = at(self.alpha, k) * cohort.steps
         g = delta / -work  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-        products = gram(s, y, g)
-        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual, cosine=0.1 if self.guard == "adaptive" else 0.0)
+        products, form = gram(s, y, g), _form(self, x, k)
+        adaptive = self.guard == "adaptive"
+        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual, cosine=0.1 if adaptive else 0.0)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
         slope, length = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, ||B^-1 g||^2
         guard, step = server.guard, at(self.eta, k) * torch.ones_like(slope)
-        size = products[..., 2, 2:].sqrt()  # ||g||
-        if self.guard == "adaptive":
-            radius = torch.where(guard.radius > 0, guard.radius, work * size)  # at first the FedAvg step
-            guard, step = self._cap(guard._replace(radius=radius), products[..., 0, 2:], step, length.sqrt())
+        if adaptive:
+            guard, step = _cap(guard, products, work, step, length.sqrt())
         move = direction.mul_(-step.to(x.dtype))
         new = x + move  # line 14
-        judged = not reset
-        seen = torch.cat([pair.rho, pair.overridden & judged, pair.skipped & judged, size], -1)
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        return State(new, g, s, curvature, guard._replace(slope=step * slope), seen)
-
-    @staticmethod
-    def _cap(guard: Guard, uphill: Tensor, step: Tensor, length: Tensor) -> tuple[Guard, Tensor]:
-        """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
-        theta, r = uphill / guard.slope, guard.radius  # theta is NaN before the first step: both tests are then false
-        r = torch.where(theta > 0.8, 0.7 * r, r)
-        r = torch.where((theta < -0.1) & guard.capped, 2 * r, r)
-        capped = step * length > r
-        return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
+        return State(new, g, s, curvature, guard._replace(slope=step * slope), _seen(pair, reset, products))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         names = ("ys", "overridden", "skipped", "grad_norm")
         radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
         return {**dict(zip(names, server.seen.unbind(-1), strict=True)), "radius": radius}
 
-    @property
-    def _wished(self) -> int:
-        """Pairs that the form wants to keep."""
-        return {"lbfgs": min(self.m, self.pairs), "bfgs-dense": 0, "dfp-dense": 0}.get(self.form, self.pairs)
 
-    def _held(self, x: Tensor) -> int:
-        """Pairs that are kept: no more than fit into the memory of one trial."""
-        return qn.capacity(self.form, self._wished, x.shape[-1], x.element_size()) if self._wished else 0
+def _check(record: FedSSO) -> None:
+    """Refuse values that the algorithm cannot work with."""
+    positive(record, "alpha", "eta")
+    positive(record, "lam", "Lam", schedules=False)
+    if record.lam >= record.Lam:
+        raise InputError(f"lam must be < Lam, got lam={record.lam}, Lam={record.Lam}; the paper: 1e-4 and 9999")
+    at_least(record, "R", 2, none=True)
+    at_least(record, "pairs", 1)
+    at_least(record, "m", 1)
+    if record.guard not in GUARDS:
+        raise unknown("guard", record.guard, GUARDS)
+    qn.form(record.form, record.pairs, record.m)
 
-    def _form(self, x: Tensor) -> qn.Form:
-        held = max(1, self._held(x))
-        return qn.form(self.form, held, held)
+
+def _cap(guard: Guard, products: Tensor, work: Scalar, step: Tensor, length: Tensor) -> tuple[Guard, Tensor]:
+    """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
+    uphill, size = products[..., 0, 2:], products[..., 2, 2:].sqrt()  # g^T s and ||g||
+    r = torch.where(guard.radius > 0, guard.radius, work * size)  # at first the FedAvg step
+    theta = uphill / guard.slope  # NaN before the first step: both tests are then false
+    r = torch.where(theta > 0.8, 0.7 * r, r)
+    r = torch.where((theta < -0.1) & guard.capped, 2 * r, r)
+    capped = step * length > r
+    return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
+
+
+def _seen(pair: qn.Verdict, reset: bool, products: Tensor) -> Tensor:
+    """What the trace tells of the round; a pair that a reset drops counts neither as overridden nor as skipped."""
+    judged = not reset
+    return torch.cat([pair.rho, pair.overridden & judged, pair.skipped & judged, products[..., 2, 2:].sqrt()], -1)
+
+
+def _form(record: FedSSO, x: Tensor, k: int) -> qn.Form:
+    """The form with as many pairs as fit into the memory of one trial; the log tells where that shows."""
+    windows = {"lbfgs": min(record.m, record.pairs), "bfgs-dense": 0, "dfp-dense": 0}
+    wished = windows.get(record.form, record.pairs)
+    held = qn.capacity(record.form, wished, x.shape[-1], x.element_size()) if wished else 0
+    if k == 0 and held < wished and not x.is_meta:
+        log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wished, x.shape[-1], held)
+    if k == held + 2 and (record.R is None or k < record.R) and record.form in ("bfgs", "dfp"):
+        log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, held)
+    return qn.form(record.form, max(1, held), max(1, held))

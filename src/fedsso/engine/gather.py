@@ -5,14 +5,21 @@ Rows stay uint8 until they are gathered: widening a batch is cheaper than readin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Batch
 from ..data import Federation
 from ..rng import key
 from .rounds import Ints, Rounds
+
+Floats = NDArray[np.float64]
+BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
 
 
 class Gather:
@@ -46,37 +53,59 @@ class Gather:
 
 
 class Chunk:
-    """What a few clients hold in one round (the `Local` of client functions)."""
+    """What a few clients hold in one exchange (the `Local` of client functions)."""
 
     def __init__(self, gather: Gather, rounds: Rounds, k: int, clients: Ints, position: Ints, steps: Ints) -> None:
         self.k = k
         self.steps = int(steps.max())
-        self._gather, self._loaded = gather, -1
+        self._gather, self._loaded = gather, (-1, -1)
+        self._rounds, self._clients = rounds, clients
         self._seed = key(rounds.protocol.seed, "module", int(clients[0]), int(position[0]))
         self._same = rounds.constant(clients)
-        device = gather.fed.x.device
-        rows, weight = _index(rounds, clients, position, 1 if self._same else self.steps)
-        self._rows = torch.from_numpy(rows).to(device)
-        self._weight = torch.from_numpy(weight).to(device, gather.dtype)
-        self.own_steps = torch.from_numpy(steps).to(device, gather.dtype).view(-1, 1, 1)
+        self._drawn = self._on_device(*_index(rounds, clients, position, 1 if self._same else self.steps))
+        self.own_steps = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype).view(-1, 1, 1)
         self._ragged = bool((steps != self.steps).any())
+
+    def _on_device(self, rows: Ints, weight: Floats) -> tuple[Tensor, Tensor]:
+        device = self._gather.fed.x.device
+        return torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(device, self._gather.dtype)
+
+    def _load(self, kind: int, at: int, index: tuple[Tensor, Tensor], key: int) -> Batch:
+        if self._loaded != (kind, at):
+            self._x, self._y = self._gather(index[0][at])
+            self._loaded = kind, at
+        return Batch(self._x, self._y, index[1][at], key)
 
     def batch(self, j: int) -> Batch:
         """The mini-batch of local step j; clients with one batch per epoch see it again without a new gather."""
-        at = 0 if self._same else j
-        if self._loaded != at:
-            self._x, self._y = self._gather(self._rows[at])
-            self._loaded = at
-        return Batch(self._x, self._y, self._weight[at], self._seed + j)
+        return self._load(0, 0 if self._same else j, self._drawn, self._seed + j)
+
+    def full(self) -> Iterator[Batch]:
+        """All rows, in pieces of equal width; a single piece stays loaded."""
+        if self._same:
+            yield self.batch(0)
+            return
+        for i in range(len(self._all[0])):
+            yield self._load(1, i, self._all, self._seed + i)
+
+    @cached_property
+    def _all(self) -> tuple[Tensor, Tensor]:
+        fed = self._gather.fed
+        row = fed.x[0].numel() * (torch.finfo(self._gather.dtype).bits // 8 + fed.x.element_size())
+        most = max(1, BUDGET[fed.x.device.type] // (row * len(self._clients)))
+        return self._on_device(*_whole(self._rounds, self._clients, most))
 
     def active(self, j: int) -> Tensor | None:
         """Who takes step j; None: everybody."""
-        return (self.own_steps > j).to(self._weight.dtype) if self._ragged else None
+        return (self.own_steps > j).to(self._gather.dtype) if self._ragged else None
+
+    def uniform(self, purpose: str, n: int) -> Tensor:
+        """Each client's own draws [M, n]."""
+        draws = [self._rounds.own_uniform(purpose, i, self.k, n) for i in self._clients.tolist()]
+        return torch.stack(draws).to(self._gather.fed.x.device)
 
 
-def _index(
-    rounds: Rounds, clients: Ints, position: Ints, steps: int
-) -> tuple[Ints, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+def _index(rounds: Rounds, clients: Ints, position: Ints, steps: int) -> tuple[Ints, Floats]:
     """Row indices and weights [steps, clients, width]; short batches repeat a row with weight 0."""
     width = int(rounds.width[clients].max())
     rows = np.empty((steps, len(clients), width), np.int64)
@@ -90,4 +119,19 @@ def _index(
             rows[j : j + n, m, w:] = block[:, :1]
             weight[j : j + n, m, :w] = 1 / w
             j += n
+    return rows, weight
+
+
+def _whole(rounds: Rounds, clients: Ints, most: int) -> tuple[Ints, Floats]:
+    """Row indices and weights [pieces, clients, width] of all rows, at most so many of each client in a piece."""
+    longest = int(rounds.sizes[clients].max())
+    pieces = -(-longest // most)
+    width = -(-longest // pieces)
+    rows = np.empty((pieces, len(clients), width), np.int64)
+    weight = np.zeros((pieces, len(clients), width))
+    for m, client in enumerate(clients):
+        own = rounds.rows[rounds.start[client] : rounds.start[client + 1]]
+        for i, part in enumerate(np.array_split(own, pieces)):  # of equal size: BatchNorm cannot take a single row
+            rows[i, m, : len(part)], rows[i, m, len(part) :] = part, own[0]
+            weight[i, m, : len(part)] = 1 / len(own)
     return rows, weight

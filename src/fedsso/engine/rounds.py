@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
     chosen: Tensor  # clients that receive the model
     answered: Tensor  # those of them whose update arrives
-    steps: Tensor  # local steps of the latter
+    steps: Tensor  # tau of the latter
 
 
 class Rounds:
@@ -71,27 +71,33 @@ class Rounds:
         self.per_epoch: Ints = -(-self.sizes // self.width)
         self._epochs: dict[int, tuple[int, Ints]] = {}
 
-    def plan(self, k: int) -> Plan:
-        """Who takes part in round k, who answers, and after how many local steps."""
+    def plan(self, k: int, sample: int = 0) -> Plan:
+        """Who takes part in round k, who answers, and after how many local steps; a round may draw a second sample."""
         p, n = self.protocol, len(self.sizes)
+        again = (sample,) if sample else ()
         chosen = torch.arange(n)
         size = max(1, round(p.participation * n))
         if size < n:
-            chosen = torch.randperm(n, generator=generator(p.seed, "cohort", k))[:size].sort().values
+            chosen = torch.randperm(n, generator=generator(p.seed, "cohort", k, *again))[:size].sort().values
         answered = chosen
         if p.drop_rate:
-            answered = chosen[self._uniform("drop", k)[chosen] >= p.drop_rate]
+            answered = chosen[self._uniform("drop", k, *again)[chosen] >= p.drop_rate]
         if p.local_epochs is not None:
             tau = torch.from_numpy(self.per_epoch) * p.local_epochs
         else:
             tau = torch.full((n,), p.local_steps or 0)
         if p.stragglers:
-            late = self._uniform("late", k) < p.stragglers
-            tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)
+            late = self._uniform("late", k, *again) < p.stragglers
+            tau = torch.where(late, 1 + (self._uniform("steps", k, *again) * tau).long(), tau)
         return Plan(chosen, answered, tau[answered])
 
-    def _uniform(self, purpose: str, k: int) -> Tensor:
-        return torch.rand(len(self.sizes), generator=generator(self.protocol.seed, purpose, k), dtype=torch.float64)
+    def _uniform(self, purpose: str, *when: int) -> Tensor:
+        return torch.rand(len(self.sizes), generator=generator(self.protocol.seed, purpose, *when), dtype=torch.float64)
+
+    def own_uniform(self, purpose: str, client: int, k: int, n: int) -> Tensor:
+        """A client's own draws in round k, inside (0, 1)."""
+        draw = torch.rand(n, generator=generator(self.protocol.seed, purpose, client, k), dtype=torch.float64)
+        return draw.clamp_(min=2**-54)
 
     def constant(self, clients: Ints) -> bool:
         """Whether every step of these clients sees the same rows (all they have)."""

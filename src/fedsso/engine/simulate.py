@@ -1,16 +1,19 @@
 """The simulator: clients and hyper-parameter trials as leading axes, in chunks that fit a memory budget.
 
 One `Simulation` runs the trials of one group (records that stack) under one seed. Its state is a handful of trees;
-`round()` replaces them at once, so an interrupted round leaves nothing half-done. Two buffers are written in place
-and named so: the gather buffers of `gather.py`, and the curvature store of FedSSO.
+`round()` replaces them at once, so an interrupted round leaves nothing half-done. Uploads are counted as sent, then
+decoded and averaged. A client's state is a tree of its own, shared with all others until its first round.
+Two buffers are written in place and named so: the gather buffers of `gather.py`, and the curvature store of FedSSO.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,18 +21,24 @@ from torch import Tensor, nn
 
 from ..algorithm import Algorithm, Cohort, Phase
 from ..data import Federation
+from ..errors import InputError
 from ..losses import RowLoss
-from ..objective import buffers_of, objective, ravel
-from ..tree import Tree, leaves, named_leaves, nbytes, stack, tree_map
-from .evaluate import Evaluator
-from .gather import Chunk, Gather
+from ..objective import Layout, buffers_of, objective, ravel
+from ..tree import Tree, named_leaves, stack, tree_map
+from .evaluate import Evaluator, Rows
+from .gather import BUDGET, Chunk, Gather
+from .ledger import Ledger
 from .metrics import Metric
-from .rounds import Ints, Protocol, Rounds
+from .rounds import Ints, Plan, Protocol, Rounds
+from .uplink import Errors, uplink
 
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
-BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
+SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
 MIN_CHUNK = 8  # clients, however ragged
+ONE_THREAD = 100_000  # parameters of a model whose clients' work is done by one thread
 CPU = torch.device("cpu")
+STATE = ("server", "own", "buffers", "ended", "diverged", "first_loss")
+A = TypeVar("A", bound=Algorithm)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,25 @@ class Job:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     engine: str = "auto"
+    compress: str | None = None
+
+
+def fitted(record: A, module: nn.Module) -> A:
+    """The record for this model: it learns the sizes of the layers, the parameters of one submodule together."""
+    layout, layers = Layout.of(module), dict[str, int]()
+    for name, size in zip(layout.names, layout.sizes, strict=True):
+        owner = name.rpartition(".")[0]
+        layers[owner] = layers.get(owner, 0) + size
+    return record.fit(list(layers.values()))
+
+
+def admit(record: Algorithm, protocol: Protocol) -> None:
+    """Refuse an algorithm that needs every client where some do not answer."""
+    if record.needs_all and (protocol.participation < 1 or protocol.drop_rate > 0):
+        raise InputError(
+            f"{type(record).__name__} needs all clients in every round, got participation={protocol.participation:g}, "
+            f"drop_rate={protocol.drop_rate:g}; use participation=1 and drop_rate=0, or {record.needs_all}"
+        )
 
 
 class Simulation:
@@ -54,21 +82,23 @@ class Simulation:
 
     def __init__(self, job: Job, records: Sequence[Algorithm]) -> None:
         self.job, self.trials = job, len(records)
+        for record in records:
+            admit(record, job.protocol)
         self.fed = job.fed.to(job.device)
         module = job.module.to(job.device, job.dtype)
         self.f, self.reason = objective(module, job.loss, job.engine, job.device, job.fed.sample_shape)
-        self.algorithm = stack(records, job.dtype, job.device)
+        self.algorithm = stack([fitted(record, module) for record in records], job.dtype, job.device)
         self.rounds = Rounds(job.fed, job.protocol)
         self.gather = Gather(self.fed, job.dtype)
         self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, job.dtype), job.metrics)
         self.p = job.fed.p.cpu()
         x = ravel(module).expand(self.trials, -1).contiguous()
         self.server: Any = self.algorithm.server_init(x)
-        own = self.algorithm.client_init(x)
-        n = job.fed.clients
-        self.own: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).contiguous(), own)
+        self.own: list[Tree] = [self.algorithm.client_init(x)] * job.fed.clients  # shared until a client's first round
+        self.errors: Errors = {}
+        self.uplink = uplink(self.algorithm, self.server, self.f.layout, job.compress)
         self.buffers = buffers_of(module).to(job.device, job.dtype).expand(self.trials, -1).contiguous()
-        self.position: Ints = np.zeros(n, np.int64)
+        self.position: Ints = np.zeros(job.fed.clients, np.int64)
         self.ended = torch.full((self.trials,), -1, device=job.device)  # round of divergence or stop; -1: running
         self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
@@ -76,66 +106,75 @@ class Simulation:
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
         self.start_loss = self.rows[0]["test_loss"]
         if not len(self.fed.test_rows):
-            self.start_loss = self.evaluator.loss(x, self.buffers, self.fed.train_rows)
+            self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
+
+    def models(self, server: Any = None, own: Sequence[Tree] | None = None) -> Tensor:
+        """The models that are evaluated: [trials, d], or [clients, trials, d] where every client has its own."""
+        algorithm = self.algorithm
+        held = _gathered(self.own if own is None else own) if algorithm.personal else ()
+        return algorithm.model(self.server if server is None else server, held)
+
+    def _rows(self, part: str) -> Rows:
+        """Test or training rows, those of each client apart where it has a model of its own."""
+        if self.algorithm.personal:
+            return [self.fed.rows_of(i, part) for i in range(self.fed.clients)]
+        return self.fed.test_rows if part == "test" else self.fed.train_rows
 
     # --- one round ---------------------------------------------------------------------------------------------------
     def round(self, last: bool = False) -> None:
         """One communication round; `last` forces an evaluation. Nothing changes until all of it is done."""
         began = time.perf_counter()
-        k, algorithm = self.k + 1, self.algorithm
-        plan = self.rounds.plan(k)
-        who = plan.answered.numpy()
-        steps = algorithm.local_steps(plan.steps).numpy()
-        under_way = _Round(self.server, self.own, self.buffers)
-        down = up = 0
-        for phase in algorithm.phases:
+        k = self.k + 1
+        ledger = Ledger(self.fed.clients, self.trials)
+        under_way = _Round(self.server, self.own.copy(), self.errors.copy(), self.buffers, self.position.copy())
+        plan, samples = self.rounds.plan(k), 0
+        for number, phase in enumerate(self.algorithm.phases):
+            if phase.fresh:
+                samples += 1
+                plan = self.rounds.plan(k, samples)
             message = phase.broadcast(under_way.server)
-            down += (nbytes(message, self.trials) + self._buffer_bytes) * len(plan.chosen)
-            if self.p[who].sum() > 0:  # a cohort without weight moves nothing, as one that nobody answers
-                up += self._exchange(phase, message, under_way, k, who, steps)
+            ledger.broadcast((message, under_way.buffers), plan.chosen)
+            if not self.p[plan.answered].sum() > 0:  # a cohort without weight moves nothing, as one that nobody answers
+                break
+            self._exchange(phase, number, message, under_way, k, plan, ledger)
         new, row = self._settle(under_way, k)
-        new["position"] = self.position.copy()
-        new["position"][who] += steps
-        row |= {"bytes_up": self._all(up), "bytes_down": self._all(down)}
+        row |= {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
         row["seconds"] = self._all(time.perf_counter() - began)
         if last or k % self.job.eval_every == 0:
             row |= self._evaluate(new)
         vars(self).update(new, rows=[*self.rows, row])  # one call, which no interrupt can split
 
-    @property
-    def _buffer_bytes(self) -> int:
-        return nbytes(self.buffers, self.trials)
-
-    def _exchange(self, phase: Phase, message: Tree, under_way: _Round, k: int, who: Ints, steps: Ints) -> int:
-        """Clients work in chunks, their uploads are averaged, the server moves; returns the bytes sent up."""
+    def _exchange(
+        self, phase: Phase, number: int, message: Tree, under_way: _Round, k: int, plan: Plan, ledger: Ledger
+    ) -> None:
+        """Clients work in chunks, their uploads are averaged, the server moves."""
+        who, steps = plan.answered.numpy(), phase.steps(plan.steps).numpy()
         weight = self.p[who] / self.p[who].sum()
         mean: Tree = None
         loss: Tensor | None = None
-        buffers = self.buffers
-        sent = 0
+        start, buffers = under_way.buffers, under_way.buffers
         for part in self._chunks(who):
             clients = who[part]
-            local = Chunk(self.gather, self.rounds, k, clients, self.position[clients], steps[part])
+            local = Chunk(self.gather, self.rounds, k, clients, under_way.position[clients], steps[part])
             w = weight[part].to(self.job.device, self.job.dtype)
-            index = torch.from_numpy(clients).to(self.job.device)
-            own = tree_map(lambda leaf, i=index: leaf[i], under_way.own)
-            self.f.buffers = self.buffers.expand(len(clients), *self.buffers.shape).clone()
-            reply = phase.client(self.f, message, own, local)
-            sent += (nbytes(reply.upload, len(clients) * self.trials) + self._buffer_bytes) * len(clients)
-            part_mean = tree_map(lambda leaf, w=w: torch.tensordot(w, leaf, 1), reply.upload)
+            self.f.buffers = start.expand(len(clients), *start.shape).clone()
+            reply = phase.client(self.f, message, _gathered([under_way.own[i] for i in clients]), local)
+            sent, upload = self.uplink(phase, number, clients.tolist(), reply.upload, under_way.errors)
+            ledger.upload((sent, self.f.buffers), len(clients))
+            part_mean = tree_map(lambda leaf, w=w: torch.tensordot(w, leaf, 1), upload)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
-            if len(list(leaves(reply.own))):
-                under_way.own = tree_map(lambda old, new, i=index: old.index_copy(0, i, new), under_way.own, reply.own)
-            buffers = buffers + torch.tensordot(w, self.f.buffers - self.buffers, 1)  # a constant stays, to the bit
+            for m, i in enumerate(clients):
+                under_way.own[i] = tree_map(lambda leaf, m=m: leaf[m], reply.own)
+            buffers = buffers + torch.tensordot(w, self.f.buffers - start, 1)  # a constant stays, to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
-        cohort = Cohort(k, len(who), torch.from_numpy(who), float(self.p[who].sum()), taken)
+        cohort = Cohort(k, len(who), plan.answered, float(self.p[who].sum()), taken)
         under_way.server = phase.server(under_way.server, mean, cohort)
         under_way.buffers = buffers
+        under_way.position[who] += steps
         under_way.loss = under_way.loss if loss is None else loss
-        return sent
 
     def _settle(self, under_way: _Round, k: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The new state where a trial is alive, and the row of the trace.
@@ -144,22 +183,28 @@ class Simulation:
         """
         loss = self._all(torch.nan) if under_way.loss is None else under_way.loss
         first = torch.where(self.first_loss.isnan(), loss, self.first_loss)
-        finite = self.algorithm.model(under_way.server).isfinite().all(-1)
+        finite = self.models(under_way.server, under_way.own).isfinite().all(-1)
+        finite = finite.all(0) if finite.dim() > 1 else finite
         if under_way.loss is not None:
-            # a skewed first cohort may fit by chance, so the loss of the initial model counts as well
-            bound = torch.maximum(first.abs(), self.start_loss.abs().nan_to_num(0.0))
-            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * bound.clamp(min=1e-30))
+            # a skewed first cohort may fit badly or, by chance, well: the loss of the initial model counts as well
+            start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
+            bound = torch.maximum(start, torch.where(first.abs() <= BLOW_UP * start, first.abs(), start))
+            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * bound)
         running = self.ended < 0
         died, alive = running & ~finite, running & finite
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
             return new if new is old else torch.where(alive.view(-1, *[1] * (new.dim() - 1)), new, old)
 
-        server = tree_map(keep, self.server, under_way.server)
+        server, own = tree_map(keep, self.server, under_way.server), under_way.own
+        if not alive.all():
+            own = [tree_map(keep, *pair) for pair in zip(self.own, own, strict=True)]
         new = {
             "k": k,
             "server": server,
-            "own": under_way.own,
+            "own": own,
+            "errors": under_way.errors,
+            "position": under_way.position,
             "buffers": keep(self.buffers, under_way.buffers),
             "first_loss": first,
             "diverged": torch.where(died, k, self.diverged),
@@ -172,7 +217,7 @@ class Simulation:
 
     def _chunks(self, who: Ints) -> Iterator[Ints]:
         """Positions in `who`, clients of similar size together, as many at a time as the budget holds."""
-        if not self.f.stacks:
+        if not self.f.stacks or self.algorithm.alone:
             yield from np.arange(len(who))[:, None]
             return
         order = np.lexsort((who, -self.rounds.width[who]))
@@ -192,10 +237,10 @@ class Simulation:
     # --- evaluation and trace ----------------------------------------------------------------------------------------
     def _evaluate(self, new: dict[str, Any]) -> dict[str, Tensor]:
         """Metrics of a new state; a trial that reaches `stop_at` is marked in it as ended."""
-        x, buffers = self.algorithm.model(new["server"]), new["buffers"]
+        x, buffers = self.models(new["server"], new["own"]), new["buffers"]
         dead = new["diverged"] > 0
         nan = torch.where(dead, torch.nan, 0.0)
-        found = self.evaluator(x, buffers, self.fed.test_rows)
+        found = self.evaluator(x, buffers, self._rows("test"))
         row = {f"test_{name}": value + nan for name, value in found.items()}
         row["test_accuracy"] = torch.where(dead, 0.0, row["test_accuracy"])  # no answer is right
         if self.job.eval_train:
@@ -208,8 +253,9 @@ class Simulation:
     def _full_train_loss(self, x: Tensor, buffers: Tensor) -> Tensor:
         """f(x) = sum p_i f_i(x) over all training rows."""
         if self.job.fed.weights is None:
-            return self.evaluator.loss(x, buffers, self.fed.train_rows)
-        each = [self.evaluator.loss(x, buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
+            return self.evaluator.loss(x, buffers, self._rows("train"))
+        points = x.expand(self.fed.clients, *x.shape[-2:])
+        each = [self.evaluator.loss(points[i], buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
         total: Tensor = torch.tensordot(self.p.to(x.device), torch.stack(each), 1)
         return total
 
@@ -224,8 +270,8 @@ class Simulation:
     # --- checkpoints -------------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
         """Everything a later process needs to go on, as named tensors."""
-        names = ("server", "own", "buffers", "ended", "diverged", "first_loss")
-        out = {n: leaf for name in names for n, leaf in named_leaves(getattr(self, name), name)}
+        out = {n: leaf for name in STATE for n, leaf in named_leaves(getattr(self, name), name)}
+        out |= {f"errors.{name}": e for name, e in self.errors.items()}
         out["position"] = torch.from_numpy(self.position)
         out["k"] = torch.tensor(self.k)
         for name in dict.fromkeys(n for row in self.rows for n in row):
@@ -240,12 +286,24 @@ class Simulation:
             parts = iter([saved[n].to(self.job.device) for n, _ in named_leaves(tree, name)])
             return tree_map(lambda _: next(parts), tree)
 
-        for name in ("server", "own", "buffers", "ended", "diverged", "first_loss"):
+        def table(name: str) -> dict[str, Tensor]:
+            return {n.removeprefix(name): v.to(self.job.device) for n, v in saved.items() if n.startswith(name)}
+
+        for name in STATE:
             setattr(self, name, load(getattr(self, name), name))
+        self.own = list(self.own)
+        self.errors = table("errors.")
         self.position = saved["position"].numpy().copy()
         self.k = int(saved["k"])
-        columns = {n.removeprefix("rows."): v for n, v in saved.items() if n.startswith("rows.")}
-        self.rows = [{n: v[i].to(self.job.device) for n, v in columns.items()} for i in range(self.k + 1)]
+        columns = table("rows.")
+        self.rows = [{n: v[i] for n, v in columns.items()} for i in range(self.k + 1)]
+
+
+def _gathered(own: Sequence[Tree]) -> Tree:
+    """The states of some clients as one tree, leaves [clients, trials, ...]."""
+    if len(own) == 1:
+        return tree_map(lambda leaf: leaf.unsqueeze(0), own[0])  # no copy: it may be a large matrix
+    return tree_map(lambda *each: torch.stack(each), *own)
 
 
 @dataclass
@@ -253,14 +311,30 @@ class _Round:
     """State under way in one round."""
 
     server: Any
-    own: Tree
+    own: list[Tree]
+    errors: Errors
     buffers: Tensor
+    position: Ints
     loss: Tensor | None = None
+
+
+@contextmanager
+def _threads(simulation: Simulation) -> Iterator[None]:
+    """One thread for the small products of small models, which others would wait for more than work at; unless the
+    user has set OMP_NUM_THREADS."""
+    before = torch.get_num_threads()
+    small = simulation.f.stacks and sum(simulation.f.layout.sizes) <= ONE_THREAD
+    if small and simulation.job.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run(simulation: Simulation, rounds: int, after: Callable[[Simulation], None] = lambda _: None) -> None:
     """Advance to round `rounds`, calling `after` behind each round; ends early when no trial is left."""
-    with torch.no_grad():
+    with torch.no_grad(), _threads(simulation):
         while simulation.k < rounds and not simulation.finished:
             simulation.round(last=simulation.k + 1 == rounds)
             after(simulation)

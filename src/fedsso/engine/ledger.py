@@ -1,0 +1,31 @@
+"""Bytes of one round, counted on the tensors that really travel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..tree import Tree, leaves, nbytes
+
+
+class Ledger:
+    """What the clients receive and send in one round. Leaves carry one copy for each trial."""
+
+    def __init__(self, clients: int, trials: int) -> None:
+        self.clients, self.trials = clients, trials
+        self.down = self.up = 0
+        self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and who has it
+
+    def broadcast(self, message: Tree, chosen: Tensor) -> None:
+        """A message to the chosen clients: what one has received in this round is not sent to it again."""
+        for leaf in leaves(message):
+            has = next((who for sent, who in self._held if sent is leaf), None)
+            if has is None:
+                has = torch.zeros(self.clients, dtype=torch.bool)
+                self._held.append((leaf, has))
+            self.down += nbytes(leaf, self.trials) * int((~has[chosen]).sum())
+            has[chosen] = True
+
+    def upload(self, sent: Tree, clients: int) -> None:
+        """Uploads of several clients at once; a leaf leads with them."""
+        self.up += nbytes(sent, clients * self.trials) * clients

@@ -1,0 +1,296 @@
+"""What a round costs: measured without numbers, equal to what a real round sends and keeps, beside the papers."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    from typer.testing import CliRunner
+
+    from fedsso.cli import app
+
+from fedsso import FedAvg, Federation, load
+from fedsso.algorithms import ALGORITHMS, make
+from fedsso.context import context
+from fedsso.costs import THEORY, Bill, Cost, Row, Size, costs
+from fedsso.engine.simulate import Simulation, run
+from fedsso.errors import InputError
+from fedsso.options import complete
+from fedsso.tree import hyper, nbytes
+
+CLIENTS = 3
+SCALARS = 64  # bytes of lengths, losses and counters, which no paper counts
+
+
+def model_for(name: str) -> str:
+    """FedPer needs layers to share and layers to keep."""
+    return "mlp" if name == "fedper" else "mclr"
+
+
+def one(name: str, model: str = "mclr", **options: Any) -> Row:
+    (row,) = costs(model, [name], **options).rows
+    return row
+
+
+def measured(name: str, model: str = "mclr", **options: Any) -> Cost:
+    row = one(name, model, **options)
+    assert row.measured is not None, row.refused
+    return row.measured
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return load("digits", clients=CLIENTS, concentration=100.0)
+
+
+@pytest.fixture(scope="module")
+def everything(digits: Federation) -> Bill:
+    """All algorithms on the model of 650 parameters, FedPer on that of 2 410."""
+    shape = {"sample": digits.sample_shape, "classes": 10}
+    whole, layered = costs("mclr", **shape), costs("mlp", ["fedper"], **shape)
+    return whole._replace(rows=[row for row in whole.rows if row.algorithm != "fedper"] + layered.rows)
+
+
+# ---- numbers that are known ----
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "total"),
+    [("mclr", "fedavg", 62_800), ("cnn", "fedavg", 49_840), ("mclr", "fedsso", 62_800), ("mclr", "scaffold", 125_600)],
+)
+def test_bytes_of_the_papers_models(model: str, name: str, total: int) -> None:
+    """d = 7 850 and 6 230 numbers of four bytes, down and up; SCAFFOLD sends two vectors each way."""
+    found = measured(name, model)
+    assert found.down == found.up == total // 2
+
+
+def test_server_of_fedsso_to_the_byte() -> None:
+    """x, g, s and 201 slots for two vectors (one takes the pairs that are refused): (3 + 402) d numbers of 4 bytes.
+
+    In 8 bytes: two Gram matrices 200 x 200, 200 values cur, 2 counters, radius and slope, 4 diagnostics; and 1 flag.
+    """
+    d, m = 7850, 200
+    assert measured("fedsso").server == 4 * (3 + 2 * (m + 1)) * d + 8 * (2 * m * m + m + 2 + 2 + 4) + 1
+
+
+def test_compression_shortens_uploads_and_costs_the_client_a_vector() -> None:
+    d = 7850
+    plain = measured("fedavg")
+    for text, up in (("int8", d + 4), ("topk:0.1", 785 * 8), ("rank:2", 4 * (2 * (10 + 784) + 10))):
+        small = measured("fedavg", compress=text)
+        assert small == plain._replace(up=up, client=4 * d), text
+    assert measured("scaffold", compress="int8").client == 4 * d + 2 * 4 * d
+
+
+def test_sample_classes_and_model_make_d() -> None:
+    bill = costs("mlp", ["fedavg"], sample=(5, 2), classes=3)
+    d = 10 * 32 + 32 + 32 * 3 + 3
+    assert bill.d == d
+    assert bill.rows[0].measured == Cost(1, 4 * d, 4 * d, 4 * d + 8, 0)
+
+
+def test_local_steps_change_no_byte() -> None:
+    for name in ("fedsso", "fedavg"):
+        assert measured(name, local_steps=1) == measured(name, local_steps=7)
+
+
+# ---- measured is real ----
+
+
+def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
+    """Costs read off two rounds of the simulator."""
+    full = complete({"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress})
+    sim = Simulation(context(fed, model_for(name), full).job(full), [make(name)])
+    run(sim, 2)
+    down, up = (float(sim.rows[2][key][0]) / CLIENTS for key in ("bytes_down", "bytes_up"))
+    kept = nbytes(sim.own[0], 1) + nbytes(tuple(e for n, e in sim.errors.items() if n.endswith(".0")), 1)
+    return Cost(len(sim.algorithm.phases), down, up, nbytes(sim.server, 1), kept)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_measured_equals_a_real_round(everything: Bill, digits: Federation, name: str) -> None:
+    (row,) = (row for row in everything.rows if row.algorithm == name)
+    assert row.measured == simulated(digits, name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("fedavg", "rank:1"), ("scaffold", "topk:0.05"), ("giant", "int8"), ("fednl", "int8"), ("fedper", "rank:1")],
+)
+def test_measured_equals_a_real_compressed_round(digits: Federation, name: str, text: str) -> None:
+    found = measured(name, model_for(name), sample=digits.sample_shape, classes=10, compress=text)
+    assert found == simulated(digits, name, text)
+
+
+# ---- theory ----
+
+MORE = {  # vectors that server and client keep beyond the paper's
+    "fednew": (0, 1),  # the last model instead of a message with y
+    "fednl": (-1, 0),  # the gradient is needed within the round only
+    "fednl-pp": (0, -1),  # w_i is the last model: g_i is enough
+}
+
+
+@pytest.mark.parametrize("name", THEORY)
+def test_measured_is_what_the_papers_count(everything: Bill, name: str) -> None:
+    bill = everything._replace(d=2410) if name == "fedper" else everything
+    (row,) = (row for row in bill.rows if row.algorithm == name)
+    assert row.theory is not None
+    assert row.measured is not None
+    expected, found = bill.in_bytes(row.theory), row.measured
+    assert (found.exchanges, found.up) == (expected.exchanges, expected.up)
+    assert 0 <= found.down - expected.down <= SCALARS
+    if name != "fedsso":  # see above
+        server, client = (4 * bill.d * vectors for vectors in MORE.get(name, (0, 0)))
+        assert 0 <= found.server - expected.server - server <= SCALARS
+        assert 0 <= found.client - expected.client - client <= SCALARS
+
+
+def test_all_algorithms_are_measured(everything: Bill) -> None:
+    assert {row.algorithm for row in everything.rows if row.measured} == ALGORITHMS.keys()
+    assert one("fedper").refused
+
+
+def test_theory_names_registered_algorithms() -> None:
+    assert THEORY.keys() <= ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "value"),
+    [
+        (Size(), "0", 0),
+        (Size(1), "d", 10),
+        (Size(2, 1), "2d+1", 21),
+        (Size(1, -3), "d-3", 7),
+        (Size(0, 5), "5", 5),
+        (Size(0, 1), "1", 1),
+        (Size(403), "403d", 4030),
+        (Size(1.5, dd=0.5), "0.5d²+1.5d", 65),
+        (Size(-1, dd=1), "d²-d", 90),
+    ],
+)
+def test_counts_as_text_and_number(size: Size, text: str, value: float) -> None:
+    assert (str(size), size.at(10)) == (text, value)
+
+
+def test_relative_units() -> None:
+    """n_c = 8 d bytes, n_m = 4 d bytes."""
+    bill = Bill(100, [])
+    assert bill.relative(Cost(1, 400, 1200, 800, 400)) == {"round": 2.0, "server": 2.0, "client": 1.0}
+    assert bill.in_bytes(Cost(2, Size(1), Size(2, 1), Size(dd=1), Size())) == Cost(2, 400, 804, 40_000, 0)
+
+
+# ---- what is refused or unknown ----
+
+
+def test_a_model_that_is_too_large_is_refused_and_the_others_are_shown() -> None:
+    bill = costs("mlp", ["fednl", "fedavg"])
+    refused, shown = bill.rows
+    assert refused.measured is None
+    assert "25450 parameters" in refused.refused
+    assert refused.theory is not None  # what it would cost
+    assert bill.in_bytes(refused.theory).client == 4 * 25450**2
+    assert shown.measured is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "mclrr"}, "did you mean 'mclr'"),
+        ({"algorithms": ["fedavgg"]}, "did you mean 'fedavg'"),
+        ({"sample": (0, 3)}, "sample must be an integer >= 1, got sample=0"),
+        ({"classes": 0}, "classes must be an integer >= 1"),
+        ({"local_steps": 0}, "local_steps must be an integer >= 1"),
+        ({"compress": "int9"}, "did you mean 'int8'"),
+        ({"compress": "rank:10"}, r"shortens no parameter of this model \(10 x 784, 10\)"),
+        ({"model": "cnn", "sample": (784,)}, "model 'cnn' needs images"),
+    ],
+)
+def test_wrong_input_names_value_bound_and_remedy(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        costs(**options)
+
+
+@hyper
+class Stranger(FedAvg):
+    """An algorithm that no paper counts."""
+
+
+@pytest.mark.usefixtures("_stranger")
+def test_an_algorithm_without_theory() -> None:
+    row = one("stranger")
+    assert row.theory is None
+    assert row.measured == measured("fedavg")
+
+
+@pytest.fixture
+def _stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "stranger", Stranger)
+
+
+# ---- the command ----
+
+
+def command(*args: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["costs", *args], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_command_prints_measured_above_theory() -> None:
+    lines = command("--algorithms", "fedsso,fedavg").stdout.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.strip().startswith("fedsso"))
+    number = r"13 358 665"
+    assert lines[at].split("  ")[0].strip() == "fedsso"
+    assert "31 400   31 400      62 800" in lines[at]
+    assert number in lines[at]
+    assert lines[at + 1].split() == ["1", "d", "d", "62", "800", "1.00", "403d", "403", "0", "0.00"]
+    assert lines[at + 2].strip().startswith("fedavg")
+
+
+def test_command_shows_why_something_is_refused() -> None:
+    out = command("--model", "mlp", "--algorithms", "fednl,fedavg").stdout
+    assert "fednl: 25450 parameters need 25450 x 25450 matrices" in out
+
+
+@pytest.mark.usefixtures("_stranger")
+def test_command_shows_a_dash_without_theory() -> None:
+    lines = command("--algorithms", "stranger").stdout.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.strip().startswith("stranger"))
+    assert lines[at + 1].split() == ["–"] * 9
+
+
+def test_command_prints_json() -> None:
+    wish = ["--model", "cnn", "--sample", "1,28,28", "--compress", "int8", "--algorithms", "fedsso,fedavg", "--json"]
+    found = json.loads(command(*wish).stdout)
+    assert (found["model"], found["d"], found["sample"], found["compress"]) == ("cnn", 6230, [1, 28, 28], "int8")
+    fedsso, fedavg = found["results"]
+    assert fedsso["theory"]["formula"] == {"down": "d", "up": "d", "server": "403d", "client": "0"}
+    assert fedavg["measured"] == {
+        "exchanges": 1,
+        "down": 24_920,
+        "up": 6_234,
+        "server": 24_928,
+        "client": 24_920,
+        "relative": {"round": 31_154 / 49_840, "server": 24_928 / 24_920, "client": 1.0},
+    }
+    assert fedavg["theory"]["up"] == 24_920
+    assert fedavg["refused"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--sample", "1,a"), "'a' is not a valid integer"),
+        (("--algorithms", "fedavgg"), "did you mean 'fedavg'"),
+        (("--compress", "topk:2"), "share in (0, 1]"),
+        (("--model", "resnet"), "unknown model 'resnet'"),
+    ],
+)
+def test_command_refuses_wrong_input(args: tuple[str, ...], message: str) -> None:
+    assert message in command(*args, code=2).output
