@@ -92,6 +92,11 @@ def test_feddane_sends_the_model_again_only_to_newcomers(fed: Federation) -> Non
         assert sim.rows[-1]["bytes_up"].item() == d * 4
 
 
+def test_who_is_slow_is_slow_for_the_whole_round(fed: Federation) -> None:
+    rounds = Rounds(fed, Protocol(stragglers=0.5))
+    assert all(torch.equal(rounds.plan(k).steps, rounds.plan(k, 1).steps) for k in range(1, 9))
+
+
 @pytest.mark.parametrize("name", [name for name, cls in ALGORITHMS.items() if cls.needs_all])
 @pytest.mark.parametrize("absent", [{"participation": 0.5}, {"drop_rate": 0.1}])
 def test_an_algorithm_that_needs_everybody_is_refused(fed: Federation, name: str, absent: dict[str, float]) -> None:
@@ -262,6 +267,21 @@ def test_a_compressed_run_resumes_to_the_bit(fed: Federation, name: str, tmp_pat
     assert torch.equal(second.models(), whole.models())
     assert second.errors.keys() == whole.errors.keys()
     assert all(torch.equal(second.errors[name], e) for name, e in whole.errors.items())
+
+
+@pytest.mark.parametrize("compress", ["topk:0.5", "int8"])
+def test_what_an_algorithm_has_compressed_itself_is_left_alone(quad: Federation, compress: str) -> None:
+    """Six values of a Hessian are no vector of six parameters: server and clients learn the same matrix."""
+    sim = simulation(quad, FedNL(compressor="topk:6"), "linear", batch_size=None, compress=compress)
+    run(sim, 8)
+    mean = sum(p * own[0] for p, own in zip(quad.p, sim.own, strict=True))
+    torch.testing.assert_close(sim.server.H[0], mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("own", [7, 20])
+def test_personal_layers_may_end_within_a_matrix(fed: Federation, own: int) -> None:
+    done = simulate(fed, "mlp", FedPer(alpha=0.01, own=own), compress="rank:1", **BASE)
+    assert done.diverged is None
 
 
 @pytest.mark.parametrize("compress", ["topk:2", "topk", "int4", "rank:0", "zip", 3])

@@ -42,7 +42,7 @@ ALLOWED = {  # tighter than the order
     "report": {"errors", "files", "trace", "page"},
     "trace": {"errors", "files"},
     "models": {"errors"},
-    "quasi_newton": {"errors"},
+    "quasi_newton": {"errors", "tree"},
     "symmetric": {"errors", "tree"},
     "compress": {"errors", "tree"},
     "algorithms": {*BESIDE, "algorithm", "checks", "errors", "schedule", "tree", "algorithms"},

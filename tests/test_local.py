@@ -319,14 +319,16 @@ def test_armijo(tried: dict[str, float], slope: float, step: float) -> None:
     assert t.tolist() == [step]
 
 
-@pytest.mark.parametrize(("dtype", "slope"), [(torch.float64, 1e-15), (torch.float32, 1e-6)])
-def test_armijo_takes_the_last_step_where_losses_differ_by_rounding(dtype: torch.dtype, slope: float) -> None:
-    """The losses let 1/8 through; a slope of a few units in the last place of f says nothing."""
-    tried = losses(j3=0.5).to(dtype)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_armijo_takes_the_last_step_where_losses_differ_by_rounding(dtype: torch.dtype) -> None:
+    """A few units in the last place of f say nothing; a clear rise does, however small the slope."""
+    unit = torch.finfo(dtype).eps
+    noise = torch.linspace(-8, 8, 10, dtype=torch.float64)
     for last in (0.25, 0.25 * ONE):
-        assert local.armijo(tried, ONE, -slope * ONE, 0.1, last).item() == 0.25
-        assert local.armijo(tried, ONE, -10 * slope * ONE, 0.1, last).item() == 2**-3
-    assert local.armijo(tried, ONE, -slope * ONE, 0.1).item() == 1.0
+        assert local.armijo((1 + noise * unit).to(dtype), ONE, -ONE * unit, 0.1, last).item() == 0.25
+        assert local.armijo(losses(j3=0.5).to(dtype), ONE, -ONE * unit, 0.1, last).item() == 2**-3
+        assert local.armijo(losses().to(dtype), ONE, -ONE * unit, 0.1, last).item() == 0.0
+    assert local.armijo(torch.ones(10, dtype=dtype), ONE, -ONE * unit, 0.1).item() == 1.0
 
 
 def test_armijo_of_a_batch() -> None:

@@ -298,3 +298,18 @@ def test_a_matrix_out_of_reach_is_refused() -> None:
 def test_wrong_text_is_refused(text: Any) -> None:
     with pytest.raises(InputError, match=r"unknown compressor .*; use none, rank:R or powersgd:R"):
         symmetric.parse(text)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_solve_of_several_large_matrices_on_any_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        X = torch.randn(3, 300, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        X[1] = 0
+        b = torch.ones(3, 300, dtype=torch.float64)
+        z = symmetric.solve(X, b)
+    finally:
+        torch.set_num_threads(before)
+    assert z[1].isnan().all()
+    torch.testing.assert_close((X[[0, 2]] @ z[[0, 2], :, None])[..., 0], b[[0, 2]])

@@ -231,7 +231,7 @@ THEORY: dict[str, Theory] = {
     "done": _even(2, 2, server=2),
     "giant": lambda _: Cost(3, Size(3), Size(2, SEARCH), Size(3), Size()),
     "localnewton": lambda _: Cost(2, Size(2), Size(1, SEARCH + 1), Size(2), Size()),
-    "stem": _even(1, 2, server=2),
+    "stem": lambda _: Cost(1, Size(2, 1), Size(2), Size(2), Size()),  # a count of steps goes down
     "ldsgd": lambda a: Cost(a.I2, Size(a.I2), Size(a.I2), Size(1), Size()),
     "fednl": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(dd=1)),
     "fednl-ls": lambda a: Cost(2, Size(2), _rank(a, SEARCH), Size(3, dd=1), Size(dd=1)),

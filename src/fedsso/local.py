@@ -158,13 +158,12 @@ def armijo(losses: Tensor, f0: Tensor, slope: Tensor, c: float, last: Scalar = 1
     that is below f(x), else 0.
 
     losses [..., 10], f0, slope and last [..., 1]; the step [..., 1] in float64. Near a minimum, where the losses differ
-    by their rounding alone, they cannot choose: the step of the round before is taken again.
+    by their rounding alone, they cannot choose: then `last`, the step of the round before, is taken.
     """
     t = torch.tensor(BACKTRACKING, dtype=torch.float64, device=losses.device)
     fits = losses <= f0 + c * t * slope.clamp(max=0)  # where p leads uphill, f must not rise
     best, where = losses.nan_to_num(torch.inf).min(-1, keepdim=True)
     first = fits.to(torch.uint8).argmax(-1, keepdim=True)
     chosen = torch.where(fits.any(-1, keepdim=True), t[first], torch.where(best < f0, t[where], 0.0))
-    blind = slope.abs() < 16 * torch.finfo(losses.dtype).eps * f0.abs()
-    blind |= (losses == f0).all(-1, keepdim=True)
+    blind = (losses - f0).abs().amax(-1, keepdim=True) <= 16 * torch.finfo(losses.dtype).eps * f0.abs()
     return torch.where(blind, last, chosen)

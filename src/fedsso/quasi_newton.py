@@ -33,6 +33,7 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from .errors import InputError, unknown
+from .tree import solve
 
 FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
@@ -218,9 +219,7 @@ class Dense:
             H = _rank_two(state.matrix, s, y, verdict)
             return Matrix(H), (H @ g[..., None])[..., 0]
         B = _rank_two(state.matrix, y, s, verdict)
-        direction, info = torch.linalg.solve_ex(B, g[..., None])
-        # solve() would raise for all trials; a singular B costs only its own trial the direction
-        return Matrix(B), torch.where(info[..., None] == 0, direction[..., 0], torch.nan)
+        return Matrix(B), solve(B, g)
 
 
 def form(name: str, pairs: int, m: int) -> Form:

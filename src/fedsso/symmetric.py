@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import tree
 from .errors import InputError
 
 LARGEST = 20_000  # rows of a matrix
@@ -55,8 +56,7 @@ def shift(X: Tensor, l: float | Tensor) -> Tensor:
 
 def solve(X: Tensor, b: Tensor) -> Tensor:
     """X^-1 b in float64, for b [..., d]; NaN where X is singular."""
-    z, failed = torch.linalg.solve_ex(X.double(), b.double().unsqueeze(-1))
-    return torch.where(failed.unsqueeze(-1) == 0, z.squeeze(-1), torch.nan)
+    return tree.solve(X.double(), b.double())
 
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,8 +243,9 @@ class TopK(Compressor):
 
     def encode(self, X: Tensor, u: Tensor) -> Sparse:  # noqa: ARG002
         packed, (i, j) = pack(X), _places(X.shape[-1], X)
-        weight = torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
-        places = (packed.abs() * weight).topk(self.count(X.shape[-1])).indices
+        part = packed.abs() * torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
+        width = TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)  # equal up to rounding is equal
+        places = (part / width).round().topk(self.count(X.shape[-1])).indices
         return Sparse(packed.gather(-1, places), places.int())
 
 

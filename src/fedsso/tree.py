@@ -157,3 +157,16 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 def norm(a: Tensor) -> Tensor:
     """Euclidean length over the last axis in float64, [..., 1]."""
     return gram(a)[..., 0, :].sqrt()
+
+
+def solve(A: Tensor, b: Tensor) -> Tensor:
+    """A^-1 b for A [..., d, d] and b [..., d]; NaN where A is singular, which costs no neighbour its answer.
+
+    On a CPU one matrix after the other: with several at once, of more than some hundred rows and on more than one
+    thread, torch 2.13 fails in its LU factorisation.
+    """
+    if A.is_cpu and A.dim() > 2:
+        parts = [solve(one, v) for one, v in zip(A.flatten(0, -3), b.flatten(0, -2), strict=True)]
+        return torch.stack(parts).view(b.shape)
+    z, failed = torch.linalg.solve_ex(A, b.unsqueeze(-1))
+    return torch.where(failed.unsqueeze(-1) == 0, z.squeeze(-1), torch.nan)

@@ -100,3 +100,11 @@ def test_loss_falls_from_round_to_round(fed: Federation) -> None:
 def test_wrong_values(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
         LocalNewton(**wrong)
+
+
+def test_a_start_at_the_minimiser_stays(quad: Federation) -> None:
+    """The clients pull elsewhere, but no step along the mean of their updates lowers f."""
+    assert quad.optimum is not None
+    options = {**OPTIONS, "init": quad.optimum, "eval_train": True}
+    trace = simulate(quad, "linear", LocalNewton(), rounds=5, **options).trace
+    assert trace["full_train_loss"][-1] == pytest.approx(trace["full_train_loss"][0], rel=1e-12)

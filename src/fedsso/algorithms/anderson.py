@@ -24,7 +24,7 @@ from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, not_negative, positive
 from ..errors import InputError, number
 from ..schedule import Step, at
-from ..tree import Scalar, gram, hyper, norm, param
+from ..tree import Scalar, gram, hyper, norm, param, solve
 
 
 class State(NamedTuple):
@@ -101,5 +101,4 @@ def _gamma(products: Tensor, reg: Scalar) -> Tensor:
     length = torch.where(square > 0, square, 1.0).sqrt()
     G = products[..., :-1, :-1] / (length[..., None] * length[..., None, :])
     G.diagonal(dim1=-2, dim2=-1).add_(torch.where(square > 0, reg * torch.ones_like(square), 1.0))  # absent: gamma 0
-    z, failed = torch.linalg.solve_ex(G, (products[..., :-1, -1] / length)[..., None])
-    return torch.where(failed[..., None] == 0, z[..., 0] / length, torch.nan)
+    return solve(G, products[..., :-1, -1] / length) / length

@@ -10,7 +10,8 @@ Clients learn their Hessians from compressed differences, H_i += a S_i, and the 
 along the former. In FedNL-PP some clients answer: the server minimises the sum of the clients' last quadratic models,
 client i's with H_i + l_i I about its last point w_i; with g = sum p_i ((H_i + l_i I) w_i - gradient_i(w_i)) that is
 x = (H + l I)^-1 g. Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
-Where Hessians are singular, option 2 fails once l is 0: with first="hessian" at once, so take option 1.
+Where Hessians are singular, option 2 and FedNL-PP fail once l is 0 (with first="hessian" or compressor="none" at
+once); option 1 does not.
 """
 
 from __future__ import annotations

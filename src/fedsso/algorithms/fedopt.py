@@ -10,7 +10,7 @@ arXiv 1909.06335.
 
 Clients are FedAvg's; the server treats -delta as a gradient. There is no bias correction. A small eps makes
 coordinates explode that had almost no gradient so far; a large one turns FedAdaGrad into FedAvg with the server step
-eta / (2 eps).
+eta / (2 eps) and momentum beta1.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class _Adaptive(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        m = self.beta1 * server.m + (1 - self.beta1) * delta  # Alg. 2, line 10
-        v = self.second(server.v, delta * delta)  # lines 11-13
-        x = server.x + at(self.eta, cohort.k) * m / (v.sqrt() + self.eps)  # line 14
+        m = self.beta1 * server.m + (1 - self.beta1) * delta
+        v = self.second(server.v, delta * delta)
+        x = server.x + at(self.eta, cohort.k) * m / (v.sqrt() + self.eps)
         return State(x, m, v, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:

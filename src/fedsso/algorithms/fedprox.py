@@ -4,7 +4,8 @@
     delta    y - x, the update of a client       mu       strength of the proximal term mu/2 |y - x|^2
 
 Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2; the server averages. The term holds unequal clients back, so
-mu trades speed for a smaller bias of the fixed point. alpha (L + mu) >= 2 diverges: a large mu needs a small alpha.
+mu trades speed for a smaller bias of the fixed point. A large mu needs a small alpha: from alpha (L + mu) = 2 on
+the local steps themselves no longer settle.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class Rounds:
         else:
             tau = torch.full((n,), p.local_steps or 0)
         if p.stragglers:
-            late = self._uniform("late", k, *again) < p.stragglers
-            tau = torch.where(late, 1 + (self._uniform("steps", k, *again) * tau).long(), tau)
+            late = self._uniform("late", k) < p.stragglers  # a slow client is slow for the whole round
+            tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)
         return Plan(chosen, answered, tau[answered])
 
     def _uniform(self, purpose: str, *when: int) -> Tensor:

@@ -35,9 +35,10 @@ class Uplink:
         code = self.compressor
         if code is None or phase.exact:
             return upload, phase.decode(upload)
+        plain = {id(leaf) for leaf in leaves(phase.decode(upload))}  # what decoding changes is compressed already
         sent, read = [], []
         for place, leaf in enumerate(leaves(upload)):
-            if leaf.dim() == 3 and leaf.shape[-1] == self.width and leaf.is_floating_point():
+            if id(leaf) in plain and leaf.dim() == 3 and leaf.shape[-1] == self.width:
                 names = [f"{number}.{place}.{i}" for i in clients]
                 whole = leaf + torch.stack([errors.get(n, torch.zeros_like(leaf[0])) for n in names])
                 sent.append(code.encode(whole))
@@ -56,8 +57,9 @@ def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
 def uplink(algorithm: Algorithm, server: Any, layout: Layout, text: str | None) -> Uplink:
     """The way up for an algorithm and a model: vectors as long as the part of the model that travels are compressed."""
     width = server.x.shape[-1] if algorithm.personal else sum(layout.sizes)
-    shapes: list[torch.Size] = []
+    shapes, rest = list[torch.Size](), width
     for shape in layout.shapes:
-        if sum(s.numel() for s in shapes) < width:
-            shapes.append(shape)
+        if rest > 0:
+            shapes.append(shape if shape.numel() <= rest else torch.Size([rest]))  # a part of a matrix is a vector
+            rest -= shape.numel()
     return Uplink(None if text is None else compressor(text, shapes), width)
