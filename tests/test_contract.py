@@ -29,7 +29,7 @@ FULL = {**BASE, "batch_size": None}
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "fedsso": ({}, {"guard": "none"}, {"form": "lbfgs", "m": 2}, {"form": "dfp", "R": 3}, {"form": "bfgs-dense"}),
     "scaffold": ({}, {"option": "I"}),
-    "fedac": ({}, {"version": "II"}),
+    "fedac": ({}, {"option": "II"}),
     "fednl": ({}, {"option": 1, "first": "hessian", "compressor": "topk:0.2"}),
     "dane": ({"newton_steps": 2, "cg_steps": 6},),
     "giant": ({"cg_steps": 6},),

@@ -38,7 +38,7 @@ from .context import Context, context
 from .costs import costs as measure_costs
 from .data import Federation, datasets, load
 from .data.sources import FOLDER
-from .errors import InputError
+from .errors import InputError, unknown
 from .files import check_writable, read_toml, to_toml, write_atomic
 from .models import MODELS
 from .options import complete
@@ -219,17 +219,24 @@ def resume(
 
 
 @app.command()
-def algorithms(as_json: Json = False) -> None:
+def algorithms(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these; left out: all.", metavar="[NAME]...")] = None,
+    as_json: Json = False,
+) -> None:
     """List the algorithms and their hyper-parameters.
 
-    Example: fedsso algorithms
+    Example: fedsso algorithms scaffold giant
     """
-    rows = [_describe(name, cls) for name, cls in ALGORITHMS.items()]
+    for name in names or ():
+        if name not in ALGORITHMS:
+            raise unknown("algorithm", name, ALGORITHMS)
+    rows = [_describe(name, ALGORITHMS[name]) for name in names or ALGORITHMS]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for row in rows:
-        title = f"{row['name']}: {row['title']}"
+        whole = f" It needs all clients in every round; {row['needs_all']} does not." if row["needs_all"] else ""
+        title = f"{row['name']}: {row['title']}{whole}"
         table = Table("option", "default", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD)
         for field in row["fields"]:
             shown = "none" if field["default"] is None else str(field["default"])
@@ -240,7 +247,7 @@ def algorithms(as_json: Json = False) -> None:
 def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
     title = (getdoc(cls) or "").partition("\n")[0]
     own = [{"name": f.name, "type": f.type, "default": f.default, **f.metadata} for f in fields(cast(Any, cls))]
-    return {"name": name, "title": title, "fields": own}
+    return {"name": name, "title": title, "needs_all": cls.needs_all, "fields": own}
 
 
 @app.command()

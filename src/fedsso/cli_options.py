@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
@@ -22,14 +25,19 @@ ABSENT = {"run": ("algorithms",), "compare": ("algorithm", "checkpoint_every")}
 
 
 class Value(Kind):
-    """A number or text, or one of a few words."""
+    """One of a few words, or of the first type that fits."""
 
-    def __init__(self, base: Kind, words: Mapping[str, Any]) -> None:
-        self.base, self.words = base, words
-        self.name = "|".join([base.name.upper(), *words])
+    def __init__(self, bases: Sequence[Kind], words: Mapping[str, Any]) -> None:
+        self.bases, self.words = bases, words
+        self.name = "|".join([*(base.name.upper() for base in bases), *words])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self.words[value] if value in self.words else self.base.convert(value, param, ctx)
+        if value in self.words:
+            return self.words[value]
+        for base in self.bases[:-1]:
+            with suppress(click.BadParameter):
+                return base.convert(value, param, ctx)
+        return self.bases[-1].convert(value, param, ctx)
 
 
 class Several(Kind):
@@ -52,8 +60,9 @@ def parser(hint: Any) -> Kind:
     words: dict[str, Any] = {word: word for m in members if get_origin(m) is Literal for word in get_args(m)}
     if type(None) in members and str not in members:  # a text may be the word none
         words["none"] = None
-    base = click.types.convert_type(members[0])
-    return Value(base, words) if words else base
+    types = [t for t in (int, float, str) if t in members]
+    bases = [click.types.convert_type(t) for t in types] or [click.types.convert_type(members[0])]
+    return Value(bases, words) if words or len(bases) > 1 else bases[0]
 
 
 def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) -> TyperOption:
@@ -81,18 +90,25 @@ def hyper_options() -> Iterator[TyperOption]:
     tables = cli_config.TABLES
     for key in dict.fromkeys(key for table in tables.values() for key in table.model_fields):
         owners = {name: table.model_fields[key] for name, table in tables.items() if key in table.model_fields}
-        first = next(iter(owners.values()))
-        defaults: dict[str, list[str]] = {}
+        meanings: dict[str, dict[str, list[str]]] = {}
         for name, field in owners.items():
+            defaults = meanings.setdefault(str(field.description), {})
             defaults.setdefault(_text(field.default), []).append(name)
-        who = "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
-        yield option("hyper", key, first.annotation, f"{first.description} [{who}]", [cli_config.flag(key)])
+        doc = "; ".join(f"{meaning} [{_owners(defaults)}]" for meaning, defaults in meanings.items())
+        hint = reduce(or_, [field.annotation for field in owners.values()])
+        yield option("hyper", key, hint, doc, [cli_config.flag(key)])
+
+
+def _owners(defaults: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
 
 
 def _text(default: Any) -> str:
     if isinstance(default, list):
         return ",".join(map(_text, default))
-    return f"{default:g}" if isinstance(default, float) else str(default).lower()
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default).lower() if isinstance(default, bool | None) else str(default)
 
 
 class WithSettings(TyperCommand):

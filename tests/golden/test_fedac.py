@@ -72,10 +72,10 @@ def test_trace() -> None:
     ("values", "a", "b", "gamma"),
     [
         ({"mu": 1.25}, 4, 5, 0.2),
-        ({"mu": 1.25, "version": "II"}, 5.5, 119 / 9, 0.2),
+        ({"mu": 1.25, "option": "II"}, 5.5, 119 / 9, 0.2),
         ({"mu": 8.0}, 1.25, 2.25, 0.1),
         ({"mu": 1.25, "a": 3}, 3, 4, 0.2),
-        ({"mu": 1.25, "a": 3, "version": "II"}, 3, 8.5, 0.2),
+        ({"mu": 1.25, "a": 3, "option": "II"}, 3, 8.5, 0.2),
         ({"mu": 1.25, "gamma": 0.4}, 2, 3, 0.4),
     ],
 )
@@ -91,26 +91,26 @@ def test_without_coupling_it_is_fedavg(quad: Federation, tau: int) -> None:
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("version", ["I", "II"])
-def test_one_step_is_accelerated_gradient_descent(quad: Federation, version: str) -> None:
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_one_step_is_accelerated_gradient_descent(quad: Federation, option: str) -> None:
     """The recursion on f = sum p_i f_i itself, with K = 1."""
     H, best = mean_hessian(quad), quad.optimum
     assert best is not None
     alpha, mu = 0.5, 0.2
     gamma = (alpha / mu) ** 0.5
-    a = 1 / (gamma * mu) if version == "I" else 1.5 / (gamma * mu) - 0.5
-    b = a + 1 if version == "I" else (2 * a * a - 1) / (a - 1)
+    a = 1 / (gamma * mu) if option == "I" else 1.5 / (gamma * mu) - 0.5
+    b = a + 1 if option == "I" else (2 * a * a - 1) / (a - 1)
     x = w = torch.zeros(6, dtype=torch.float64)
     for _ in range(8):
         md = w / b + (1 - 1 / b) * x
         g = H @ (md - best)
         x, w = md - alpha * g, (1 - 1 / a) * w + md / a - gamma * g
-    result = run(quad, FedAC(alpha=alpha, mu=mu, version=version), 8, 1)
+    result = run(quad, FedAC(alpha=alpha, mu=mu, option=option), 8, 1)
     torch.testing.assert_close(result, x, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("version", ["I", "II"])
-def test_acceleration(version: str) -> None:
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_acceleration(option: str) -> None:
     """Condition 100, K = 1, alpha = 1/L: after n steps f - f* <= exp(-n sqrt(alpha mu)) (f - f* + mu/2 |x - x*|^2 at 0)
     for I, a third of the exponent for II; gradient descent has alpha mu instead of its root."""
     L = torch.diag(torch.logspace(-2, 0, 6, dtype=torch.float64))
@@ -122,8 +122,8 @@ def test_acceleration(version: str) -> None:
         return float((x - best) @ L @ (x - best)) / 2
 
     start = gap(torch.zeros(6, dtype=torch.float64)) + 0.01 / 2 * float(best @ best)
-    power = 0.1 if version == "I" else 0.1 / 3
-    fast = gap(run(fed, FedAC(alpha=1.0, mu=0.01, version=version), rounds, 1))
+    power = 0.1 if option == "I" else 0.1 / 3
+    fast = gap(run(fed, FedAC(alpha=1.0, mu=0.01, option=option), rounds, 1))
     assert fast <= exp(-rounds * power) * start
     assert fast < 0.1 * gap(run(fed, FedSGD(alpha=1.0), rounds, 1))
 
@@ -152,8 +152,8 @@ def test_each_straggler_couples_by_its_own_steps(quad: Federation) -> None:
         ({"alpha": 0}, "alpha must be > 0"),
         ({"mu": 0}, "mu must be > 0"),
         ({"gamma": -1}, "gamma must be > 0"),
-        ({"version": "III"}, "unknown version 'III'"),
-        ({"version": "II", "a": 1}, "version II needs a > 1, got a=1"),
+        ({"option": "III"}, "unknown option 'III'"),
+        ({"option": "II", "a": 1}, "option II needs a > 1, got a=1"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:

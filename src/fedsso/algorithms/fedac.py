@@ -7,7 +7,7 @@
     r        w - x                                      K         local steps of the client
 
 Every local step is one of an accelerated method; both sequences are averaged. gamma = max(alpha, sqrt(alpha/(mu K))),
-then version I: a = 1/(gamma mu), b = a + 1; version II: a = 3/(2 gamma mu) - 1/2, b = (2 a^2 - 1)/(a - 1).
+then option I: a = 1/(gamma mu), b = a + 1; option II: a = 3/(2 gamma mu) - 1/2, b = (2 a^2 - 1)/(a - 1).
 Needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so heterogeneous or noisy clients can diverge where
 FedAvg converges: raise mu or lower alpha.
 """
@@ -26,7 +26,7 @@ from ..errors import InputError, unknown
 from ..schedule import Step, at
 from ..tree import Scalar, hyper, norm, param
 
-VERSIONS = ("I", "II")
+OPTIONS = ("I", "II")
 
 
 class State(NamedTuple):
@@ -74,25 +74,25 @@ def accelerated(f: Objective, start: Pair, local: Local, alpha: Scalar, c: Coupl
 class FedAC(Algorithm):
     """Federated accelerated SGD.
 
-    >>> FedAC(alpha=0.1, mu=0.001, version="II").mu
+    >>> FedAC(alpha=0.1, mu=0.001, option="II").mu
     0.001
     """
 
     alpha: Step = param(default=0.01, doc="client step α (the paper's η)")
     mu: Scalar = param(default=0.01, doc="strong convexity μ of f; without one, tune it between 1e-4 and 1")
-    version: str = param(default="I", doc="coupling I or II")
-    a: float | None = param(default=None, doc="the paper's α; none: from the version")
-    b: float | None = param(default=None, doc="the paper's β; none: from the version")
+    option: str = param(default="I", doc="couplings of FedAc-I or FedAc-II: I or II")
+    a: float | None = param(default=None, doc="the paper's α; none: from the option")
+    b: float | None = param(default=None, doc="the paper's β; none: from the option")
     gamma: float | None = param(default=None, doc="step γ of the sequence w; none: max(α, √(α/(μK)))")
 
     def __post_init__(self) -> None:
         positive(self, "alpha")
         positive(self, "mu", schedules=False)
         positive(self, *(n for n in ("a", "b", "gamma") if getattr(self, n) is not None), schedules=False)
-        if self.version not in VERSIONS:
-            raise unknown("version", self.version, VERSIONS)
-        if self.version == "II" and self.a is not None and self.a <= 1 and self.b is None:
-            raise InputError(f"version II needs a > 1, got a={self.a:g}; raise a or give b")
+        if self.option not in OPTIONS:
+            raise unknown("option", self.option, OPTIONS)
+        if self.option == "II" and self.a is not None and self.a <= 1 and self.b is None:
+            raise InputError(f"option II needs a > 1, got a={self.a:g}; raise a or give b")
 
     def server_init(self, x: Tensor) -> State:
         return State(x, x.clone(), x.new_zeros(x.shape[0], 1).double())
@@ -109,7 +109,7 @@ class FedAC(Algorithm):
         """The constants for clients that take K steps, unless the user has set them."""
         fast = torch.sqrt(alpha / (self.mu * K))
         gamma = torch.where(fast > alpha, fast, alpha) if self.gamma is None else self.gamma
-        rate, first = gamma * self.mu, self.version == "I"
+        rate, first = gamma * self.mu, self.option == "I"
         a = (1 / rate if first else 1.5 / rate - 0.5) if self.a is None else self.a
         b = (a + 1 if first else (2 * a**2 - 1) / (a - 1)) if self.b is None else self.b
         return Coupling(a, b, gamma)

@@ -35,7 +35,7 @@ from .uplink import Errors, uplink
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
 MIN_CHUNK = 8  # clients, however ragged
-ONE_THREAD = 100_000  # parameters of a model whose clients' work is done by one thread
+ONE_THREAD = (100_000, 2_000)  # parameters up to which one thread does the work; with d x d matrices
 CPU = torch.device("cpu")
 STATE = ("server", "own", "buffers", "ended", "diverged", "first_loss")
 A = TypeVar("A", bound=Algorithm)
@@ -323,7 +323,7 @@ def _threads(simulation: Simulation) -> Iterator[None]:
     """One thread for the small products of small models, which others would wait for more than work at; unless the
     user has set OMP_NUM_THREADS."""
     before = torch.get_num_threads()
-    small = simulation.f.stacks and sum(simulation.f.layout.sizes) <= ONE_THREAD
+    small = simulation.f.stacks and sum(simulation.f.layout.sizes) <= ONE_THREAD[simulation.algorithm.alone]
     if small and simulation.job.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
