@@ -338,6 +338,20 @@ def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> No
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    "wish",
+    [
+        ["--algorithm", "fedper"],
+        ["--algorithm", "fednl", "--participation", "0.5"],
+        ["--algorithm", "fedavg", "--compress", "rank:100"],
+    ],
+)
+def test_an_unsuited_algorithm_leaves_no_file(wish: list[str], tmp_path: Path) -> None:
+    result = fedsso("run", *SMALL, *wish, "--out", tmp_path / "a", "--save-config", tmp_path / "a.toml", code=2)
+    assert "error:" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_compare_refuses_an_option_that_no_algorithm_has() -> None:
     result = fedsso("compare", "--algorithms", "fedavg,fedsgd", "--form", "dfp", code=2)
     assert "--form is no option of fedavg or fedsgd; choose from --alpha, --eta" in result.stderr

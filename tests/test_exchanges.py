@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsso import SCAFFOLD, FedAvg, FedDANE, Federation, FedNL, FedPer, InputError, load_run, simulate
+from fedsso import SCAFFOLD, FedAvg, FedDANE, Federation, FedNL, FedPer, InputError, load_run, objective, simulate
 from fedsso.algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
-from fedsso.algorithms import ALGORITHMS, make
+from fedsso.algorithms import ALGORITHMS, make, name_of
 from fedsso.context import context
+from fedsso.costs import costs
 from fedsso.data import quadratic
 from fedsso.engine import checkpoint, gather
 from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
 from fedsso.options import complete
-from fedsso.tree import hyper, param
+from fedsso.tree import hyper, leaves, param
 
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 
@@ -124,6 +125,15 @@ def test_only_those_who_answer_change_their_state(fed: Federation) -> None:
         sim.round()
         changed = {i for i in range(fed.clients) if sim.own[i] is not before[i]}
         assert changed == answered
+
+
+def test_a_clients_state_has_memory_of_its_own(fed: Federation) -> None:
+    """A view of the cohort's states would keep all of them alive."""
+    sim = simulation(fed, SCAFFOLD(alpha=0.05), compress="int8")
+    run(sim, 2)
+    kept = [leaf for own in sim.own for leaf in leaves(own)] + list(sim.errors.values())
+    assert len(kept) == 3 * fed.clients
+    assert all(leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size() for leaf in kept)
 
 
 @hyper
@@ -333,3 +343,90 @@ def test_batch_norm_with_full_passes(fed: Federation, monkeypatch: pytest.Monkey
     done = simulate(fed, net, make("giant", {"mu": 1.0}), rounds=2, batch_size=5, dtype="float64", device="cpu")
     assert done.diverged is None
     assert done.buffers.isfinite().all()
+
+
+# ---- what a round asks for, found before it begins ----
+
+
+def test_dropout_draws_anew_in_every_round(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no mini-batch is drawn; within a round a line search compares like with like."""
+    seen: list[int] = []
+    draw = objective._seeded
+
+    def watched(key: int, device: torch.device) -> Any:
+        seen.append(key)
+        return draw(key, device)
+
+    monkeypatch.setattr(objective, "_seeded", watched)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
+    simulate(fed, net, "giant", **{**BASE, "batch_size": None})
+    trained = [key for key in seen if key > 0]
+    assert len(set(trained)) >= 4 * fed.clients
+
+
+def margin(z: Tensor, y: Tensor) -> Tensor:
+    """A loss that torch cannot differentiate twice."""
+    return nn.functional.multi_margin_loss(z, y, reduction="none")
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).asks()])
+def test_a_loss_that_cannot_do_what_is_asked_is_refused_at_once(fed: Federation, name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"second derivatives|loss"):
+        simulate(fed, "mclr", name, loss=margin, out=tmp_path / "run", **BASE)
+    assert not (tmp_path / "run").exists()
+    assert simulate(fed, "mclr", "feddane", loss=margin, **BASE).diverged is None
+
+
+def test_states_beyond_the_machines_memory_are_refused(make_fed: Any) -> None:
+    fed = make_fed(sizes=[8] * 3000, dim=784, classes=10)
+    with pytest.raises(InputError, match=r"FedNL keeps 74\d GB at the server and 3000 clients.*use fedsso"):
+        simulate(fed, "mclr", FedNL(), rounds=1, device="cpu")
+
+
+class Fickle(Relay):
+    """Its clients keep nothing at first."""
+
+    def client_init(self, x: Tensor) -> tuple[()]:  # type: ignore[override]  # noqa: ARG002
+        return ()
+
+    def count(self, f: Objective, x: Tensor, own: Any, local: Local) -> Reply:  # noqa: ARG002
+        return Reply((), x.new_zeros(len(local.own_steps), *x.shape[:1], 1))
+
+
+def test_a_state_that_changes_its_shape_is_refused(fed: Federation) -> None:
+    with pytest.raises(InputError, match=r"Fickle: a client keeps \['own'\], but client_init gave it \[\]"):
+        simulate(fed, "mclr", Fickle(), **BASE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: make("giant", {"tol": 1e300}),
+        lambda: make("fedadam", {"eps": 1e300}),
+        lambda: make("anderson", {"m": 10**15}),
+        lambda: make("ldsgd", {"I2": 10**30}),
+        lambda: make("fedsophia", {"T": 10**30}),
+        lambda: make("fedsso", {"pairs": 10**30}),
+        lambda: make("fednl", {"compressor": "rank:" + "9" * 400}),
+        lambda: complete({"local_steps": 10**30}),
+        lambda: complete({"eval_every": 10**40}),
+        lambda: complete({"compress": "rank:" + "9" * 5000}),
+        lambda: costs("mclr", ["fedavg"], sample=(10**9, 10**9, 10**9)),
+    ],
+)
+def test_huge_values_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError):
+        wrong()
+
+
+def test_compression_can_be_switched_off() -> None:
+    assert complete({"compress": "none"})["compress"] is None
+
+
+def test_an_own_class_does_not_take_a_registered_name() -> None:
+    @hyper
+    class FedAvg(Owed):
+        """Another one."""
+
+    assert name_of(FedAvg()) == "own-fedavg"
+    assert name_of(Owed()) == "owed"

@@ -131,6 +131,10 @@ class Algorithm:
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
     personal: ClassVar[bool] = False  # every client has a model of its own
 
+    def asks(self) -> str:
+        """What it asks of the objective beyond gradients: "hvp" (second derivatives), "targets" or nothing."""
+        return ""
+
     def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
         """The record for a model whose parameters have these sizes, in the order of x."""
         return self

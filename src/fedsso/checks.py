@@ -6,8 +6,10 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from .errors import InputError, integer, number
+from .errors import MOST, InputError, integer, number
 from .schedule import Decay
+
+HUGE = 1e100  # its square is still a number
 
 
 def positive(record: Any, *names: str, schedules: bool = True) -> None:
@@ -30,13 +32,13 @@ def share(record: Any, *names: str) -> None:
 def _within(record: Any, names: tuple[str, ...], fits: Callable[[float], bool], bounds: str) -> None:
     for name in names:
         value = number(name, getattr(record, name))
-        if not (fits(value) and isfinite(value)):
+        if not (fits(value) and isfinite(value) and abs(value) < HUGE):
             raise InputError(f"{name} must be {bounds}, got {name}={value:g}; leave it out for the default")
         object.__setattr__(record, name, value)  # 1 and 1.0 are the same setting
 
 
-def at_least(record: Any, name: str, bound: int, none: bool = False) -> None:
-    """A named field must be an integer not below the bound; None only where the record allows it."""
+def at_least(record: Any, name: str, bound: int, none: bool = False, most: int = MOST) -> None:
+    """A named field must be an integer from the bound to `most`; None only where the record allows it."""
     value = getattr(record, name)
     if not (none and value is None):
-        object.__setattr__(record, name, integer(name, value, bound))
+        object.__setattr__(record, name, integer(name, value, bound, most))

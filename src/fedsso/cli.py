@@ -102,6 +102,8 @@ def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -
     live.check(full)
     left_out = _unsuited(records, live, full) if chosen == ["all"] else {}
     records = {name: record for name, record in records.items() if name not in left_out}
+    for record in records.values():
+        experiment.suits(record, live, full)
     _check_out(settings.out)
     if save is not None:
         write_atomic(save, to_toml({key: chosen, **cli_config.effective(settings, fed, full, records)}))

@@ -90,7 +90,7 @@ class Base(Table):
     dtype: str = _run("dtype", " or ".join(DTYPES))
     device: str = _run("device", "auto, cpu or cuda")
     engine: str = _run("engine", "auto, stacked or loop")
-    compress: str | None = _run("compress", "of the uploads, with error feedback: topk:SHARE, int8 or rank:R")
+    compress: str | None = _run("compress", "of the uploads, with error feedback: topk:SHARE, int8, rank:R or none")
     targets: list[float] | None = Field(None, description="accuracies of the table; left out: four that suit")
     out: str | None = Field(None, description="folder for the results; left out: nothing is written")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints of a run with --out")

@@ -68,7 +68,7 @@ def _parse(text: str) -> tuple[str, str]:
         raise unknown("compressor", name, EXAMPLES)
     if name == "topk" and not _is_share(value):
         raise InputError(f"topk:SHARE needs a share in (0, 1], such as {EXAMPLES[name]!r}; got {text!r}")
-    if name == "rank" and not (value.isascii() and value.isdigit() and int(value) >= 1):
+    if name == "rank" and not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) >= 1):
         raise InputError(f"rank:R needs an integer R >= 1, such as {EXAMPLES[name]!r}; got {text!r}")
     if name == "int8" and colon:
         raise InputError(f"int8 takes no value; write 'int8' instead of {text!r}")

@@ -27,7 +27,7 @@ from .errors import InputError
 from .files import read_bytes
 from .identity import describe
 from .losses import RowLoss, cross_entropy, row_loss
-from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
+from .objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
 from .options import DTYPES, Loss, device_of, protocol
 
 log = logging.getLogger("fedsso")
@@ -62,20 +62,43 @@ class Context:
         """Identity of the initial model: its architecture, every parameter and every buffer."""
         return hashlib.sha256(describe(self.module).encode()).hexdigest()
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Find an unsuitable device, engine, module or loss before any work."""
+    def _sample(self, options: Mapping[str, Any]) -> tuple[Backend, Tensor, Batch]:
+        """The objective on the CPU, the initial model and two rows, to try things out."""
         job, x, fed = self.job(options), ravel(self.module).to("cpu"), self.fed
-        self._no_lonely_row(options)
         rows = fed.train_rows[[0, -1]].cpu()
         samples = fed.x.cpu()[rows][None].to(x.dtype) * fed.affine[0] + fed.affine[1]
-        batch = Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5))
+        f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
+        f.buffers = torch.zeros(0)
+        return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5))
+
+    def grants(self, asks: str, options: Mapping[str, Any]) -> None:
+        """Raise InputError unless model and loss have what an algorithm asks for: "hvp" or "targets"."""
+        if not asks:
+            return
         try:
-            f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
-            f.buffers = torch.zeros(0)
-            outputs = f.predict(x[None, None], samples).shape[-2]
+            f, x, batch = self._sample(options)
+            if asks == "hvp":
+                f.hvp(x, torch.ones_like(x), batch)
+            else:
+                f.targets(x, batch, batch.weight)
+        except InputError:
+            raise
+        except Exception as error:  # a user's module or loss may raise anything
+            raise InputError(
+                f"this algorithm needs second derivatives, which the model or the loss does not have ({error}); "
+                "use fedsso or another first-order client"
+            ) from error
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Find an unsuitable device, engine, module or loss before any work."""
+        job, fed = self.job(options), self.fed
+        self._no_lonely_row(options)
+        try:
+            f, x, batch = self._sample(options)
+            outputs = f.predict(x, batch.x).shape[-2]
             if job.loss is cross_entropy and outputs < fed.classes:
                 raise InputError(f"the model has {outputs} outputs for {fed.classes} classes; give it one per class")
-            f.value_and_grad(x[None, None], batch)
+            f.value_and_grad(x, batch)
         except InputError:
             raise
         except Exception as error:  # a user's module or loss may raise anything

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from numbers import Real
 from typing import SupportsIndex
 
+MOST = 10**9  # rounds, steps, rows, clients: more is a slip
+
 
 class InputError(ValueError):
     """Wrong input. The command line prints the message alone and exits with code 2."""
@@ -30,11 +32,13 @@ def one_of(kind: str, name: object, known: Iterable[str]) -> str:
     raise unknown(kind, name, names)
 
 
-def integer(name: str, value: object, least: int | None = None) -> int:
-    """The value as an int; numpy's integers are, a bool is not."""
+def integer(name: str, value: object, least: int | None = None, most: int = MOST) -> int:
+    """The value as an int; numpy's integers are, a bool is not. Without a `least` there is no `most` either."""
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         with suppress(TypeError):  # an array of several
             whole = operator.index(value)
+            if least is not None and whole > most:
+                raise InputError(f"{name} must be at most {most}, got {name}={whole:.3g}")
             if least is None or whole >= least:
                 return whole
     bound = "" if least is None else f" >= {least}"

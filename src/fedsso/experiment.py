@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -197,8 +198,24 @@ def suits(record: Algorithm, ctx: Context, options: Mapping[str, Any]) -> Algori
     """The record, fitted to the model; an error if it cannot run on it, or not with these cohorts."""
     admit(record, protocol(options))
     record = fitted(record, ctx.module)
-    uplink(record, record.server_init(_meta(ctx)), Layout.of(ctx.module), options["compress"])
+    server = record.server_init(_meta(ctx))
+    uplink(record, server, Layout.of(ctx.module), options["compress"])
+    ctx.grants(record.asks(), options)
+    keeps = nbytes(server, 1) + nbytes(record.client_init(_meta(ctx)), 1) * ctx.fed.clients
+    memory = _memory(device_of(options["device"]))
+    if 2 * keeps > memory:  # of the round before and of this one
+        raise InputError(
+            f"{type(record).__name__} keeps {keeps / 1e9:.3g} GB at the server and {ctx.fed.clients} clients, twice "
+            f"within a round; this device has {memory / 1e9:.3g} GB: use fedsso, a smaller model or fewer clients"
+        )
     return record
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that the device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _meta(ctx: Context) -> Tensor:

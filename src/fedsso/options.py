@@ -89,6 +89,8 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     full["device"] = str(full["device"])
     if full["dtype"] not in DTYPES:
         raise unknown("dtype", full["dtype"], DTYPES)
+    if full["compress"] == "none":
+        full["compress"] = None
     if full["compress"] is not None:
         check(full["compress"])
     full["metrics"] = _metrics(full["metrics"])

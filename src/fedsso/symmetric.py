@@ -288,7 +288,7 @@ def parse(text: Any) -> Compressor:
     with suppress(ValueError):
         number = float(size)
         share = kind in ("topk", "randk") and 0 < number < 1
-        if kind in KINDS and (share or (size.isdecimal() and number >= 1)):
+        if kind in KINDS and (share or (size.isdecimal() and len(size) < 10 and number >= 1)):
             return KINDS[kind](number)
     raise InputError(
         f"unknown compressor {text!r}; use none, rank:R or powersgd:R with an integer R >= 1, or topk:K or randk:K "

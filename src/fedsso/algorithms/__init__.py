@@ -97,9 +97,10 @@ __all__ = [
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The registry name of a record; a user's own class goes by its class name."""
+    """The registry name of a record; a user's own class goes by its class name, unless that is taken."""
     names = {cls: name for name, cls in ALGORITHMS.items()}
-    return names.get(type(algorithm), type(algorithm).__name__.lower())
+    own = type(algorithm).__name__.lower()
+    return names.get(type(algorithm), f"own-{own}" if own in ALGORITHMS else own)
 
 
 def make(name: str, values: dict[str, Any] | None = None) -> Algorithm:

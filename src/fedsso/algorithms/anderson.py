@@ -54,7 +54,7 @@ class Anderson(Algorithm):
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")
-        at_least(self, "m", 1)
+        at_least(self, "m", 1, most=1000)
         not_negative(self, "reg")
         object.__setattr__(self, "cosine", _cosine(self.cosine))
 

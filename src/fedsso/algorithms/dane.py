@@ -56,6 +56,9 @@ class DANE(Algorithm):
         at_least(self, "newton_steps", 1)
         at_least(self, "cg_steps", 1)
 
+    def asks(self) -> str:
+        return "hvp"
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (

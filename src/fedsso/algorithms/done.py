@@ -48,6 +48,9 @@ class DONE(Algorithm):
         positive(self, "alpha", "eta")
         at_least(self, "R", 1)
 
+    def asks(self) -> str:
+        return "hvp"
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (

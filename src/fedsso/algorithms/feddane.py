@@ -56,6 +56,9 @@ class FedDANE(Algorithm):
         at_least(self, "newton_steps", 1)
         at_least(self, "cg_steps", 1)
 
+    def asks(self) -> str:
+        return "hvp" if self.solver == "exact" else ""
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         steps = none if self.solver == "exact" else self.local_steps

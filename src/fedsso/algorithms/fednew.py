@@ -59,6 +59,9 @@ class FedNew(Algorithm):
         at_least(self, "r", 0)
         at_least(self, "cg_steps", 1)
 
+    def asks(self) -> str:
+        return "hvp"
+
     def server_init(self, x: Tensor) -> State:
         return State(x)
 

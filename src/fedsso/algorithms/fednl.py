@@ -157,6 +157,9 @@ class FedNL(Algorithm):
         one_of("first", self.first, ("zero", "hessian"))
         check(self)
 
+    def asks(self) -> str:
+        return "hvp"
+
     def server_init(self, x: Tensor) -> State:
         symmetric.check_size(x)
         return State(x, zeros(x), x.new_zeros(x.shape[0], 1).double())
@@ -209,6 +212,9 @@ class FedNLLS(Algorithm):
         positive(self, "mu", schedules=False)
         one_of("first", self.first, ("zero", "hessian"))
         check(self)
+
+    def asks(self) -> str:
+        return "hvp"
 
     def server_init(self, x: Tensor) -> Search:
         symmetric.check_size(x)
@@ -264,6 +270,9 @@ class FedNLPP(Algorithm):
 
     def __post_init__(self) -> None:
         check(self)
+
+    def asks(self) -> str:
+        return "hvp"
 
     def server_init(self, x: Tensor) -> Models:
         symmetric.check_size(x)

@@ -60,6 +60,9 @@ class FedPM(Algorithm):
         positive(self, "eta")
         not_negative(self, "mu")
 
+    def asks(self) -> str:
+        return "hvp"
+
     def server_init(self, x: Tensor) -> State:
         symmetric.check_size(x)
         return State(x, x.new_zeros(x.shape[0], 1).double())

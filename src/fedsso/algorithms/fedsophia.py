@@ -62,6 +62,9 @@ class FedSophia(Algorithm):
         not_negative(self, "weight_decay")
         at_least(self, "T", 1)
 
+    def asks(self) -> str:
+        return "targets"
+
     def server_init(self, x: Tensor) -> State:
         return State(x, x.new_zeros(x.shape[0], 1).double())
 

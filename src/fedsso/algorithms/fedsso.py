@@ -114,8 +114,8 @@ def _check(record: FedSSO) -> None:
     if record.lam >= record.Lam:
         raise InputError(f"lam must be < Lam, got lam={record.lam}, Lam={record.Lam}; the paper: 1e-4 and 9999")
     at_least(record, "R", 2, none=True)
-    at_least(record, "pairs", 1)
-    at_least(record, "m", 1)
+    at_least(record, "pairs", 1, most=10_000)
+    at_least(record, "m", 1, most=10_000)
     if record.guard not in GUARDS:
         raise unknown("guard", record.guard, GUARDS)
     qn.form(record.form, record.pairs, record.m)

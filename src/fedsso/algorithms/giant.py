@@ -56,6 +56,9 @@ class GIANT(Algorithm):
         not_negative(self, "mu", "tol")
         at_least(self, "cg_steps", 1)
 
+    def asks(self) -> str:
+        return "hvp"
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (

@@ -30,7 +30,7 @@ from .gather import BUDGET, Chunk, Gather
 from .ledger import Ledger
 from .metrics import Metric
 from .rounds import Ints, Plan, Protocol, Rounds
-from .uplink import Errors, uplink
+from .uplink import Errors, part_of, uplink
 
 BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
@@ -166,8 +166,9 @@ class Simulation:
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
+            self._same_state(reply.own)
             for m, i in enumerate(clients):
-                under_way.own[i] = tree_map(lambda leaf, m=m: leaf[m], reply.own)
+                under_way.own[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), reply.own)
             buffers = buffers + torch.tensordot(w, self.f.buffers - start, 1)  # a constant stays, to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
         cohort = Cohort(k, len(who), plan.answered, float(self.p[who].sum()), taken)
@@ -175,6 +176,13 @@ class Simulation:
         under_way.buffers = buffers
         under_way.position[who] += steps
         under_way.loss = under_way.loss if loss is None else loss
+
+    def _same_state(self, own: Tree) -> None:
+        """A client must keep what `client_init` gave it: a resumed run could not read anything else."""
+        names = [[name for name, _ in named_leaves(tree, "own")] for tree in (self.own[0], own)]
+        if names[0] != names[1]:
+            kind = type(self.algorithm).__name__
+            raise InputError(f"{kind}: a client keeps {names[1]}, but client_init gave it {names[0]}; they must agree")
 
     def _settle(self, under_way: _Round, k: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The new state where a trial is alive, and the row of the trace.

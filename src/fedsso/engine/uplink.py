@@ -43,11 +43,17 @@ class Uplink:
                 whole = leaf + torch.stack([errors.get(n, torch.zeros_like(leaf[0])) for n in names])
                 sent.append(code.encode(whole))
                 read.append(code.decode(sent[-1], whole))
-                errors.update(zip(names, (whole - read[-1]).unbind(0), strict=True))
+                lost = whole - read[-1]
+                errors.update({name: part_of(lost, m) for m, name in enumerate(names)})
             else:
                 sent.append(leaf)
                 read.append(leaf)
         return tuple(sent), phase.decode(_like(upload, iter(read)))
+
+
+def part_of(leaf: Tensor, m: int) -> Tensor:
+    """What client m keeps of a leaf [clients, ...]: a copy, since a view would keep the memory of all."""
+    return leaf[m].clone() if len(leaf) > 1 else leaf[0]
 
 
 def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
