@@ -22,7 +22,8 @@ from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
 from fedsso.options import complete
-from fedsso.tree import hyper, leaves, param
+from fedsso.schedule import Step
+from fedsso.tree import Scalar, hyper, leaves, param, swept
 
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 
@@ -430,3 +431,24 @@ def test_an_own_class_does_not_take_a_registered_name() -> None:
 
     assert name_of(FedAvg()) == "own-fedavg"
     assert name_of(Owed()) == "owed"
+
+
+def test_types_that_are_no_text_are_swept_too() -> None:
+    """As in a module without `from __future__ import annotations`."""
+    assert swept(_made(Scalar)()) == swept(_made(Step)()) == ["alpha"]
+    assert swept(_made(float)()) == []
+
+
+def _made(hint: Any) -> type:
+    return hyper(type("Own", (Algorithm,), {"__annotations__": {"alpha": hint}, "alpha": param(default=1.0, doc="")}))
+
+
+def test_an_option_of_the_algorithm_is_pointed_out() -> None:
+    with pytest.raises(InputError, match=r"algorithm=FedAvg\(alpha=\.\.\.\)"):
+        complete({"alpha": 0.3})
+
+
+def test_a_run_of_an_unregistered_class_is_not_saved(fed: Federation, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown algorithm"):
+        simulate(fed, "mclr", Owed(), **BASE).save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

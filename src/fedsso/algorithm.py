@@ -118,7 +118,7 @@ class Phase(NamedTuple):
     broadcast: Callable[[Any], Tree]
     client: Callable[[Any, Any, Any, Local], Reply]
     server: Callable[[Any, Any, Cohort], Any]
-    steps: Callable[[Tensor], Tensor] = none  # mini-batch steps of each client when the user asks for tau
+    steps: Callable[[Tensor], Tensor] = none  # mini-batch steps of each client; `self.local_steps`: the user's tau
     decode: Callable[[Tree], Tree] = as_sent  # an upload as sent (factors, indices) -> the tree that is averaged
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search

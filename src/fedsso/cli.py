@@ -262,13 +262,13 @@ def costs(
     compress: Annotated[str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a round costs: bytes sent and bytes kept, measured beside the papers' counts.
+    """Show what a round costs: bytes sent and bytes kept, measured beside theory.
 
     Example: fedsso costs --model cnn --algorithms fedsso,fedavg --compress int8
 
     Upper lines are measured: what the algorithm's own functions send and keep,
     in bytes of float32, for each client that takes part. Lower lines are the
-    papers' counts without compression; d is the number of parameters.
+    theory is without compression; d is the number of parameters.
 
     n_c: multiples of a FedAvg round, down and up (8 d bytes).
     n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.
@@ -283,7 +283,7 @@ def costs(
         document = {"version": __version__, "model": model, "d": bill.d, **shape, "results": cost_document(bill)}
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    title = f"{model}, d = {bill.d}: bytes of a round for each client (below: the papers' counts)"
+    title = f"{model}, d = {bill.d}: bytes of a round for each client (below: theory)"
     print_table(cost_table(bill, title))
 
 

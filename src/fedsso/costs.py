@@ -1,4 +1,4 @@
-"""What one round of each algorithm costs: bytes on the wire and bytes kept, measured beside the papers' counts.
+"""What one round of each algorithm costs: bytes on the wire and bytes kept, measured beside theory.
 
 Measured means: the algorithm's own functions run, as in the simulator, but on tensors of torch's device "meta", which
 have a shape and no numbers. So nothing is computed, no data are needed and any model size is possible; the bytes are
@@ -83,7 +83,7 @@ class Bill(NamedTuple):
     rows: list[Row]
 
     def in_bytes(self, theory: Cost) -> Cost:
-        """The bytes that a paper's counts come to for this model."""
+        """The bytes that theory comes to for this model."""
         return Cost(theory.exchanges, *(round(FLOAT * size.at(self.d)) for size in theory[1:]))
 
     def relative(self, cost: Cost) -> dict[str, float]:
@@ -200,7 +200,7 @@ class Shapes:
         return torch.empty(1, n, device=META)
 
 
-# ---- the papers' counts ----
+# ---- theory: the papers' counts, with the numbers of our line search and our store of pairs ----
 
 Theory = Callable[[Any], Cost]
 SEARCH = 11  # losses of a line search: at x and at ten steps

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .algorithms import ALGORITHMS
 from .compress import check
 from .engine.rounds import Protocol
 from .errors import InputError, integer, number, unknown
+from .tree import fields_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -71,6 +73,8 @@ MAY_BE_NONE = ("local_steps", "local_epochs", "batch_size", "stop_at")
 def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     """All options, the missing ones at their defaults; each checked."""
     for name in options:
+        if name not in DEFAULTS and any(name == f.name for cls in ALGORITHMS.values() for f in fields_of(cls)):
+            raise InputError(f"{name} belongs to the algorithm: give a record such as algorithm=FedAvg({name}=...)")
         if name not in DEFAULTS:
             raise unknown("option", name, DEFAULTS)
     full = {**DEFAULTS, **options}

@@ -89,7 +89,8 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained module (a new copy each time)."""
+        """The trained module (a new copy each time); of personal models the weighted mean, which is not what was
+        tested: `personal` holds those."""
         module = copy.deepcopy(self.live.module) if self.live else self.spec.module()
         module = module.to("cpu", self.x.dtype)
         unravel_into(module, self.x)
@@ -117,6 +118,7 @@ class Run:
 
     def save(self, folder: str | Path) -> None:
         """Write the run's folder; `fedsso.load_run` reads it back."""
+        self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
         folder = Path(folder)
         check_writable(folder)
         write_atomic(folder / SPEC, to_toml(self.spec.to_toml()))

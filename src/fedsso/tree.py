@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform, get_args
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ def hyper(cls: type[R]) -> type[R]:
 
 
 def swept(record: Any) -> list[str]:
-    """Names of the fields that may differ between stacked trials."""
-    return [f.name for f in fields(record) if f.type in SWEPT]
+    """Names of the fields that may differ between stacked trials: by the text of their type, or the type itself."""
+    return [f.name for f in fields(record) if f.type in SWEPT or Tensor in get_args(f.type)]
 
 
 def fields_of(cls: Any) -> tuple[Field[Any], ...]:

@@ -162,10 +162,10 @@ def test_the_limit_of_a_curved_problem_is_the_minimiser() -> None:
 
 
 def test_a_trial_that_diverges_harms_no_neighbour(fed: Federation) -> None:
-    """Logits of 1e200 make the next Hessian NaN, which no decomposition may stumble over."""
+    """Logits of 1e99 make the next Hessian NaN, which no decomposition may stumble over."""
     fields = [{"option": option, "mu": 0.1} for option in (1, 2)]
     for option in fields:
-        pair = sweep(fed, "mclr", [FedNL(**option), FedNL(eta=1e200, **option)], rounds=4, **OPTIONS)
+        pair = sweep(fed, "mclr", [FedNL(**option), FedNL(eta=1e99, **option)], rounds=4, **OPTIONS)
         alone = simulate(fed, "mclr", FedNL(**option), rounds=4, **OPTIONS)
         torch.testing.assert_close(pair[0].x, alone.x, rtol=1e-10, atol=0)
         assert pair[0].diverged is None
