@@ -94,11 +94,6 @@ def test_sample_classes_and_model_make_d() -> None:
     assert bill.rows[0].measured == Cost(1, 4 * d, 4 * d, 4 * d + 8, 0)
 
 
-def test_local_steps_change_no_byte() -> None:
-    for name in ("fedsso", "fedavg"):
-        assert measured(name, local_steps=1) == measured(name, local_steps=7)
-
-
 # ---- measured is real ----
 
 
@@ -205,7 +200,6 @@ def test_a_model_that_is_too_large_is_refused_and_the_others_are_shown() -> None
         ({"algorithms": ["fedavgg"]}, "did you mean 'fedavg'"),
         ({"sample": (0, 3)}, "sample must be an integer >= 1, got sample=0"),
         ({"classes": 0}, "classes must be an integer >= 1"),
-        ({"local_steps": 0}, "local_steps must be an integer >= 1"),
         ({"compress": "int9"}, "did you mean 'int8'"),
         ({"compress": "rank:10"}, r"shortens no parameter of this model \(10 x 784, 10\)"),
         ({"model": "cnn", "sample": (784,)}, "model 'cnn' needs images"),

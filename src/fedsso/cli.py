@@ -258,7 +258,6 @@ def costs(
     algorithms: Annotated[Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)] = "all",
     sample: Annotated[Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)] = "1,28,28",
     classes: Annotated[int, typer.Option(help="Outputs of the model.")] = 10,
-    local_steps: Annotated[int, typer.Option(help="Local steps τ of a client; they change no byte.")] = 5,
     compress: Annotated[str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -267,8 +266,8 @@ def costs(
     Example: fedsso costs --model cnn --algorithms fedsso,fedavg --compress int8
 
     Upper lines are measured: what the algorithm's own functions send and keep,
-    in bytes of float32, for each client that takes part. Lower lines are the
-    theory is without compression; d is the number of parameters.
+    in bytes of float32, for each client that takes part. Lower lines are theory:
+    the papers' counts without compression, for a model of d parameters.
 
     n_c: multiples of a FedAvg round, down and up (8 d bytes).
     n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.
@@ -277,7 +276,7 @@ def costs(
     Nothing is trained and no data are read, so any size of model is possible.
     """
     names = None if algorithms == ["all"] else algorithms
-    shape = {"sample": sample, "classes": classes, "local_steps": local_steps, "compress": compress}
+    shape = {"sample": sample, "classes": classes, "compress": compress}
     bill = measure_costs(model, names, **shape)
     if as_json:
         document = {"version": __version__, "model": model, "d": bill.d, **shape, "results": cost_document(bill)}

@@ -33,7 +33,7 @@ from .tree import nbytes, stack, tree_map
 
 META = torch.device("meta")
 FLOAT = 4  # bytes
-ROWS = 2  # of the one client; more would change nothing
+ROWS = STEPS = 2  # rows and local steps of the one client; more would change nothing
 LOOPS = ("cg_steps", "newton_steps")  # a client's iterations: one has the shapes of all
 
 
@@ -98,7 +98,6 @@ def costs(
     *,
     sample: Sequence[int] = (1, 28, 28),
     classes: int = 10,
-    local_steps: int = 5,
     compress: str | None = None,
 ) -> Bill:
     """The costs of one round of registered algorithms (None: all), at their defaults, for a named model.
@@ -106,7 +105,7 @@ def costs(
     >>> costs("mclr", ["fedavg"]).rows[0].measured[:3]
     (1, 31400, 31400)
     """
-    work = Work(tuple(integer("sample", n, 1) for n in sample), integer("local_steps", local_steps, 1), compress)
+    work = Work(tuple(integer("sample", n, 1) for n in sample), compress)
     integer("numbers of a sample", prod(work.sample), 1)
     with META:
         module = models.build(model, work.sample, integer("classes", classes, 1))
@@ -122,7 +121,6 @@ class Work(NamedTuple):
     """What a round is measured on."""
 
     sample: tuple[int, ...]
-    local_steps: int
     compress: str | None
 
 
@@ -163,8 +161,7 @@ class Rehearsal:
         for number, phase in enumerate(self.algorithm.phases):
             message = phase.broadcast(self.server)
             ledger.broadcast(message, one)
-            steps = min(2, int(phase.steps(torch.tensor(self.work.local_steps))))  # more look the same
-            local = Shapes(k, steps, self.work.sample)
+            local = Shapes(k, int(phase.steps(torch.tensor(STEPS))), self.work.sample)
             reply = phase.client(self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), self.own), local)
             sent, read = self.uplink(phase, number, [0], reply.upload, self.errors)
             ledger.upload(sent, 1)

@@ -22,32 +22,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from quadratics import OPTIONS, close, go, parts
 
-from fedsso import Federation, InputError, Run, simulate
-from fedsso.algorithm import Algorithm
+from fedsso import Federation, InputError, simulate
 from fedsso.algorithms.dane import DANE
 from fedsso.algorithms.feddane import FedDANE
 from fedsso.data import quadratic
 
-OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 EXACT: dict[str, Any] = {"newton_steps": 1, "tol": 1e-14}
-
-
-def go(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) -> Run:
-    result: Run = simulate(fed, "linear", algorithm, rounds=rounds, **{**OPTIONS, **options})
-    return result
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
-    assert float((a - b).norm()) <= tolerance * float(b.norm())
-
-
-def parts(fed: Federation) -> tuple[Tensor, Tensor]:
-    """A_i and A_i b_i of quadratics, each the mean of d squares."""
-    rows, t = (torch.stack([v[fed.rows_of(i)] for i in range(fed.clients)]) for v in (fed.x, fed.y))
-    scale = 2 / rows.shape[1]
-    return scale * rows.mT @ rows, scale * torch.einsum("nri,nr->ni", rows, t)
 
 
 def test_one_round() -> None:

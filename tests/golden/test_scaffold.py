@@ -29,9 +29,10 @@ from typing import Any
 
 import pytest
 import torch
+from quadratics import OPTIONS, close, go, pair
 from torch import Tensor
 
-from fedsso import FedAvg, Federation, FedSGD, InputError, Run, simulate
+from fedsso import FedAvg, Federation, FedSGD, InputError
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms.scaffold import SCAFFOLD
 from fedsso.context import context
@@ -39,17 +40,7 @@ from fedsso.data import quadratic
 from fedsso.engine.simulate import Simulation, run
 from fedsso.options import complete
 
-OPTIONS: dict[str, Any] = {"local_steps": 2, "batch_size": None, "dtype": "float64", "device": "cpu"}
 both = pytest.mark.parametrize("option", ["I", "II"])
-
-
-def pair() -> Federation:
-    return quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-
-
-def go(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) -> Run:
-    result: Run = simulate(fed, "linear", algorithm, rounds=rounds, **{**OPTIONS, **options})
-    return result
 
 
 def state(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) -> tuple[Tensor, Tensor]:
@@ -58,10 +49,6 @@ def state(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) ->
     sim = Simulation(context(fed, "linear", full).job(full), [algorithm])
     run(sim, rounds)
     return sim.server.c[0], torch.stack([c[0] for c in sim.own])
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
-    assert float((a - b).norm()) <= tolerance * float(b.norm())
 
 
 @both

@@ -1,0 +1,37 @@
+"""What the golden tests of several algorithms share: the quadratics of two clients, and how they are run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsso import Federation, Run, simulate
+from fedsso.algorithm import Algorithm
+from fedsso.data import quadratic
+
+OPTIONS: dict[str, Any] = {"local_steps": 2, "batch_size": None, "dtype": "float64", "device": "cpu"}
+
+
+def pair() -> Federation:
+    """A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4; A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4."""
+    return quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
+
+
+def go(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) -> Run:
+    """Some rounds from zero, full batches."""
+    result: Run = simulate(fed, "linear", algorithm, rounds=rounds, **{**OPTIONS, **options})
+    return result
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    """Equal relative to the length of the vectors."""
+    assert float((a - b).norm()) <= tolerance * float(b.norm())
+
+
+def parts(fed: Federation) -> tuple[Tensor, Tensor]:
+    """A_i and A_i b_i of quadratics, each the mean of d squares."""
+    rows, t = (torch.stack([v[fed.rows_of(i)] for i in range(fed.clients)]) for v in (fed.x, fed.y))
+    scale = 2 / rows.shape[1]
+    return scale * rows.mT @ rows, scale * torch.einsum("nri,nr->ni", rows, t)
