@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +188,90 @@ def test_algorithms_lists_fields_with_defaults_and_docs() -> None:
 
 
 def test_data_list_says_what_is_there(tmp_path: Path) -> None:
-    (tmp_path / "mnist.npz").touch()
+    (tmp_path / "mnist.npz").write_bytes(bytes(1500))
     found = {row["name"]: row for row in json.loads(fedsso("data", "list", "--json", "--data-dir", tmp_path).stdout)}
     assert found["digits"]["present"]
     assert found["mnist"]["present"]
     assert not found["fashion_mnist"]["present"]
-    assert found["mnist"]["path"] == str(tmp_path / "mnist.npz")
+    assert (found["mnist"]["files"], found["mnist"]["bytes"]) == ([str(tmp_path / "mnist.npz")], 1500)
+    assert str(tmp_path / "fashion_mnist.npz") in found["fashion_mnist"]["looked_for"][1]
     shown = fedsso("data", "list", "--data-dir", tmp_path).stdout
-    assert "paper-20" in shown
-    assert "CC BY-SA 3.0" in shown
+    for part in ("paper-20", "CC BY-SA 3.0", "1.5 kB", "fedsso data get fashion_mnist", str(tmp_path)):
+        assert part in shown
+
+
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of the folder's files."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server of phishing, a real file in form and length, and of one that is not the heart data."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "phishing").write_text("".join(f"{i % 2} {1 + i % 68}:1\n" for i in range(11055)))
+    (tmp_path / "web" / "processed.cleveland.data").write_text("63,1,4,140,260,0,1,112,1,3,2,?,?,2\n")
+    yield from served(tmp_path / "web")
+
+
+def test_data_get_then_run(tmp_path: Path, mirror: str) -> None:
+    folder = tmp_path / "data"
+    said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror).stderr
+    assert "phishing: " in said
+    assert [path.name for path in folder.iterdir()] == ["phishing"]
+    assert "there already" in fedsso("data", "get", "phishing", "--data-dir", folder).stderr
+    done = fedsso("run", "--dataset", "phishing", "--data-dir", folder, "--rounds", 1, "--json")
+    assert json.loads(done.stdout)["results"]
+
+
+def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) -> None:
+    (tmp_path / "web" / "phishing").write_text("1 1:1\n")
+    folder = tmp_path / "data"
+    said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror, code=2).stderr
+    assert "phishing has 11055" in said
+    said = fedsso("data", "get", "heart", "--data-dir", folder, "--mirror", mirror, code=2).stderr
+    assert "processed.cleveland.data" in said
+    assert "SHA-256" in said
+    assert [path.name for path in folder.iterdir() if path.name != ".partial"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "there already")]
+)
+def test_data_get_of_something_else(name: str, message: str, tmp_path: Path) -> None:
+    assert message in fedsso("data", "get", name, "--data-dir", tmp_path, code=0 if name == "digits" else 2).stderr
+
+
+def test_data_show_draws_here_and_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = fedsso("data", "show", "--dataset", "digits", "--partition", "shards", "--clients", 5).stdout
+    assert "Label skew" in shown
+    assert "digits-shards.png" in shown
+    assert (tmp_path / "digits-shards.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(fedsso("data", "show", "--dataset", "synthetic", "--out", "a.svg", "--json").stdout)
+    assert (found["clients"], found["label_counts"], found["picture"]) == (20, None, "a.svg")
+    assert ".pdf, .png, .svg" in fedsso("data", "show", "--out", "a.gif", code=2).stderr
+    assert "--partition-seed" in fedsso("data", "show", "--help").stdout
+
+
+def test_own_csv_files_on_the_command_line(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        lines = [f"{i},{(i * 7) % 5}.5,{i % 2}" for i in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,dose,ill", *lines]))
+    own = ["--dataset", "csv", "--files", tmp_path, "--target", "ill"]
+    fedsso("run", *own, "--rounds", 2, "--out", tmp_path / "run")
+    again = json.loads(fedsso("run", "--config", tmp_path / "run" / "spec.toml", "--json").stdout)
+    assert again["results"][0]["label"].startswith("fedsso")
+    fedsso("resume", tmp_path / "run")
+    assert "did you mean 'ill'" in fedsso("run", *own[:-1], "il", code=2).stderr
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])
@@ -208,7 +286,7 @@ def test_help_shows_every_setting_and_hyper_parameter(name: str) -> None:
 
 
 def test_help_of_every_command_has_an_example() -> None:
-    for args in (["resume"], ["algorithms"], ["data", "list"], ["version"]):
+    for args in (["resume"], ["algorithms"], ["data", "list"], ["data", "get"], ["data", "show"], ["version"]):
         assert "Example: fedsso" in fedsso(*args, "--help").stdout
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +13,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsso.data.federation import label_skew
-from fedsso.data.partition import PARTITIONS, TABLES, classes, dirichlet, iid, options_of, quantity, table
+from fedsso.data.partition import (
+    PARTITIONS,
+    TABLES,
+    Parts,
+    classes,
+    contiguous,
+    dirichlet,
+    group,
+    iid,
+    options_of,
+    quantity,
+    shards,
+    table,
+)
 from fedsso.errors import InputError
 
-RANDOM = ["iid", "dirichlet", "classes", "quantity"]
+RANDOM = ["iid", "dirichlet", "classes", "quantity", "shards"]
+WHOLE = [*RANDOM, "contiguous"]  # use every row
+NAMES = np.array(["Basel", "Ulm", "Basel", "Graz", "Ulm", "Basel", "Linz", "Graz", "Basel"])
 
 
 def labels(rows: int, kinds: int = 4) -> Tensor:
@@ -25,13 +44,13 @@ def counts(y: Tensor, rows: list[Tensor]) -> Tensor:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    name=st.sampled_from(RANDOM),
+    name=st.sampled_from(WHOLE),
     rows=st.integers(40, 300),
     clients=st.integers(2, 12),
     seed=st.integers(0, 2**40),
     min_rows=st.integers(1, 3),
 )
-def test_random_partitions_use_every_row_once_and_keep_min_rows(
+def test_partitions_use_every_row_once_and_keep_min_rows(
     name: str, rows: int, clients: int, seed: int, min_rows: int
 ) -> None:
     parts = PARTITIONS[name](labels(rows), clients, seed=seed, min_rows=min_rows)
@@ -87,6 +106,110 @@ def test_classes_gives_k_classes_to_each_client_and_equal_shares_to_the_holders(
     assert set(held[held > 0].tolist()) <= {33, 34}
 
 
+@pytest.mark.parametrize("shards_per_client", [1, 2, 5])
+def test_shards_hold_few_labels_in_equal_parts(shards_per_client: int) -> None:
+    y = labels(1000, 10)
+    held = counts(y, shards(y, 20, shards_per_client=shards_per_client, seed=2).rows)
+    assert (held.sum(1) == 50).all()
+    assert ((held > 0).sum(1) <= shards_per_client).all()  # 10 classes fill 20, 40, 100 shards exactly
+    assert set(held[held > 0].tolist()) <= {n * 50 // shards_per_client for n in range(1, shards_per_client + 1)}
+
+
+def test_one_shard_each_is_a_piece_of_the_sorted_rows() -> None:
+    y = torch.tensor([1, 0, 1, 0, 1, 0])
+    parts = shards(y, 3, shards_per_client=1, seed=0, min_rows=1)
+    assert sorted(sorted(own.tolist()) for own in parts.rows) == [[0, 5], [1, 3], [2, 4]]
+
+
+def test_shards_smaller_than_a_row_are_an_error_with_a_remedy() -> None:
+    with pytest.raises(InputError, match=r"need 120 rows, there are 100: use shards_per_client <= 10, or fewer"):
+        shards(labels(100), 10, shards_per_client=12)
+    assert min(map(len, shards(labels(100), 10, shards_per_client=10).rows)) == 10
+
+
+def test_uneven_shards_are_filled_up_to_min_rows() -> None:
+    parts = [shards(labels(51), 10, seed=seed, min_rows=5) for seed in range(20)]  # shards of 2 and 3 rows
+    assert {min(map(len, own.rows)) for own in parts} == {5}
+    assert any("rows moved" in note for own in parts for note in own.notes)
+
+
+def test_contiguous_keeps_the_order_of_the_data_whatever_the_seed() -> None:
+    parts = contiguous(labels(10), 3, seed=7, min_rows=3)
+    assert [own.tolist() for own in parts.rows] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert parts == Parts(parts.rows)
+
+
+def by_group(clients: int | None = None, *, names: np.ndarray[Any, Any] | None = NAMES, **options: Any) -> Parts:
+    return group(labels(9), clients, group=names, **{"min_rows": 1, **options})
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_each_group_is_a_client_in_the_order_of_first_appearance(kind: type) -> None:
+    parts = by_group(names=NAMES.astype(kind))
+    assert parts.names == ("Basel", "Ulm", "Graz", "Linz")
+    assert [own.tolist() for own in parts.rows] == [[0, 2, 5, 8], [1, 4], [3, 7], [6]]
+    assert parts.notes == ()
+
+
+def test_small_groups_are_left_out_and_counted() -> None:
+    parts = by_group(min_rows=2)
+    assert parts.names == ("Basel", "Ulm", "Graz")
+    assert len(torch.cat(parts.rows)) == 8
+    assert parts.notes == ("1 of 4 groups have fewer than min_rows=2 rows: 1 rows unused",)
+
+
+def test_fewer_clients_than_groups_are_the_largest_ones() -> None:
+    parts = by_group(2, min_rows=2)
+    assert parts.names == ("Basel", "Ulm")  # Graz is as large as Ulm but comes later
+    assert [own.tolist() for own in parts.rows] == [[0, 2, 5, 8], [1, 4]]
+    assert parts.notes[1] == "the clients are the 2 largest of 3 groups: 2 rows unused"
+    late = by_group(2, names=NAMES[::-1])
+    assert late.names == ("Basel", "Graz")
+    assert by_group(2, names=np.roll(NAMES, -1)).names == ("Ulm", "Basel")  # not by size
+    assert by_group(4).notes == by_group().notes
+    many = np.arange(600).repeat(2)
+    assert group(labels(1200), 5, group=many, min_rows=1).names == ("0", "1", "2", "3", "4")
+
+
+def test_groups_of_numbers_are_named_by_them() -> None:
+    assert by_group(names=np.array([3, 1, 3, 1, 3, 1, 3, 1, 3])).names == ("3", "1")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 6), min_size=8, max_size=60), st.integers(1, 4), st.integers(0, 2**40))
+def test_groups_hold_their_rows_and_notes_count_the_others(owners: list[int], min_rows: int, seed: int) -> None:
+    names = np.array([f"n{i}" for i in owners])
+    sizes = {name: int((names == name).sum()) for name in names.tolist()}
+    if max(sizes.values()) < min_rows:
+        with pytest.raises(InputError, match=f"the largest has {max(sizes.values())}"):
+            group(labels(len(names)), None, group=names, min_rows=min_rows, seed=seed)
+        return
+    parts = group(labels(len(names)), None, group=names, min_rows=min_rows, seed=seed)
+    assert set(parts.names) == {name for name, size in sizes.items() if size >= min_rows}
+    assert all(set(names[own.numpy()]) == {name} for name, own in zip(parts.names, parts.rows, strict=True))
+    used = torch.cat(parts.rows)
+    assert len(used) == len(set(used.tolist())) == sum(sizes[name] for name in parts.names)
+    unused = len(names) - len(used)
+    assert [note.split(": ")[1] for note in parts.notes] == ([f"{unused} rows unused"] if unused else [])
+
+
+GROUPS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"names": None}, "these data do not give: choose from classes, contiguous, dirichlet, iid, quantity, sh"),
+    "short": ({"names": NAMES[:4]}, "each of 9 rows, got 4 names"),
+    "all small": ({"min_rows": 5}, "no group has min_rows=5 rows, the largest has 4: use min_rows <= 4"),
+    "too many": ({"clients": 4, "min_rows": 2}, r"are 3 groups with min_rows=2 rows, got clients=4: use at most 3 cl"),
+    "no clients": ({"clients": 0}, "clients must be an integer >= 1, got clients=0"),
+    "min_rows": ({"min_rows": 0}, "min_rows must be an integer >= 1, got min_rows=0"),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups_that_cannot_be_clients_are_an_error_with_a_remedy(case: str) -> None:
+    options, message = GROUPS[case]
+    with pytest.raises(InputError, match=message):
+        by_group(**options)
+
+
 def test_rows_move_from_the_largest_client_and_the_note_counts_them() -> None:
     y = labels(100, 2)
     parts = classes(y, 8, classes_per_client=1, seed=0, min_rows=12)
@@ -130,12 +253,14 @@ def test_every_partition_names_its_options() -> None:
     assert options_of("iid") == ["min_rows"]
     assert options_of("dirichlet") == ["concentration", "min_rows"]
     assert options_of("classes") == ["classes_per_client", "min_rows"]
+    assert options_of("shards") == ["shards_per_client", "min_rows"]
+    assert options_of("contiguous") == options_of("group") == ["min_rows"]
     assert all(options_of(name) == [] for name in TABLES)
     with pytest.raises(InputError, match="did you mean 'dirichlet'"):
         options_of("dirichlt")
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", WHOLE)
 def test_too_many_clients_is_an_error_with_a_remedy(name: str) -> None:
     with pytest.raises(InputError, match=r"need 104 rows, there are 100: use at most 12 clients"):
         PARTITIONS[name](labels(100), 13, seed=0)
@@ -154,7 +279,7 @@ def test_a_wrong_concentration_is_an_error(partition: object, concentration: flo
 
 def test_wrong_types_are_errors() -> None:
     y = labels(100)
-    for name in RANDOM:
+    for name in WHOLE:
         with pytest.raises(InputError, match=r"clients must be an integer >= 1, got clients=1\.5"):
             PARTITIONS[name](y, 1.5)
         with pytest.raises(InputError, match="min_rows must be an integer >= 1, got min_rows='a'"):
@@ -164,6 +289,8 @@ def test_wrong_types_are_errors() -> None:
             PARTITIONS[name](y, 2, concentration="a")
     with pytest.raises(InputError, match=r"classes_per_client must be an integer, got classes_per_client=1\.5"):
         PARTITIONS["classes"](y, 4, classes_per_client=1.5)
+    with pytest.raises(InputError, match=r"shards_per_client must be an integer >= 1, got shards_per_client=0"):
+        shards(y, 4, shards_per_client=0)
     with pytest.raises(InputError, match=r"unknown partition \[\]\. Known: classes"):
         options_of([])  # type: ignore[arg-type]
 
@@ -177,15 +304,15 @@ def test_classes_that_cannot_all_be_held_are_an_error() -> None:
         classes(labels(100), 3, classes_per_client=0)
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "classes"])
+@pytest.mark.parametrize("name", ["dirichlet", "classes", "shards"])
 def test_label_partitions_refuse_real_targets(name: str) -> None:
-    with pytest.raises(InputError, match=r"needs class labels, y has dtype torch\.float32: use 'iid'"):
+    with pytest.raises(InputError, match=r"needs class labels, y has dtype torch\.float32: use 'iid', 'quantity' or"):
         PARTITIONS[name](labels(100).float(), 3, seed=0)
 
 
-def test_iid_and_quantity_take_real_targets() -> None:
-    y = labels(100).float()
-    assert len(torch.cat(iid(y, 3).rows)) == len(torch.cat(quantity(y, 3).rows)) == 100
+@pytest.mark.parametrize("partition", [iid, quantity, contiguous])
+def test_other_partitions_take_real_targets(partition: Callable[..., Parts]) -> None:
+    assert len(torch.cat(partition(labels(100).float(), 3).rows)) == 100
 
 
 def test_a_table_names_the_label_that_is_short_and_the_clients_it_needs() -> None:

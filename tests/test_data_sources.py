@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import struct
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fedsso.data import TABLES, Federation, datasets, load, quadratic
+from fedsso.data import PARTITIONS, TABLES, Federation, datasets, load, quadratic
 from fedsso.errors import InputError
+from fedsso.models import MODELS
 
 needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
 
@@ -86,18 +90,132 @@ def test_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path))
     known = {dataset.name: dataset for dataset in datasets()}
     assert {name for name, dataset in known.items() if dataset.present()} == {"digits", "mnist", "synthetic"}
-    assert known["mnist"].path() == path
+    found = known["mnist"].find()
+    assert found is not None
+    assert found[1] == [path]
     assert load("mnist", partition="iid", clients=4).digest() == small(tmp_path).digest()
     assert not known["mnist"].present(tmp_path / "elsewhere")
     monkeypatch.delenv("FEDSSO_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert not known["mnist"].present()
-    assert known["mnist"].path() is None
+    (tmp_path / "cache" / "fedsso").mkdir(parents=True)
+    write(tmp_path / "cache" / "fedsso")
+    assert known["mnist"].present()  # where `fedsso data get` puts files unless told otherwise
+
+
+NAMES = [
+    *("digits", "mnist", "fashion_mnist", "emnist_digits", "emnist_letters", "emnist_balanced", "cifar10"),
+    *("shakespeare", "sentiment140", "ijcnn1", "a9a", "phishing", "heart", "synthetic", "csv", "svmlight"),
+]
 
 
 def test_every_data_set_says_what_it_is() -> None:
-    assert [d.name for d in datasets()] == ["digits", "mnist", "fashion_mnist", "emnist_digits", "synthetic"]
-    assert all(d.title and d.origin for d in datasets())
-    assert all(d.file == f"{d.name}.npz" for d in datasets() if d.file)
+    assert [d.name for d in datasets()] == NAMES
+    for d in datasets():
+        assert d.title
+        assert d.origin
+        assert d.yours or d.name == "synthetic" or (d.licence and d.forms[0].rows and d.classes)
+        assert set(d.models) <= set(MODELS)
+        assert d.partition in PARTITIONS or d.name == "synthetic"
+
+
+def test_what_is_fetched_is_what_is_read() -> None:
+    """The files that the downloads leave are those of the first form; digits comes with scikit-learn."""
+    for d in datasets():
+        fetched = {target for remote in d.remotes for target in remote.targets()}
+        assert set(d.forms[0].files if d.forms else ()) <= fetched, d.name
+        assert d.remotes or d.yours or d.name in ("digits", "synthetic")
+
+
+def test_all_forms_of_a_set_take_the_same_options() -> None:
+    for d in datasets():
+        kinds = {tuple(p for p in signature(form.read).parameters if p not in ("paths", "_")) for form in d.forms}
+        assert len(kinds) <= 1, d.name
+
+
+def idx_files(folder: Path, rows: int, start: str = "", test: str = "t10k") -> None:
+    """The four official files, the images of `write` in them."""
+    numbers = np.random.default_rng(0)
+    x, y = numbers.integers(0, 256, (rows, 28, 28), np.uint8), np.arange(rows, dtype=np.uint8) % 10
+    folder.mkdir(parents=True)
+    for part, images, labels in (("train", x[:-20], y[:-20]), (test, x[-20:], y[-20:])):
+        head = struct.pack(">4i", 0x803, len(images), 28, 28)
+        name = f"{start}{part}-images-idx3-ubyte.gz"
+        (folder / name).write_bytes(gzip.compress(head + images.tobytes()))
+        name = f"{start}{part}-labels-idx1-ubyte.gz"
+        (folder / name).write_bytes(gzip.compress(struct.pack(">2i", 0x801, len(labels)) + labels.tobytes()))
+
+
+def test_official_and_plain_files_give_the_same_federation(tmp_path: Path) -> None:
+    write(tmp_path)
+    plain = small(tmp_path)
+    idx_files(tmp_path / "mnist", 120)
+    (tmp_path / "mnist.npz").unlink()
+    assert small(tmp_path).digest() == plain.digest()
+
+
+def test_emnist_is_looked_for_under_its_own_names(tmp_path: Path) -> None:
+    idx_files(tmp_path / "emnist", 120, "emnist-digits-", "test")
+    fed = load("emnist_digits", data_dir=tmp_path, partition="iid", clients=2)
+    write(tmp_path)
+    upright = small(tmp_path)
+    assert torch.equal(fed.x, upright.x.mT)
+
+
+def test_a_download_of_too_few_rows_is_refused(tmp_path: Path) -> None:
+    idx_files(tmp_path / "mnist", 120)
+    mnist = next(d for d in datasets() if d.name == "mnist")
+    with pytest.raises(InputError, match="mnist has 70000"):
+        mnist.check(tmp_path)
+
+
+def test_own_csv_files_by_name(tmp_path: Path) -> None:
+    for name, rows in (("north", 12), ("south", 9)):
+        lines = [f"{i},{i % 5}.5,{i % 2},{'ab'[i % 2]}" for i in range(rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,dose,ill,ward", *lines]))
+    with pytest.raises(InputError, match=r"north.csv: line 2: has 'a' in column 'ward'"):
+        load("csv", files=[tmp_path], target="ill")
+    fed = load("csv", files=tmp_path, target="ill", group="ward", min_rows=1)
+    assert fed.client_names == ("a", "b")
+    assert (fed.sample_shape, fed.classes) == ((2,), 2)
+    source: dict[str, Any] = dict(fed.source)
+    assert load(**source).digest() == fed.digest()
+    for name in ("north", "south"):
+        text = (tmp_path / f"{name}.csv").read_text()
+        (tmp_path / f"{name}.csv").write_text("\n".join(line.rpartition(",")[0] for line in text.split("\n")))
+    fed = load("csv", files=[str(tmp_path / f"{name}.csv") for name in ("south", "north")], target="ill")
+    assert fed.client_names == ("south", "north")
+    assert fed.train_sizes.tolist() == [7, 9]
+
+
+def test_own_svmlight_files_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.svm"
+    path.write_text("\n".join(f"{1 if i % 3 else -1} 1:{i} 3:0.5" for i in range(40)))
+    fed = load("svmlight", files=[path], clients=4)
+    assert (fed.clients, fed.sample_shape, fed.classes) == (4, (3,), 2)
+    with pytest.raises(InputError, match=r"mine.svm: line 1: has feature 3, expected at most 2"):
+        load("svmlight", files=path, features=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "csv"}, r"reads your own files: give files=\[...\]"),
+        ({"name": "csv", "files": 5}, "got files=5"),
+        ({"name": "csv", "files": "/nowhere.csv", "target": "y"}, "cannot read /nowhere.csv"),
+        ({"name": "digits", "files": "a.csv"}, "unknown option of digits 'files'"),
+        ({"name": "svmlight", "files": "a", "target": "y"}, "unknown option of svmlight 'target'"),
+        ({"name": "digits", "partition": "group"}, "needs the group of each row"),
+    ],
+)
+def test_wrong_own_files(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(**options)
+
+
+def test_an_empty_folder_of_csv_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no \.csv file in the folder"):
+        load("csv", files=tmp_path, target="y")
 
 
 def test_a_file_read_keeps_its_bytes(tmp_path: Path) -> None:
@@ -120,7 +238,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         r"y must be integers \[120\], one per image, got uint8 \[119\]",
     ),
     "float y": ({"y": np.zeros(120)}, "y must be integers"),
-    "large y": ({"y": np.arange(120, dtype=np.uint8) % 11}, "y must be < classes=10, got 10 in row 10"),
+    "large y": ({"y": np.arange(120, dtype=np.uint8) % 11}, "mnist.npz: row 10 has label 10, mnist has 0 to 9"),
     "pickled y": ({"y": np.array([None] * 120)}, "cannot be read as .npz.*allow_pickle"),
     "no rows": (
         {"x": np.zeros((0, 28, 28), np.uint8), "y": np.zeros(0, np.uint8)},
@@ -162,13 +280,15 @@ def test_a_corrupt_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_names_the_place_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=rf"no mnist\.npz in {tmp_path} \(from data_dir\)"):
+    remedy = r"`fedsso data get mnist` fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+    with pytest.raises(InputError, match=rf"'mnist' is not in {tmp_path} \(data_dir\): {remedy}"):
         load("mnist", data_dir=tmp_path)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "none"))
-    with pytest.raises(InputError, match=rf"no mnist\.npz in {tmp_path}/none \(from \$FEDSSO_DATA\)"):
+    with pytest.raises(InputError, match=rf"is not in {tmp_path}/none \(\$FEDSSO_DATA\)"):
         load("mnist")
     monkeypatch.delenv("FEDSSO_DATA")
-    with pytest.raises(InputError, match=r"needs mnist\.npz: pass data_dir, or set FEDSSO_DATA"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=rf"is not in {tmp_path}/cache/fedsso \(the default\)"):
         load("mnist")
 
 
@@ -212,9 +332,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too large": ({"name": "synthetic", "clients": 10**9}, "got clients=1000000000, .*need at most 268435456"),
     "too long": ({"name": "synthetic", "kind": "logistic", "rows": 10**12}, "1000000000000 rows each make"),
     "wide range": ({"name": "digits", "pixel_range": (-1e308, 1e308)}, "two finite numbers"),
-    "name int": ({"name": 5}, "unknown data set 5. Known: digits"),
-    "name none": ({"name": None}, "unknown data set None. Known: digits"),
-    "name list": ({"name": []}, r"unknown data set \[\]. Known: digits"),
+    "name int": ({"name": 5}, "unknown data set 5. Known: a9a, cifar10"),
+    "name none": ({"name": None}, "unknown data set None. Known: a9a, cifar10"),
+    "name list": ({"name": []}, r"unknown data set \[\]. Known: a9a, cifar10"),
     "kind list": ({"name": "synthetic", "kind": []}, r"unknown kind \[\]. Known: logistic, quadratic"),
     "data_dir": ({"name": "mnist", "data_dir": 5}, "data_dir must be the path of a folder, got data_dir=5"),
     "separable": ({"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2}, "no finite minimiser"),

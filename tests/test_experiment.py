@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -861,3 +862,22 @@ def test_public_names() -> None:
     assert len(set(fedsso.__all__)) == len(fedsso.__all__)
     assert {FedAvg, FedSGD, FedSSO} <= {getattr(fedsso, name) for name in fedsso.__all__}
     assert fedsso.build_model("mclr", load("synthetic", clients=2, dim=3)) is not None
+
+
+def test_l2_ends_at_the_regularised_minimiser(quad: Federation) -> None:
+    """One local step has no drift: FedSSO ends where the gradient of f(x) + l2/2 |x|^2 is zero."""
+    once = {"local_steps": 1, "batch_size": None, "dtype": "float64", "eval_train": True}
+    run = simulate(quad, "linear", fedsso.FedSSO(alpha=0.1), rounds=40, l2=0.5, loss="mse", **once)
+    x = quad.x[quad.train_rows].double()
+    p = quad.p.repeat_interleave(quad.train_sizes) / quad.train_sizes.repeat_interleave(quad.train_sizes)
+    H = 2 * (x * p[:, None]).mT @ x
+    optimum = torch.linalg.solve(H + 0.5 * torch.eye(len(H)), H @ quad.optimum)
+    torch.testing.assert_close(run.x, optimum, rtol=1e-10, atol=1e-10)
+    loss = (p * (x @ optimum - quad.y[quad.train_rows]) ** 2).sum() + 0.25 * optimum @ optimum
+    assert run.final("full_train_loss") == pytest.approx(float(loss), rel=1e-10)
+
+
+@pytest.mark.parametrize("l2", [-1.0, math.inf, math.nan, "x"])
+def test_a_wrong_l2_is_refused(fed: Federation, l2: Any) -> None:
+    with pytest.raises(InputError, match="l2"):
+        simulate(fed, "mclr", rounds=1, l2=l2)

@@ -32,16 +32,17 @@ LAYERS = (
     {"experiment"},
     {"cli_config"},
     {"cli_options", "cli_view"},
+    {"cli_data"},
     {"cli"},
     {"__init__", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BESIDE = {"local", "quasi_newton", "symmetric"}  # mathematics that algorithms share
 ALLOWED = {  # tighter than the order
-    "data": {"errors", "rng", "data"},
+    "data": {"errors", "rng", "files", "data"},
     "report": {"errors", "files", "trace", "page"},
     "trace": {"errors", "files"},
-    "models": {"errors"},
+    "models": {"errors", "models"},
     "quasi_newton": {"errors", "tree"},
     "symmetric": {"errors", "tree"},
     "compress": {"errors", "tree"},

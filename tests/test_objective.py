@@ -299,6 +299,7 @@ def test_pieces_of_a_full_pass_add_up(model: str, kind: Kind) -> None:
     """The third client has no rows in the second piece."""
     module, loss, x, batch = problem(model, "cross_entropy")
     f, v = kind(module, loss), torch.randn_like(x)
+    f.l2 = 0.3
     pieces = [Batch(*(part[:, piece] for part in batch[:3])) for piece in (slice(0, 2), slice(2, 5))]
     assert not pieces[1].weight[2].any()
     for whole, parts in (
@@ -720,4 +721,21 @@ def test_wrong_models_and_losses_are_refused(fed: Federation) -> None:
         simulate(fed, "mclr", loss=F.cross_entropy)
     with pytest.raises(InputError, match="no trainable parameters"):
         simulate(fed, nn.Linear(D, 3).requires_grad_(False))
-    assert set(MODELS) == {"linear", "mclr", "mlp", "cnn", "cnn-small"}
+    assert {"linear", "mclr", "mlp", "cnn", "cnn-small"} <= set(MODELS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_penalty_is_added_to_value_gradient_and_curvature(kind: Kind) -> None:
+    module, loss, x, batch = problem("tanh" if kind is not Dense else "mclr", "cross_entropy")
+    plain, ridge, v = kind(module, loss), kind(module, loss), torch.randn_like(x)
+    ridge.l2 = 0.3
+    with torch.no_grad():
+        value, grad = plain.value_and_grad(x, batch)
+        found, slope = ridge.value_and_grad(x, batch)
+        expected = value + 0.15 * x.square().sum(-1)
+        torch.testing.assert_close(found, expected, **CLOSE)
+        torch.testing.assert_close(ridge.value(x, batch), expected, **CLOSE)
+        torch.testing.assert_close(slope, grad + 0.3 * x, **CLOSE)
+        torch.testing.assert_close(ridge.hvp(x, v, batch), plain.hvp(x, v, batch) + 0.3 * v, **CLOSE)
+        eye = torch.eye(x.shape[-1], dtype=x.dtype)
+        torch.testing.assert_close(ridge.hessian(x, batch), plain.hessian(x, batch) + 0.3 * eye, **CLOSE)

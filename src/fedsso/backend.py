@@ -45,7 +45,7 @@ class Layout:
     def unravel(self, x: Tensor) -> dict[str, Tensor]:
         """Views of x [..., d] by parameter name, [..., *shape]."""
         parts = x.split_with_sizes(self.sizes, -1)
-        return {n: p.view(*x.shape[:-1], *s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
+        return {n: p.view((*x.shape[:-1], *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
 
 
 def ravel(module: nn.Module) -> Tensor:
@@ -76,9 +76,11 @@ def buffers_into(module: nn.Module, flat: Tensor) -> None:
 
 
 class Backend:
-    """A module's loss at flat points x [M, trials, d]. `buffers` [M, trials, b] belong to the engine."""
+    """A module's loss at flat points x [M, trials, d], plus l2/2 |x|^2; a subclass gives what the rows alone make of
+    it. `l2` and `buffers` [M, trials, b] are set by the engine."""
 
     stacks = True
+    l2 = 0.0
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         self.module = copy.deepcopy(module)
@@ -88,6 +90,39 @@ class Backend:
 
     def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weighted mean loss [M, trials] and its gradient [M, trials, d]."""
+        value, grad = self._value_and_grad(x, batch, out)
+        if self.l2:
+            value, grad = value + self._penalty(x, batch), grad.add_(self._share(batch) * x)
+        return value, grad
+
+    def value(self, x: Tensor, batch: Batch) -> Tensor:
+        """Weighted mean loss [M, trials], the same as that of `value_and_grad`."""
+        value = self._value(x, batch)
+        return value + self._penalty(x, batch) if self.l2 else value
+
+    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """Hessian at x times v, [M, trials, d]."""
+        product = self._hvp(x, v, batch)
+        return product + self._share(batch) * v if self.l2 else product
+
+    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
+        """Hessian [M, trials, d, d]."""
+        H = self._hessian(x, batch)
+        if self.l2:
+            H.diagonal(dim1=-2, dim2=-1).add_(self._share(batch))
+        return H
+
+    def _share(self, batch: Batch) -> Tensor:
+        """l2 [M, 1, 1] for these rows: pieces of a client's rows, whose weights sum to 1, share the penalty."""
+        return self.l2 * batch.weight.sum(-1)[:, None, None]
+
+    def _penalty(self, x: Tensor, batch: Batch) -> Tensor:
+        return self._share(batch).squeeze(-1) * x.square().sum(-1) / 2
+
+    def _value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
         raise NotImplementedError
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -98,24 +133,19 @@ class Backend:
         """Outputs [M, trials, classes, rows] in training mode, which leaves the buffers as they are."""
         raise NotImplementedError
 
-    def value(self, x: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean loss [M, trials], the same as that of `value_and_grad`."""
+    def _value(self, x: Tensor, batch: Batch) -> Tensor:
         rows = self.loss(self.outputs(x, batch), by_trial(batch.y, x.shape[1]))
         return (rows * batch.weight.unsqueeze(1)).sum(-1)
 
-    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Hessian at x times v, [M, trials, d]."""
-        raise NotImplementedError
-
-    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
-        """Hessian [M, trials, d, d]; columns of the identity run as extra trials."""
+    def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
+        """Columns of the identity run as extra trials."""
         M, T, d = x.shape
         H = torch.empty(M, T, d, d, dtype=x.dtype, device=x.device)
         for part, unit in columns(x, T * (M * d + batch.x.numel())):
             n = len(unit)
             many = batch._replace(y=by_trial(batch.y, T).repeat_interleave(n, 1))
             v = unit.repeat(T, 1).expand(M, T * n, d)
-            H[:, :, part] = self.hvp(x.repeat_interleave(n, 1), v, many).view(M, T, n, d)
+            H[:, :, part] = self._hvp(x.repeat_interleave(n, 1), v, many).view(M, T, n, d)
         return mirrored(H)
 
     def targets(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:

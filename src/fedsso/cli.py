@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
@@ -25,7 +25,8 @@ try:
     from rich.table import Table
     from typer.core import TyperGroup
 
-    from . import cli_config
+    from . import cli_config, cli_data
+    from .cli_data import DataDir, Json
     from .cli_options import Several, WithSettings
     from .cli_view import cost_document, cost_table, messages, print_table, set_logging, show, watching
 except ModuleNotFoundError as error:
@@ -36,7 +37,7 @@ from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
 from .context import Context, context
 from .costs import costs as measure_costs
-from .data import Federation, datasets, load
+from .data import Federation, load
 from .data.sources import FOLDER
 from .errors import InputError, unknown
 from .files import check_writable, read_toml, to_toml, write_atomic
@@ -69,8 +70,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Second-order federated optimisation, simulated. Start with: fedsso compare --rounds 30",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Data sets.")
-app.add_typer(data_app, name="data")
+app.add_typer(cli_data.app, name="data")
 
 
 # ---- what the commands share ----
@@ -135,9 +135,7 @@ def _draw(runs: Runs, settings: Any) -> None:
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
 SaveConfig = Annotated[Path | None, typer.Option(help="Write the settings in force to this TOML file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done and why.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA.")]
 
 
 # ---- the commands ----
@@ -284,32 +282,6 @@ def costs(
         return
     title = f"{model}, d = {bill.d}: bytes of a round for each client (below: theory)"
     print_table(cost_table(bill, title))
-
-
-@data_app.command("list")
-def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets, and whether their files are there.
-
-    Example: fedsso data list --data-dir ~/data
-    """
-    rows = []
-    for d in datasets():
-        path = d.path(data_dir)
-        plain = {k: v for k, v in asdict(d).items() if k not in ("build", "read")}
-        rows.append({**plain, "present": d.present(data_dir), "path": path and str(path)})
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    table = Table("data set", "rows", "classes", "partition", "present", box=SIMPLE_HEAD)
-    for row in rows:
-        about = "\n".join(part for part in (row["title"], row["origin"], row["licence"], _where(row)) if part)
-        counts = [str(row[n] or "–") for n in ("rows", "classes", "partition")]
-        table.add_row(f"[bold]{row['name']}[/]\n{escape(about)}\n", *counts, "yes" if row["present"] else "no")
-    print_table(table)
-
-
-def _where(row: Mapping[str, Any]) -> str:
-    return row["path"] or (f"{row['file']} in ${FOLDER}, which is not set" if row["file"] else "")
 
 
 @app.command()

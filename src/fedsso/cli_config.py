@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS, make
-from .data import Federation, datasets
+from .data import PARTITIONS, Federation, datasets
 from .data.synthetic import KINDS
 from .engine.metrics import METRICS
 from .errors import InputError, unknown
@@ -51,16 +51,20 @@ class Data(Table):
     """Table [data]: the arguments of `fedsso.load`."""
 
     dataset: str = Field("digits", description="data set; `fedsso data list` shows them")
-    clients: int | None = Field(None, description="number of clients; left out: the partition's own, or 20")
-    partition: str | None = Field(
-        None, description="iid, dirichlet, classes, quantity or one of the paper's tables; left out: the set's own"
-    )
+    clients: int | None = Field(None, description="number of clients; left out: the data set's own")
+    files: list[str] | None = Field(None, description="your own files or folders, for data set csv or svmlight")
+    target: str | None = Field(None, description="column to predict, for data set csv")
+    group: str | None = Field(None, description="column that names the client, for data set csv; left out: the file")
+    partition: str | None = Field(None, description=f"{', '.join(PARTITIONS)}; left out: the set's own")
     concentration: float | None = Field(None, description="of the Dirichlet draw; small means skewed")
     classes_per_client: int | None = Field(None, description="of partition classes")
+    shards_per_client: int | None = Field(None, description="of partition shards")
     min_rows: int = Field(8, description="least rows of a client")
     test_fraction: float = Field(0.25, description="share of each client's rows kept for testing")
     seed: int = Field(0, description="seed of the partition")
-    data_dir: str | None = Field(None, description="folder of the data files; left out: $FEDSSO_DATA")
+    data_dir: str | None = Field(
+        None, description="folder of the data files; left out: $FEDSSO_DATA or ~/.cache/fedsso"
+    )
 
 
 class Base(Table):
@@ -91,6 +95,7 @@ class Base(Table):
     device: str = _run("device", "auto, cpu or cuda")
     engine: str = _run("engine", "auto, stacked or loop")
     compress: str | None = _run("compress", "of the uploads, with error feedback: topk:SHARE, int8, rank:R or none")
+    l2: float = _run("l2", "strength of the penalty l2/2 |x|^2 on all parameters, in every client's loss")
     targets: list[float] | None = Field(None, description="accuracies of the table; left out: four that suit")
     out: str | None = Field(None, description="folder for the results; left out: nothing is written")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints of a run with --out")
@@ -135,7 +140,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _own_options() -> dict[str, Any]:
     """Options that only some data sets have; `load` knows which, and their types."""
-    readers = [*(d.read for d in datasets()), *KINDS.values()]
+    readers = [*(form.read for d in datasets() for form in d.forms), *KINDS.values()]
     parameters = [p for reader in readers for p in inspect.signature(reader).parameters.values()]
     names = ["kind", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)]
     return {name: (Any, None) for name in names if name not in Data.model_fields}

@@ -74,15 +74,15 @@ def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) ->
     return TyperOption(param_decls=decls, help=escape(doc), metavar=metavar, rich_help_panel=PANELS[section], **flag)
 
 
-def setting_options(command: str) -> Iterator[TyperOption]:
-    """One option for each key of the settings file that this command uses."""
-    for section, table in (("run", cli_config.Base), ("data", cli_config.Data)):
-        for key, field in table.model_fields.items():
-            if section == "run" and key in ABSENT[command]:
-                continue
-            names = NAMES.get((section, key), [cli_config.flag(key)])
-            default = f" [default: {_text(field.default)}]" if field.default not in (None, False) else ""
-            yield option(section, key, field.annotation, f"{field.description}{default}", names)
+def setting_options(section: str, command: str) -> Iterator[TyperOption]:
+    """One option for each key of a part of the settings file that this command uses."""
+    table: type[cli_config.Table] = cli_config.Base if section == "run" else cli_config.Data
+    for key, field in table.model_fields.items():
+        if section == "run" and key in ABSENT[command]:
+            continue
+        names = NAMES.get((section, key), [cli_config.flag(key)])
+        default = f" [default: {_text(field.default)}]" if field.default not in (None, False) else ""
+        yield option(section, key, field.annotation, f"{field.description}{default}", names)
 
 
 def hyper_options() -> Iterator[TyperOption]:
@@ -111,12 +111,16 @@ def _text(default: Any) -> str:
     return str(default).lower() if isinstance(default, bool | None) else str(default)
 
 
-class WithSettings(TyperCommand):
-    """A command that also takes every setting as an option and finds those given in `ctx.obj`."""
+class WithData(TyperCommand):
+    """A command that also takes settings as options and finds those given in `ctx.obj`; here those of the data."""
 
     def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **rest: Any) -> None:
-        self.settings = [*setting_options(name or ""), *hyper_options()]
+        self.settings = list(self.made(name or ""))
         super().__init__(name, params=[*(params or []), *self.settings], **rest)
+
+    def made(self, name: str) -> Iterator[TyperOption]:
+        """The options of the command with this name."""
+        return setting_options("data", name)
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.obj = {section: {} for section in PANELS}
@@ -127,3 +131,13 @@ class WithSettings(TyperCommand):
                 section, _, key = name.partition("_")
                 ctx.obj[section][key] = [v for part in value for v in part] if made.multiple else value
         return super().invoke(ctx)
+
+
+class WithSettings(WithData):
+    """The same with every setting of a run."""
+
+    def made(self, name: str) -> Iterator[TyperOption]:
+        """Options of the run, of the data and of the algorithms."""
+        yield from setting_options("run", name)
+        yield from setting_options("data", name)
+        yield from hyper_options()

@@ -68,7 +68,7 @@ class Context:
         rows = fed.train_rows[[0, -1]].cpu()
         samples = fed.x.cpu()[rows][None].to(x.dtype) * fed.affine[0] + fed.affine[1]
         f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
-        f.buffers = torch.zeros(0)
+        f.buffers, f.l2 = torch.zeros(0), job.l2
         return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5))
 
     def grants(self, asks: str, options: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Context:
 
     def job(self, options: Mapping[str, Any]) -> Job:
         """What the engine needs."""
-        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine", "compress")}
+        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine", "compress", "l2")}
         dtype, device = DTYPES[options["dtype"]], device_of(options["device"])
         return Job(
             self.fed,

@@ -74,7 +74,7 @@ class Dense(Backend):
         """The same: nothing here depends on the mode."""
         return self.predict(x, batch.x)
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Back-propagation by hand, [M, trials] at once."""
         trace, weights = self._forward(x, batch.x)
         z = trace.pop()
@@ -95,7 +95,7 @@ class Dense(Backend):
         """The activation whose outputs are the inputs of linear layer n >= 1."""
         return self.ACTIVATIONS[type(self.layers[2 * n - 1])]
 
-    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """Both passes and, beside them, their derivatives along v (the R-operator): De is that of e."""
         trace, weights = self._forward(x, batch.x)
         along = self._weights(v)
@@ -125,10 +125,10 @@ class Dense(Backend):
             out.append(self._affine(*along[n], trace[n]).add_(weights[n][0] @ out[-1]))
         return out
 
-    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
+    def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
         """In closed form for one layer, else column by column."""
         if len(self.layers) > 1:
-            return super().hessian(x, batch)
+            return super()._hessian(x, batch)
         (a, z), ((_, bias),) = self._forward(x, batch.x)
         y, weight = by_trial(batch.y, z.shape[1]), batch.weight[:, None, None, :]
         unit = torch.eye(z.shape[2], dtype=z.dtype, device=z.device).unsqueeze(-1)

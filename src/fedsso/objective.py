@@ -64,7 +64,7 @@ class Vmapped(Backend):
     def _loss(self, x: Tensor, rows: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         return (self.loss(self._outputs(x, rows), y) * weight).sum()
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nested vmap of grad."""
         grad, value = self._over(self._grad, batch, x)
         return value, grad if out is None else out.copy_(grad)
@@ -81,7 +81,7 @@ class Vmapped(Backend):
         product: Tensor = torch.func.vjp(lambda point: grad(point, *rows), x)[1](v)[0]
         return product
 
-    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """Nested vmap of the gradient's gradient along v."""
         with _twice(self.module):
             product: Tensor = self._over(self._product, batch, x, v)
@@ -116,7 +116,7 @@ class Looped(Backend):
             if self.buffers.numel():
                 buffers_into(self.module, self.buffers[i, t])
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Autograd of the module in training mode; its buffers move along."""
         value, grad = x.new_zeros(x.shape[:2]), x.new_zeros(x.shape) if out is None else out.zero_()
         for i, t, rows in self._each(x, batch):
@@ -138,7 +138,7 @@ class Looped(Backend):
                 self._load(x, i, t)
                 yield i, t, Batch(batch.x[i, :real], y[i, t, :real], batch.weight[i, :real], batch.key)
 
-    def value(self, x: Tensor, batch: Batch) -> Tensor:
+    def _value(self, x: Tensor, batch: Batch) -> Tensor:
         """The loss in training mode, which leaves the buffers as they are."""
         value = x.new_zeros(x.shape[:2])
         with torch.no_grad():
@@ -146,14 +146,14 @@ class Looped(Backend):
                 value[i, t] = self._loss(rows)
         return value
 
-    def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """Double backward."""
         out = x.new_zeros(x.shape)
         for i, t, rows in self._each(x, batch):
             out[i, t] = self._product(rows)(v[i, t])
         return out
 
-    def hessian(self, x: Tensor, batch: Batch) -> Tensor:
+    def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
         """Double backward of the identity's columns through one graph; torch cannot batch it for GroupNorm."""
         d = x.shape[-1]
         H = x.new_zeros(*x.shape, d)

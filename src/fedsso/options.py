@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     device: str
     engine: str
     compress: str | None
+    l2: float
 
 
 DEFAULTS: dict[str, Any] = {
@@ -64,9 +66,10 @@ DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "engine": "auto",
     "compress": None,
+    "l2": 0.0,
 }
 WHOLE = {"rounds": 1, "local_steps": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1, "seed": None}  # least
-NUMBERS = ("participation", "drop_rate", "stragglers", "stop_at")
+NUMBERS = ("participation", "drop_rate", "stragglers", "stop_at", "l2")
 MAY_BE_NONE = ("local_steps", "local_epochs", "batch_size", "stop_at")
 
 
@@ -87,6 +90,8 @@ def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     full |= {name: number(name, full[name]) for name in NUMBERS if name in given}
     if full["stop_at"] is not None and not 0 < full["stop_at"] <= 1:
         raise InputError(f"stop_at is an accuracy in (0, 1], got stop_at={full['stop_at']!r}")
+    if not 0 <= full["l2"] < math.inf:
+        raise InputError(f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={full['l2']}")
     if not isinstance(full["eval_train"], bool):
         raise InputError(f"eval_train must be True or False, got eval_train={full['eval_train']!r}")
     full["dtype"] = str(full["dtype"]).removeprefix("torch.")

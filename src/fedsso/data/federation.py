@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,30 @@ from torch import Tensor
 
 from ..errors import InputError, integer, number, one_of
 from ..rng import generator
+from .tables import MISSING, Files, csv_pool
+
+
+class Scaling(NamedTuple):
+    """What standardises a table: gaps (NaN) take the median, then a column is (x - mean) * factor; float64 each."""
+
+    median: Tensor
+    mean: Tensor
+    factor: Tensor  # 1 / deviation; 0 for a constant column
+
+    def __call__(self, x: Any) -> Tensor:
+        """Rows [..., columns] as the model knows them."""
+        rows = dense(x, "x")
+        filled = torch.where(rows.isnan(), self.median, rows.double())
+        return ((filled - self.mean) * self.factor).to(rows.dtype if rows.is_floating_point() else torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Rows and who holds them. Build one with `load`, `from_arrays`, `from_clients` or `from_rows`.
+    """Rows and who holds them. Build one with `load`, `from_arrays`, `from_clients`, `from_csv` or `from_rows`.
+
+    With standardise=True gaps (NaN) in a table x are filled with the column's median, then columns are scaled to
+    mean 0 and deviation 1. Medians and moments are those of all clients' training rows together; over a network the
+    moments would be two more averages, and a median a few.
 
     >>> Federation.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], test_fraction=0)
     Federation(own, 2 clients, 3 train + 0 test rows, sample 1 float64, 2 classes)
@@ -39,6 +58,7 @@ class Federation:
     source: Mapping[str, object] = field(default_factory=dict)  # load(**source) rebuilds it; {}: own arrays
     client_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # where the federation differs from what was asked for
+    scaling: Scaling | None = None  # of a standardised table: prepares new rows for the model
     optimum: Tensor | None = None  # the minimiser of sum p_i f_i, float64, where it is known
 
     @classmethod
@@ -51,12 +71,13 @@ class Federation:
         test_fraction: float = 0.25,
         seed: int = 0,
         classes: int | None = None,
+        standardise: bool = False,
     ) -> Federation:
         """Client i holds the rows of x and y that rows[i] lists, or marks in a mask; a row has one holder at most."""
         test_fraction, seed = split_options(test_fraction, seed)
         x, y = dense(x, "x"), dense(y, "y")
         _same_length(x, y)
-        x, (y, classes) = _samples(x), _targets(y, classes)
+        x, (y, classes) = _samples(x, gaps=standardise), _targets(y, classes)
         _worth_storing(classes, len(y))
         if not classes:  # a loss compares model output and target in one precision
             y = y.to(x.dtype if x.is_floating_point() else torch.float32)
@@ -65,7 +86,12 @@ class Federation:
         held = [_indices(own, len(x), i) for i, own in enumerate(lists)]
         _held_once(held, len(x))
         train, test = _split(held, test_fraction, seed)
-        return cls(x, y, *_pack(train), *_pack(test), classes=classes)
+        scaling = None
+        if standardise:
+            scaling = _scaling(x, torch.cat(train))
+            x = scaling(x)
+            _whole(x.isfinite(), "x, standardised, has NaN or Inf", "remove the row")
+        return cls(x, y, *_pack(train), *_pack(test), classes=classes, scaling=scaling)
 
     @classmethod
     def from_arrays(
@@ -78,6 +104,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         weights: Any = None,
+        standardise: bool = False,
     ) -> Federation:
         """Row j belongs to client client_of_row[j], an integer or a name; clients come in sorted order.
 
@@ -86,7 +113,8 @@ class Federation:
         x, y = dense(x, "x"), dense(y, "y")
         _same_length(x, y)
         names, rows = _group(client_of_row, len(x))
-        fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
+        options: Any = {"test_fraction": test_fraction, "seed": seed, "classes": classes, "standardise": standardise}
+        fed = cls.from_rows(x, y, rows, **options)
         return replace(fed, client_names=names, weights=client_weights(weights, len(names)))
 
     @classmethod
@@ -99,16 +127,43 @@ class Federation:
         client_names: Sequence[str] = (),
         classes: int | None = None,
         weights: Any = None,
+        standardise: bool = False,
     ) -> Federation:
         """One (x, y) pair per client."""
         given = _listed(clients, "clients must be one pair (x, y) per client")
-        pairs = [_pair(pair, i, classes) for i, pair in enumerate(given)]
+        pairs = [_pair(pair, i, classes, standardise) for i, pair in enumerate(given)]
         _alike(pairs)
         names = _names(client_names, len(pairs))
         x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
         rows = torch.arange(len(x)).split_with_sizes([len(part) for part, _ in pairs])
-        fed = cls.from_rows(x, y, rows, test_fraction=test_fraction, seed=seed, classes=classes)
+        options: Any = {"test_fraction": test_fraction, "seed": seed, "classes": classes, "standardise": standardise}
+        fed = cls.from_rows(x, y, rows, **options)
         return replace(fed, client_names=names, weights=client_weights(weights, len(pairs)))
+
+    @classmethod
+    def from_csv(
+        cls,
+        files: Files,
+        target: str,
+        *,
+        features: Sequence[str] | None = None,
+        missing: Sequence[str] = MISSING,
+        standardise: bool = True,
+        test_fraction: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+    ) -> Federation:
+        """One CSV file per client, as {name: path} or as a list of paths; `target` is the column to predict.
+
+        `features` are column names, by default all others of the first file; `missing` are the marks of a gap.
+        Targets that are all whole numbers are labels, numbered from 0 in sorted order. classes=0 takes any numbers
+        as real targets; classes=n takes labels 0..n-1 as written.
+        """
+        pool = csv_pool(files, target, features, missing, classes)
+        options: Any = {"test_fraction": test_fraction, "seed": seed, "standardise": standardise}
+        names, rows = _in_order(pool.group)
+        fed = cls.from_rows(pool.x, pool.y, rows, classes=classes or None, **options)
+        return replace(fed, client_names=names, notes=pool.notes)
 
     @property
     def clients(self) -> int:
@@ -288,13 +343,41 @@ def _pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(list(parts)), sizes.cumsum(0)
 
 
-def _samples(x: Tensor, where: str = "") -> Tensor:
+def _samples(x: Tensor, where: str = "", *, gaps: bool = False) -> Tensor:
+    """Samples in a dtype that is kept; gaps (NaN) are admitted in a table that is to be standardised."""
     if x.ndim < 2 or x.shape[1:].numel() == 0:
         raise InputError(f"{where}x must be [rows, features] or [rows, C, H, W], got shape {tuple(x.shape)}")
     x = x if x.dtype == torch.uint8 or x.is_floating_point() else x.float()
-    if x.is_floating_point():
-        _finite(x, f"{where}x")
+    if gaps and (x.ndim != 2 or not x.is_floating_point()):
+        got = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise InputError(f"{where}standardise needs a table x [rows, features] of floats, got {got}: leave it out")
+    if gaps:
+        _whole(~x.isinf(), f"{where}x has Inf", "remove the row, or make it NaN, a gap")
+    elif x.is_floating_point():
+        remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
+        _whole(x.isfinite(), f"{where}x has NaN or Inf", remedy)
     return x
+
+
+def _scaling(x: Tensor, train: Tensor) -> Scaling:
+    """Medians and moments of the columns over the training rows, gaps filled; deviations are of the population."""
+    columns = [_moments(column[train].double(), j) for j, column in enumerate(x.T)]
+    return Scaling(*(torch.tensor(part, dtype=torch.float64) for part in zip(*columns, strict=True)))
+
+
+def _moments(column: Tensor, j: int) -> tuple[float, float, float]:
+    """Median, mean and 1 / deviation (0 for a constant column)."""
+    known = column[~column.isnan()]
+    if not len(known):
+        raise InputError(f"column {j} of x has no value in any training row: leave it out")
+    median = float(np.median(known.numpy()))
+    filled = torch.where(column.isnan(), median, column)
+    low, high = map(float, filled.aminmax())
+    if low == high:
+        return median, low, 0.0
+    largest = max(abs(low), abs(high))  # squares of numbers up to 1 do not overflow
+    deviation, mean = torch.std_mean(filled / largest, correction=0)
+    return median, float(mean) * largest, 1 / (float(deviation) * largest)
 
 
 def _targets(y: Tensor, classes: int | None, where: str = "") -> tuple[Tensor, int]:
@@ -327,10 +410,14 @@ def _worth_storing(classes: int, rows: int) -> None:
 
 
 def _finite(values: Tensor, what: str) -> None:
-    good = values.isfinite().flatten(1).all(1) if values.ndim > 1 else values.isfinite()
-    if not good.all():
-        row = int(good.int().argmin())
-        raise InputError(f"{what} has NaN or Inf in row {row}: remove the row or fill the gap")
+    _whole(values.isfinite(), f"{what} has NaN or Inf", "remove the row or fill the gap")
+
+
+def _whole(good: Tensor, problem: str, remedy: str) -> None:
+    """An error that names the first row with a value that is not good."""
+    rows = good.flatten(1).all(1) if good.ndim > 1 else good
+    if not rows.all():
+        raise InputError(f"{problem} in row {int(rows.int().argmin())}: {remedy}")
 
 
 def _require(good: Tensor, y: Tensor, rule: str) -> None:
@@ -390,14 +477,20 @@ def _group(client_of_row: Any, total: int) -> tuple[tuple[str, ...], list[Tensor
     return tuple(map(str, names)), list(rows)
 
 
-def _pair(pair: Any, client: int, classes: int | None) -> tuple[Tensor, Tensor]:
+def _in_order(group: Any) -> tuple[tuple[str, ...], list[Tensor]]:
+    """Client names in the order of their first rows, and a mask of each one's rows."""
+    names = dict.fromkeys(group.tolist())
+    return tuple(names), [torch.from_numpy(group == name) for name in names]
+
+
+def _pair(pair: Any, client: int, classes: int | None, gaps: bool) -> tuple[Tensor, Tensor]:
     where = f"client {client}: "
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"{len(pair)} items" if isinstance(pair, tuple | list) else type(pair).__name__
         raise InputError(f"{where}need a pair (x, y), got {got}")
     x, y = dense(pair[0], f"{where}x"), dense(pair[1], f"{where}y")
     _same_length(x, y, where)
-    return _samples(x, where), _targets(y, classes, where)[0]
+    return _samples(x, where, gaps=gaps), _targets(y, classes, where)[0]
 
 
 def _alike(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

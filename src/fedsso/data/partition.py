@@ -1,8 +1,11 @@
 """Who holds which rows: partitions of a pooled data set, each a pure function of (labels, clients, seed).
 
-The random ones use every row exactly once and give each client at least `min_rows` rows: where the draw gives
-fewer, rows move from the largest client, and a note says how many. The tables are the label counts behind the
-paper's results: `paper-20` and `paper-3` for MNIST, `paper-fashion-3` for Fashion-MNIST (its "EMNIST").
+iid, dirichlet, classes, quantity and shards draw by the seed; contiguous cuts the rows in the order of the data,
+as the paper does with text; these use every row exactly once and give each client at least `min_rows` rows:
+where the draw gives fewer, rows move from the largest client, and a note says how many.
+group makes a client of each hospital, user or speaker with `min_rows` rows; a note counts the rows left out.
+The tables are the label counts behind the paper's results: `paper-20` and `paper-3` for MNIST, `paper-fashion-3`
+for Fashion-MNIST (its "EMNIST").
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +28,11 @@ from ..rng import generator, key
 
 
 class Parts(NamedTuple):
-    """The rows of each client, and what was done to keep the promises."""
+    """The rows of each client, what was done to keep the promises, and the clients' names where they have any."""
 
     rows: list[Tensor]
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def iid(y: Tensor, clients: int, *, seed: int = 0, min_rows: int = 8) -> Parts:
@@ -69,6 +73,45 @@ def quantity(y: Tensor, clients: int, *, concentration: float = 0.5, seed: int =
     return _at_least(_cut(_shuffled(torch.arange(len(y)), seed, "quantity"), share), min_rows)
 
 
+def shards(y: Tensor, clients: int, *, shards_per_client: int = 2, seed: int = 0, min_rows: int = 8) -> Parts:
+    """Few labels each: rows sorted by label are cut into equal shards, dealt out at random (McMahan et al. 2017)."""
+    _feasible(len(y), clients, min_rows)
+    total = clients * integer("shards_per_client", shards_per_client, 1)
+    if total > len(y):
+        raise InputError(
+            f"{clients} clients with shards_per_client={shards_per_client} need {total} rows, there are {len(y)}: "
+            f"use shards_per_client <= {len(y) // clients}, or fewer clients"
+        )
+    _whole(y, "shards")
+    pieces = y.argsort(stable=True).tensor_split(total)
+    dealt = _shuffled(torch.arange(total), seed, "shards").view(clients, -1).tolist()
+    return _at_least(_merge([[pieces[i] for i in own] for own in dealt], seed), min_rows)
+
+
+def contiguous(y: Tensor, clients: int, *, seed: int = 0, min_rows: int = 8) -> Parts:  # noqa: ARG001
+    """Equal consecutive parts in the order of the data, nothing shuffled: the same for every seed."""
+    _feasible(len(y), clients, min_rows)
+    return Parts(list(torch.arange(len(y)).tensor_split(clients)))
+
+
+def group(
+    y: Tensor,
+    clients: int | None = None,
+    *,
+    group: np.ndarray[Any, Any] | None,
+    seed: int = 0,  # noqa: ARG001
+    min_rows: int = 8,
+) -> Parts:
+    """One client for each group, in the order of first appearance; fewer clients than groups: the largest ones."""
+    names, owner = _owners(group, len(y))
+    sizes = torch.bincount(owner, minlength=len(names))
+    large = torch.nonzero(sizes >= integer("min_rows", min_rows, 1)).flatten()
+    kept = _largest(large, sizes, clients, min_rows)
+    ends, order = sizes.cumsum(0), owner.argsort(stable=True)
+    rows = [order[int(ends[i] - sizes[i]) : int(ends[i])] for i in kept.tolist()]
+    return Parts(rows, _unused(sizes, large, kept, min_rows), tuple(names[i] for i in kept.tolist()))
+
+
 def table(y: Tensor, clients: int, *, counts: Sequence[Sequence[int]], seed: int = 0) -> Parts:
     """Client i holds exactly counts[i][c] rows of label c."""
     if clients != len(counts):
@@ -96,6 +139,9 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "dirichlet": dirichlet,
     "classes": classes,
     "quantity": quantity,
+    "shards": shards,
+    "contiguous": contiguous,
+    "group": group,
     **{name: partial(table, counts=counts) for name, counts in TABLES.items()},
 }
 
@@ -103,7 +149,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 def options_of(name: str) -> list[str]:
     """The options a partition takes, by name."""
     partition = PARTITIONS[one_of("partition", name, PARTITIONS)]
-    hidden = {"y", "clients", "seed", "counts"}
+    hidden = {"y", "clients", "seed", "counts", "group"}
     return [option for option in inspect.signature(partition).parameters if option not in hidden]
 
 
@@ -115,10 +161,51 @@ def _feasible(rows: int, clients: int, min_rows: int) -> None:
         )
 
 
-def _labels(y: Tensor, name: str) -> list[int]:
+def _whole(y: Tensor, name: str) -> None:
     if y.is_floating_point():
-        raise InputError(f"partition {name!r} needs class labels, y has dtype {y.dtype}: use 'iid' or 'quantity'")
+        raise InputError(
+            f"partition {name!r} needs class labels, y has dtype {y.dtype}: use 'iid', 'quantity' or 'contiguous'"
+        )
+
+
+def _labels(y: Tensor, name: str) -> list[int]:
+    _whole(y, name)
     return sorted(set(y.tolist()))
+
+
+def _owners(group: np.ndarray[Any, Any] | None, rows: int) -> tuple[list[str], Tensor]:
+    """The names of the groups in the order of first appearance, and the number of each row's group."""
+    if group is None:
+        others = ", ".join(sorted(name for name in PARTITIONS if name not in {"group", *TABLES}))
+        raise InputError(
+            f"partition 'group' needs the group of each row, which these data do not give: choose from {others}"
+        )
+    if len(group) != rows:
+        raise InputError(f"group must name the group of each of {rows} rows, got {len(group)} names")
+    held = list(map(str, group.tolist()))
+    number_of = {name: i for i, name in enumerate(dict.fromkeys(held))}
+    return list(number_of), torch.tensor([number_of[name] for name in held])
+
+
+def _largest(large: Tensor, sizes: Tensor, clients: int | None, min_rows: int) -> Tensor:
+    """The numbers of the largest groups, in order; of equal ones those that appear first."""
+    if not len(large):
+        most = max(sizes.tolist(), default=0)
+        raise InputError(f"no group has min_rows={min_rows} rows, the largest has {most}: use min_rows <= {most}")
+    if clients is not None and integer("clients", clients, 1) > len(large):
+        raise InputError(
+            f"there are {len(large)} groups with min_rows={min_rows} rows, got clients={clients}: "
+            f"use at most {len(large)} clients, or a smaller min_rows"
+        )
+    return large[sizes[large].argsort(descending=True, stable=True)[:clients]].sort().values
+
+
+def _unused(sizes: Tensor, large: Tensor, kept: Tensor, min_rows: int) -> tuple[str, ...]:
+    """Notes on the groups that are no client, and on their rows."""
+    total, held, used = int(sizes.sum()), int(sizes[large].sum()), int(sizes[kept].sum())
+    small = f"{len(sizes) - len(large)} of {len(sizes)} groups have fewer than min_rows={min_rows} rows"
+    rest = f"the clients are the {len(kept)} largest of {len(large)} groups"
+    return tuple(f"{what}: {n} rows unused" for what, n in ((small, total - held), (rest, held - used)) if n)
 
 
 def _shuffled(rows: Tensor, seed: int, *purpose: str | int) -> Tensor:

@@ -1,22 +1,30 @@
-"""The data sets by name: one registry line makes a set exist in `load`, the command line and the docs."""
+"""Data sets by name: where their files are looked for, and how they become a federation.
+
+A data set comes in one or more forms: the official files in a folder of their own, or one plain file. The first form
+whose files are all there is read. The sets themselves are listed in `catalogue.py`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, integer, number, one_of, unknown
-from .federation import Federation, split_options
-from .images import Pool, digits, npz
-from .partition import PARTITIONS, TABLES, options_of
+from .federation import Federation
+from .fetch import Remote
+from .partition import PARTITIONS, TABLES, Parts, options_of
+from .pool import Pool
 from .synthetic import KINDS
 
 FOLDER = "FEDSSO_DATA"
 """The environment variable that names the folder of data files."""
+
+SKEW = {"concentration": 0.5, "classes_per_client": 2, "shards_per_client": 2}
+"""Options of the partitions, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,7 @@ class Wish:
 
     clients: int | None
     partition: str | None
-    concentration: float | None
-    classes_per_client: int | None
+    skew: Mapping[str, Any]  # what was given of SKEW
     min_rows: int
     test_fraction: float
     seed: int
@@ -34,104 +41,149 @@ class Wish:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Files below the data folder that together hold a data set, and their reader."""
+
+    files: tuple[str, ...]
+    read: Callable[..., Pool]
+    rows: int = 0  # 0: as many as the files have
+
+
+@dataclass(frozen=True)
 class DataSet:
-    """One line of the registry."""
+    """One entry of the catalogue."""
 
     name: str
     title: str
-    rows: int  # 0: as many as asked for
-    classes: int  # 0: real targets
     build: Callable[[DataSet, Wish, Mapping[str, object]], Federation]
-    read: Callable[..., Pool] = npz
+    forms: tuple[Form, ...] = ()
+    classes: int = 0  # 0: real targets, or as many as the files have
     partition: str = ""  # the default; "" where the set makes its own clients
-    concentration: float = 0.5  # of the default partition
-    file: str = ""  # looked for in data_dir or $FEDSSO_DATA; "" needs none
+    clients: int = 20  # the default, where the partition has none of its own
+    concentration: float = SKEW["concentration"]  # of the default partition
+    models: tuple[str, ...] = ("mclr",)  # those it is tried with
+    remotes: tuple[Remote, ...] = ()  # where the official files are
+    trial: Mapping[str, int] = field(default_factory=dict)  # options that make a trial reading cheap
     origin: str = ""
     licence: str = ""
 
-    def path(self, data_dir: str | Path | None = None) -> Path | None:
-        """Where the file is looked for; None when no folder is known or no file is needed."""
-        folder = data_dir or os.environ.get(FOLDER)
-        if folder and not isinstance(folder, str | os.PathLike):
-            raise InputError(f"data_dir must be the path of a folder, got data_dir={data_dir!r}")
-        return Path(folder).expanduser() / self.file if folder and self.file else None
+    @property
+    def yours(self) -> bool:
+        """Whether the files are the user's own."""
+        return self.build is own_files
 
     def present(self, data_dir: str | Path | None = None) -> bool:
-        """Whether `load` would find it."""
-        path = self.path(data_dir)
-        return not self.file or (path is not None and path.is_file())
+        """Whether `load` needs nothing more."""
+        return not self.yours and (not self.forms or self.find(data_dir) is not None)
+
+    def find(self, data_dir: str | Path | None = None) -> tuple[Form, list[Path]] | None:
+        """The first form whose files are all there, and the files."""
+        folder = data_folder(data_dir)
+        found = ((form, [folder / file for file in form.files]) for form in self.forms)
+        return next(((form, paths) for form, paths in found if all(path.is_file() for path in paths)), None)
+
+    def check(self, folder: Path) -> None:
+        """Raise InputError unless a folder holds the official files, and they can be read."""
+        form = self.forms[0]
+        pool = form.read([folder / file for file in form.files], **self.trial)
+        if form.rows and len(pool.y) != self.trial.get("rows", form.rows):
+            raise InputError(f"{folder / form.files[0]}: {len(pool.y)} rows in all, {self.name} has {form.rows}")
 
 
-def load(
-    name: str,
-    *,
-    clients: int | None = None,
-    partition: str | None = None,
-    concentration: float | None = None,
-    classes_per_client: int | None = None,
-    min_rows: int = 8,
-    test_fraction: float = 0.25,
-    seed: int = 0,
-    data_dir: str | Path | None = None,
-    **options: object,
-) -> Federation:
-    """A federation from a named data set, the same for the same arguments.
-
-    None means the set's default partition and number of clients, and the partition's default skew.
-    min_rows is a promise of the random partitions; the tables need none.
-    Further options are the set's own: pixel_range of images; kind, dim, heterogeneity ... of synthetic.
-
-    >>> load("digits", clients=4, partition="iid")
-    Federation(digits, 4 clients, 1349 train + 448 test rows, sample 1×8×8 uint8, 10 classes)
-    """
-    dataset = DATASETS[one_of("data set", name, DATASETS)]
-    test_fraction, seed = split_options(test_fraction, seed)
-    wish = Wish(
-        clients=None if clients is None else integer("clients", clients, 1),
-        partition=None if partition is None else one_of("partition", partition, PARTITIONS),
-        concentration=None if concentration is None else number("concentration", concentration),
-        classes_per_client=None if classes_per_client is None else integer("classes_per_client", classes_per_client),
-        min_rows=integer("min_rows", min_rows, 1),
-        test_fraction=test_fraction,
-        seed=seed,
-        data_dir=data_dir,
-    )
-    return dataset.build(dataset, wish, options)
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """Where data files are looked for: data_dir, else $FEDSSO_DATA, else fedsso in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = data_dir or os.environ.get(FOLDER) or Path(cache) / "fedsso"
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"data_dir must be the path of a folder, got data_dir={data_dir!r}")
+    return Path(folder).expanduser()
 
 
-def datasets() -> list[DataSet]:
-    """Every data set there is."""
-    return list(DATASETS.values())
-
-
-def _pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """A pooled data set, shared out by a partition."""
-    own = _options(dataset.read, options, dataset.name)
+def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
+    """A data set from the data folder, shared out by a partition."""
+    own = _options(dataset.forms[0].read, options, dataset.name)
     name = wish.partition or dataset.partition
-    skew = _skew(dataset, wish, name)
-    clients = wish.clients if wish.clients is not None else len(TABLES.get(name, ())) or 20
-    x, y, affine = dataset.read(*_file(dataset, wish.data_dir), **own)
-    parts = PARTITIONS[name](y, clients, seed=wish.seed, **skew)
+    skew = _skew(dataset, wish, name)  # found wrong before hours of reading
+    form, paths = dataset.find(wish.data_dir) or _missing(dataset, wish.data_dir)
+    pool = form.read(paths, **own)
+    _known_labels(dataset, pool, paths)
+    return _shared_out(dataset, pool, wish, {**skew, **own})
+
+
+def _known_labels(dataset: DataSet, pool: Pool, paths: Sequence[Path]) -> None:
+    """A label that the set does not have is a damaged file."""
+    classes = pool.classes or dataset.classes
+    good = (pool.y >= 0) & (pool.y < classes)
+    if not good.all():
+        row = int(good.int().argmin())
+        files = ", ".join(map(str, paths))
+        raise InputError(f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to {classes - 1}")
+
+
+def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
+    """Files of the user's own, which the option `files` lists; a folder stands for the files in it."""
+    given = options.get("files")
+    if not given or not isinstance(given, str | os.PathLike | list | tuple):
+        raise InputError(f"data set {dataset.name!r} reads your own files: give files=[...], got files={given!r}")
+    paths = _listed([given] if isinstance(given, str | os.PathLike) else given, dataset.name)
+    (form,) = dataset.forms
+    own = _options(form.read, {k: v for k, v in options.items() if k != "files"}, dataset.name)
+    skew = _skew(dataset, wish, wish.partition or dataset.partition)
+    fed = _shared_out(dataset, form.read(paths, **own), wish, {**skew, **own})
+    return replace(fed, source={**fed.source, "files": [str(path.resolve()) for path in paths]})
+
+
+def _listed(given: Sequence[Any], name: str) -> list[Path]:
+    """The files, and those of the folders, in order."""
+    paths: list[Path] = []
+    for one in given:
+        path = Path(one).expanduser()
+        inside = sorted(p for p in path.glob("*.csv" if name == "csv" else "*") if p.is_file())
+        if path.is_dir() and not inside:
+            raise InputError(f"no {'.csv ' if name == 'csv' else ''}file in the folder {path}: check its name")
+        paths += inside if path.is_dir() else [path]
+    return paths
+
+
+def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, Any]) -> Federation:
+    """A federation of the pool's rows, which remembers how it was made."""
+    name = wish.partition or dataset.partition
+    skew = {k: v for k, v in options.items() if k in options_of(name)}
+    parts = _parts(dataset, pool, wish, name, skew)
     fed = Federation.from_rows(
-        x, y, parts.rows, test_fraction=wish.test_fraction, seed=wish.seed, classes=dataset.classes
+        pool.x,
+        pool.y,
+        parts.rows,
+        test_fraction=wish.test_fraction,
+        seed=wish.seed,
+        classes=pool.classes or dataset.classes or None,
+        standardise=pool.standardise,
     )
-    asked = {
-        "clients": clients,
-        "partition": name,
-        **skew,
-        "test_fraction": wish.test_fraction,
-        "seed": wish.seed,
-    }
-    source = {"name": dataset.name, **asked, **_plain(own)}
-    return replace(fed, name=dataset.name, affine=affine, notes=parts.notes, source=source)
+    asked = {"clients": fed.clients, "partition": name, "test_fraction": wish.test_fraction, "seed": wish.seed}
+    return replace(
+        fed,
+        name=dataset.name,
+        affine=pool.affine,
+        notes=(*pool.notes, *parts.notes),
+        client_names=parts.names,
+        source={"name": dataset.name, **asked, **_plain(options)},
+    )
 
 
-def _synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
+def _parts(dataset: DataSet, pool: Pool, wish: Wish, name: str, skew: Mapping[str, Any]) -> Parts:
+    """Who holds which rows."""
+    if name == "group":
+        return PARTITIONS[name](pool.y, wish.clients, group=pool.group, seed=wish.seed, **skew)
+    clients = wish.clients or len(TABLES.get(name, ())) or dataset.clients
+    return PARTITIONS[name](pool.y, clients, seed=wish.seed, **skew)
+
+
+def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
     """Clients made to measure; `kind` chooses the problem."""
-    if wish.partition or wish.concentration is not None or wish.classes_per_client is not None:
+    if wish.partition or wish.skew:
         raise InputError(f"data set {dataset.name!r} makes its own clients: leave out the partition; use heterogeneity")
     kind = one_of("kind", options.get("kind", "quadratic"), KINDS)
-    clients = 20 if wish.clients is None else wish.clients
+    clients = dataset.clients if wish.clients is None else wish.clients
     own = _options(KINDS[kind], {k: v for k, v in options.items() if k != "kind"}, f"synthetic {kind}")
     if "test_fraction" in own:
         own["test_fraction"] = wish.test_fraction
@@ -142,31 +194,25 @@ def _synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> F
 def _skew(dataset: DataSet, wish: Wish, name: str) -> dict[str, Any]:
     """The partition's options: those asked for, else the data set's default."""
     takes = options_of(name)
-    asked = {"concentration": wish.concentration, "classes_per_client": wish.classes_per_client}
-    for option, value in asked.items():
-        if value is not None and option not in takes:
+    for option, value in wish.skew.items():
+        if option not in takes:
             users = ", ".join(sorted(p for p in PARTITIONS if option in options_of(p)))
             raise InputError(f"partition {name!r} has no {option}, got {value}: leave it out, or choose from {users}")
-    default = {"concentration": 0.5 if wish.partition else dataset.concentration, "classes_per_client": 2}
-    values = {k: default[k] if v is None else v for k, v in asked.items()} | {"min_rows": wish.min_rows}
-    return {k: v for k, v in values.items() if k in takes}
+    default = SKEW if wish.partition else {**SKEW, "concentration": dataset.concentration}
+    return {k: v for k, v in {**default, **wish.skew, "min_rows": wish.min_rows}.items() if k in takes}
 
 
-def _file(dataset: DataSet, data_dir: str | Path | None) -> list[Path]:
-    """The data set's file as the reader's argument; none where it needs none."""
-    if not dataset.file:
-        return []
-    path = dataset.path(data_dir)
-    if path is None:
-        raise InputError(
-            f"data set {dataset.name!r} needs {dataset.file}: pass data_dir, or set {FOLDER} to its folder"
-        )
-    if not path.is_file():
-        where = "data_dir" if data_dir else f"${FOLDER}"
-        raise InputError(
-            f"no {dataset.file} in {path.parent} (from {where}): put it there, or set {where} to its folder"
-        )
-    return [path]
+def _missing(dataset: DataSet, data_dir: str | Path | None) -> tuple[Form, list[Path]]:
+    where = "data_dir" if data_dir else f"${FOLDER}" if os.environ.get(FOLDER) else "the default"
+    ways = [_few(form.files) for form in dataset.forms]
+    raise InputError(
+        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `fedsso data get {dataset.name}` "
+        f"fetches it; or put there {' or '.join(ways)}, or set {FOLDER} to the folder that has them"
+    )
+
+
+def _few(files: Sequence[str]) -> str:
+    return ", ".join(files) if len(files) <= 4 else f"{files[0]} and {len(files) - 1} more"
 
 
 def _options(function: Callable[..., object], given: Mapping[str, object], what: str) -> dict[str, Any]:
@@ -185,70 +231,13 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
         return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise InputError(f"{name} must be text, got {value!r}")
+        return value
     return integer(name, value) if isinstance(default, int) else number(name, value)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Tuples as lists, which TOML has."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-
-
-DATASETS = {
-    dataset.name: dataset
-    for dataset in (
-        DataSet(
-            "digits",
-            "8×8 handwritten digits",
-            rows=1797,
-            classes=10,
-            build=_pooled,
-            read=digits,
-            partition="dirichlet",
-            concentration=0.1,
-            origin="UCI Optical Recognition of Handwritten Digits, shipped with scikit-learn",
-            licence="CC BY 4.0",
-        ),
-        DataSet(
-            "mnist",
-            "28×28 handwritten digits, training and test images pooled",
-            rows=70000,
-            classes=10,
-            build=_pooled,
-            partition="paper-20",
-            file="mnist.npz",
-            origin="LeCun, Cortes and Burges: MNIST",
-            licence="CC BY-SA 3.0",
-        ),
-        DataSet(
-            "fashion_mnist",
-            "28×28 articles of clothing, training and test images pooled",
-            rows=70000,
-            classes=10,
-            build=_pooled,
-            partition="paper-fashion-3",
-            file="fashion_mnist.npz",
-            origin="Zalando Research: Fashion-MNIST",
-            licence="MIT",
-        ),
-        DataSet(
-            "emnist_digits",
-            "28×28 handwritten digits of the EMNIST ByClass test part",
-            rows=57918,
-            classes=10,
-            build=_pooled,
-            partition="dirichlet",
-            concentration=0.1,
-            file="emnist_digits.npz",
-            origin="Cohen, Afshar, Tapson and van Schaik: EMNIST, from NIST Special Database 19",
-            licence="none stated",
-        ),
-        DataSet(
-            "synthetic",
-            "quadratic or logistic problems with a known minimiser",
-            rows=0,
-            classes=0,
-            build=_synthetic,
-            origin="drawn from the seed",
-        ),
-    )
-}

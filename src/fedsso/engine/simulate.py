@@ -57,6 +57,7 @@ class Job:
     device: torch.device = CPU
     engine: str = "auto"
     compress: str | None = None
+    l2: float = 0.0
 
 
 def fitted(record: A, module: nn.Module) -> A:
@@ -87,6 +88,7 @@ class Simulation:
         self.fed = job.fed.to(job.device)
         module = job.module.to(job.device, job.dtype)
         self.f, self.reason = objective(module, job.loss, job.engine, job.device, job.fed.sample_shape)
+        self.f.l2 = job.l2
         self.algorithm = stack([fitted(record, module) for record in records], job.dtype, job.device)
         self.rounds = Rounds(job.fed, job.protocol)
         self.gather = Gather(self.fed, job.dtype)
@@ -259,13 +261,15 @@ class Simulation:
         return row
 
     def _full_train_loss(self, x: Tensor, buffers: Tensor) -> Tensor:
-        """f(x) = sum p_i f_i(x) over all training rows."""
+        """f(x) = sum p_i f_i(x) over all training rows, with the penalty."""
+        squares = x.double().square().sum(-1)
+        penalty = self.job.l2 / 2 * (squares if x.dim() == 2 else torch.tensordot(self.p.to(x.device), squares, 1))
         if self.job.fed.weights is None:
-            return self.evaluator.loss(x, buffers, self._rows("train"))
+            return self.evaluator.loss(x, buffers, self._rows("train")) + penalty
         points = x.expand(self.fed.clients, *x.shape[-2:])
         each = [self.evaluator.loss(points[i], buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
         total: Tensor = torch.tensordot(self.p.to(x.device), torch.stack(each), 1)
-        return total
+        return total + penalty
 
     def _all(self, value: float) -> Tensor:
         return torch.full((self.trials,), float(value), dtype=torch.float64, device=self.job.device)

@@ -1,0 +1,371 @@
+"""Readers of tables: CSV files with one client each, svmlight files, the four hospitals of UCI heart disease."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from csv import Error as CsvError
+from csv import reader as csv_reader
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, integer, unknown
+from ..files import read_bytes, read_text
+from .pool import Pool
+
+Array: TypeAlias = np.ndarray[Any, Any]
+PathLike: TypeAlias = str | os.PathLike[str]
+Files: TypeAlias = Mapping[str, PathLike] | Sequence[PathLike]
+Record: TypeAlias = tuple[str, list[str]]  # where it is, for messages, and its cells
+
+MISSING = ("", "?", "NA", "nan")
+"""What marks a gap in a CSV file."""
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+FEATURES = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+)
+"""The columns of heart disease before num, the diagnosis."""
+LARGEST = 2**29  # numbers in x: 2 GiB
+FLOAT32 = float(np.finfo(np.float32).max)
+PACKED: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
+    b"\x1f\x8b": ("gzip", gzip.decompress),
+    b"BZh": ("bzip2", bz2.decompress),
+    b"\xfd7zXZ\x00": ("xz", lzma.decompress),
+}
+
+
+def csv(paths: Sequence[Path], *, target: str = "", group: str = "") -> Pool:
+    """CSV files; `target` is the column to predict. A client is a value of the column `group`, else a file."""
+    pool = csv_pool(paths, target, group=group)
+    if not group:
+        return pool
+    return pool._replace(group=np.array([name for path in paths for name in _column(path, target, group)]))
+
+
+def csv_pool(
+    files: Files,
+    target: str,
+    features: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
+    classes: int | None = None,
+    group: str = "",
+) -> Pool:
+    """The rows of several CSV files, columns in the order of `features` or of the first file, but for `group`.
+
+    Targets that are all whole numbers are labels, numbered from 0 in sorted order; with `classes` y is as written.
+    """
+    paths = _clients(files)
+    tables = [read_csv(path, target, features, missing, group) for path in paths.values()]
+    names = tables[0][0]
+    x = np.concatenate(
+        [_aligned(own, x, names, path) for (own, x, _), path in zip(tables, paths.values(), strict=True)]
+    )
+    _some_value(x, names)
+    y = np.concatenate([y for *_, y in tables])
+    label, notes = _numbered(y) if classes is None else (torch.from_numpy(y), ())
+    clients = np.repeat(np.array(list(paths)), [len(y) for *_, y in tables])
+    return Pool(torch.from_numpy(x), label, group=clients, notes=notes, standardise=True)
+
+
+def read_csv(
+    path: PathLike,
+    target: str,
+    features: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
+    group: str = "",
+) -> tuple[tuple[str, ...], Array, Array]:
+    """(feature names, x float32 [rows, features] with NaN for gaps, y float64 [rows]) of a file with a header.
+
+    Without `features` they are all columns but the target and `group`. UTF-8; commas or semicolons between the cells.
+    """
+    marks = _texts("missing", missing)
+    wanted = None if features is None else _texts("features", features)
+    (where, header), records = _opened(Path(path), target)
+    names = _chosen([name for name in header if name != group] if group else header, target, wanted, where)
+    columns = {name: header.index(name) for name in (*names, target)}
+    table = _table(records, columns, len(header), marks)
+    if not len(table):
+        raise InputError(f"{where}: a header without rows, need at least 1 row")
+    return names, table[:, :-1].astype(np.float32), table[:, -1]
+
+
+def svmlight(paths: Sequence[Path], *, features: int = 0) -> Pool:
+    """Lines "label index:value ..." with indices from 1, plain or packed by gzip, bzip2 or xz, pooled in order.
+
+    `features` is the number of columns; 0 takes the largest index. Whole labels are numbered from 0 in sorted order.
+    """
+    most = integer("features", features, 0, LARGEST)
+    parts = [_sparse(path, most) for path in paths]
+    if not parts:
+        raise InputError("svmlight needs at least 1 file, got 0")
+    _same_labels(paths, parts)
+    y, sizes, columns, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    width = most or int(columns.max(initial=0))
+    _worth_storing(len(y), width, paths)
+    x = np.zeros((len(y), width), np.float32)
+    x[np.repeat(np.arange(len(y)), sizes), columns - 1] = values
+    label, notes = _numbered(y)
+    return Pool(torch.from_numpy(x), label, notes=notes)
+
+
+def heart(paths: Sequence[Path]) -> Pool:
+    """UCI heart disease, processed.NAME.data of the four HOSPITALS; the label is whether num, the diagnosis, is > 0."""
+    if len(paths) != len(HOSPITALS):
+        raise InputError(f"heart needs {len(HOSPITALS)} files ({', '.join(HOSPITALS)}), got {len(paths)}")
+    tables = [_hospital(path) for path in paths]
+    table = np.concatenate(tables)
+    x, sick = torch.from_numpy(table[:, :-1].astype(np.float32)), torch.from_numpy(table[:, -1] > 0)
+    group = np.repeat(np.array(HOSPITALS), [len(own) for own in tables])
+    return Pool(x, sick.long(), group=group, standardise=True)
+
+
+def unpacked(path: PathLike) -> bytes:
+    """The bytes of a file, unpacked if they are gzip, bzip2 or xz, whatever the file is called."""
+    data = read_bytes(Path(path))
+    for magic, (kind, unpack) in PACKED.items():
+        if data.startswith(magic):
+            try:
+                return unpack(data)
+            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+                what = f"{path}: cannot be read as {kind}, corrupt or cut short ({error})"
+                raise InputError(f"{what}: fetch it again") from None
+    return data
+
+
+def _clients(files: Files) -> dict[str, Path]:
+    """Client names and their files, in the order given."""
+    rule = "files must be a list of paths, or a mapping from client names to paths"
+    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
+        raise InputError(f"{rule}, got {files!r}")
+    paths = list(files.values() if isinstance(files, Mapping) else files)
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        raise InputError(f"{rule}, got {paths!r}")
+    if not paths:
+        raise InputError("there are no files, need at least 1: check the folder")
+    names = [str(name) for name in files] if isinstance(files, Mapping) else [Path(path).stem for path in paths]
+    for name, path in zip(names, paths, strict=True):
+        if names.count(name) > 1:
+            raise InputError(f"{path}: two clients would be called {name!r}: rename a file, or pass {{name: path}}")
+    return dict(zip(names, map(Path, paths), strict=True))
+
+
+def _texts(what: str, values: Iterable[str]) -> tuple[str, ...]:
+    """Several texts, none twice."""
+    listed = () if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    if not listed or not all(isinstance(value, str) for value in listed):
+        raise InputError(f"{what} must be a list of texts, got {values!r}")
+    if len(set(listed)) < len(listed):
+        raise InputError(f"{what} must name each once, got {list(listed)}")
+    return listed
+
+
+def _records(path: Path, text: str, delimiter: str) -> Iterator[Record]:
+    """The place where each record starts and its cells; empty lines are passed over."""
+    reader = csv_reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield f"{path}: line {line}", [cell.strip() for cell in cells]
+            line = reader.line_num + 1
+    except CsvError as error:
+        raise InputError(f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes") from None
+
+
+def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
+    """The header, and the records after it."""
+    text = read_text(path)
+    records = _records(path, text, _delimiter(text, target))
+    header = next(records, None)
+    if header is None:
+        raise InputError(f"{path}: the file is empty, need a line with the names of the columns")
+    return header, records
+
+
+def _column(path: Path, target: str, name: str) -> list[str]:
+    """The cells of one column, none empty; the table itself has been read already."""
+    (where, header), records = _opened(path, target)
+    if name not in header:
+        raise InputError(f"{where}: {unknown('column', name, header)}")
+    cells = []
+    for place, record in records:
+        if not record[header.index(name)]:
+            raise InputError(f"{place}: has no {name!r}, which names the client: fill it in, or remove the row")
+        cells.append(record[header.index(name)])
+    return cells
+
+
+def _delimiter(text: str, target: str) -> str:
+    """Comma or semicolon: the one that shows the target in the first line, else the one that shows more columns."""
+    line = re.match(r"[^\r\n]*", text.lstrip())
+    first = line[0] if line else ""
+    names = {d: [name.strip(' "') for name in first.split(d)] for d in ",;"}
+    return max(names, key=lambda d: (target in names[d], len(names[d])))
+
+
+def _chosen(header: Sequence[str], target: str, wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """The feature columns: those wanted, or all but the target."""
+    names = tuple(name for name in header if name != target) if wanted is None else tuple(wanted)
+    for name in (*names, target):
+        if name not in header:
+            raise InputError(f"{where}: {unknown('column', name, header)}")
+        if not name:
+            raise InputError(f"{where}: column {header.index(name) + 1} has no name: name it, or choose features")
+        if header.count(name) > 1:
+            raise InputError(f"{where}: {header.count(name)} columns are called {name!r}, expected one: rename them")
+    if target in names or not names:
+        raise InputError(f"{where}: need at least 1 feature column, and the target {target!r} not among them")
+    return names
+
+
+def _table(records: Iterable[Record], columns: Mapping[str, int], width: int, marks: Collection[str]) -> Array:
+    """The named columns of all records as float64 [rows, columns], the target last, with NaN for gaps."""
+    rows = array("d")
+    *_, target = columns
+    for where, cells in records:
+        if len(cells) != width:
+            raise InputError(f"{where}: has {len(cells)} cells, expected {width}: one for each column")
+        rows.extend(_number(cells[i], name, marks, where) for name, i in columns.items())
+        if rows[-1] != rows[-1]:  # NaN
+            raise InputError(f"{where}: has no {target!r}, the target: fill it in, or remove the row")
+    return np.array(rows).reshape(-1, len(columns))
+
+
+def _number(cell: str, name: str, marks: Collection[str], where: str) -> float:
+    if cell in marks:
+        return np.nan
+    try:
+        return _finite(cell)
+    except ValueError:
+        gaps = ", ".join(map(repr, marks))
+        rule = f"expected a number such as -1.5, or a gap written as one of {gaps}"
+        raise InputError(f"{where}: has {cell!r} in column {name!r}, {rule}") from None
+
+
+def _finite(text: str) -> float:
+    """A number that float32 can hold, else ValueError."""
+    value = float(text)
+    if not -FLOAT32 <= value <= FLOAT32 or "_" in text:
+        raise ValueError
+    return value
+
+
+def _aligned(own: Sequence[str], x: Array, names: Sequence[str], path: Path) -> Array:
+    """The columns of a file in the order of the first file's."""
+    for name in names:
+        if name not in own:
+            raise InputError(f"{path}: {unknown('column', name, own)} The first file has it.")
+    for name in own:
+        if name not in names:
+            raise InputError(f"{path}: column {name!r} is not in the first file: remove it, or choose features")
+    return x[:, [own.index(name) for name in names]]
+
+
+def _some_value(x: Array, names: Sequence[str]) -> None:
+    empty = np.isnan(x).all(0)
+    if empty.any():
+        name = names[int(empty.argmax())]
+        raise InputError(f"column {name!r} has no value in any file: remove it, or choose features")
+
+
+def _numbered(y: Array) -> tuple[Tensor, tuple[str, ...]]:
+    """Whole numbers as labels 0, 1, ... in sorted order, with a note if that changes them; others as they are."""
+    if (y % 1).any():
+        return torch.from_numpy(y), ()
+    values, label = np.unique(y, return_inverse=True)
+    note = f"labels {values[0]:g} to {values[-1]:g} are numbered 0 to {len(values) - 1} in sorted order"
+    same = np.array_equal(values, np.arange(len(values)))
+    return torch.from_numpy(label.astype(np.int64)), () if same else (note,)
+
+
+class Sparse(NamedTuple):
+    """The rows of one svmlight file."""
+
+    y: Array  # [rows]
+    sizes: Array  # [rows], entries of each row
+    columns: Array  # [entries], from 1
+    values: Array  # [entries]
+
+
+def _sparse(path: Path, most: int) -> Sparse:
+    y, sizes, columns, values = array("d"), array("l"), array("l"), array("f")
+    for line, text in enumerate(unpacked(path).decode("latin-1").split("\n"), start=1):
+        tokens = text.partition("#")[0].split()
+        if tokens:
+            label, index, value = _line(tokens, most or LARGEST, f"{path}: line {line}")
+            y.append(label)
+            sizes.append(len(index))
+            columns.extend(index)
+            values.extend(value)
+    if not y:
+        raise InputError(f"{path}: has no rows, need at least 1")
+    return Sparse(*map(np.array, (y, sizes, columns, values)))
+
+
+def _line(tokens: Sequence[str], most: int, where: str) -> tuple[float, list[int], list[float]]:
+    """The label, the indices and the values of one row."""
+    try:
+        label = _finite(tokens[0])
+    except ValueError:
+        raise InputError(f"{where}: has {tokens[0]!r} as label, expected a number") from None
+    entries = [_entry(token, where) for token in tokens[1:]]
+    index = [i for i, _ in entries]
+    for before, own in pairwise((0, *index)):
+        if own <= before:
+            raise InputError(f"{where}: has feature {own} after {before}, expected indices from 1 in rising order")
+    if index and index[-1] > most:
+        raise InputError(f"{where}: has feature {index[-1]}, expected at most {most}")
+    return label, index, [value for _, value in entries]
+
+
+def _entry(token: str, where: str) -> tuple[int, float]:
+    index, _, value = token.partition(":")
+    try:
+        return int(index if index.isdecimal() else ""), _finite(value)
+    except ValueError:
+        rule = "queries are not supported: remove them" if index == "qid" else "expected index:value as in 3:0.5"
+        raise InputError(f"{where}: has {token!r}, {rule}") from None
+
+
+def _same_labels(paths: Sequence[Path], parts: Sequence[Sparse]) -> None:
+    """Files that number their classes differently, such as -1/1 and 0/1, must not be pooled."""
+    kinds = [set(part.y.tolist()) for part in parts]
+    if any((part.y % 1).any() for part in parts):
+        return
+    for path, own in zip(paths, kinds, strict=True):
+        if not (own <= kinds[0] or kinds[0] <= own):
+            first, here = (", ".join(f"{label:g}" for label in sorted(kind)[:5]) for kind in (kinds[0], own))
+            raise InputError(f"{path}: has the labels {here}, but {paths[0]} has {first}: number them alike")
+
+
+def _worth_storing(rows: int, width: int, paths: Sequence[Path]) -> None:
+    if not width:
+        raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
+    if rows * width > LARGEST:
+        size = f"{rows} rows of {width} features"
+        raise InputError(f"{paths[0]}: {size} are too many to hold in full (at most {LARGEST} numbers): keep fewer")
+
+
+def _hospital(path: Path) -> Array:
+    columns = {name: i for i, name in enumerate((*FEATURES, "num"))}
+    records = list(_records(path, read_text(path), ","))
+    table = _table(records, columns, len(columns), ("?",))
+    if not len(table):
+        raise InputError(f"{path}: the file is empty, need lines of {len(columns)} cells")
+    for (where, cells), num in zip(records, table[:, -1], strict=True):
+        if num not in range(5):
+            raise InputError(f"{where}: has {cells[-1]!r} in column 'num', the diagnosis, expected 0, 1, 2, 3 or 4")
+    return table

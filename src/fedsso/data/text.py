@@ -1,0 +1,304 @@
+"""Readers of text: one-hot characters to predict the next one from, and bags of words with their sentiment."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import re
+import struct
+import zipfile
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from html import unescape
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from ..errors import InputError, integer
+from ..files import read_text
+from ..rng import key
+from .pool import Pool
+
+Array = np.ndarray[Any, Any]
+LARGEST = 2**32  # bytes of all samples
+MOST = 255  # characters of an alphabet, and words of a tweet: what a byte holds
+CHUNK = 4096  # rows counted at a time
+SPEECH = re.compile(r"(?:\A|\n\r?\n)([^\r\n]+):(?=\r?\n|\Z)")
+COLUMNS = ["polarity", "id", "date", "query", "user", "text"]
+URL = re.compile(r"(?:https?://|www\.)\S+")
+USER = re.compile(r"@\w+")
+NUMBER = re.compile(r"\b\d+(?:[.,:]\d+)*\b")
+WORD = re.compile(r"<(?:url|user|number)>|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+")
+DAMAGE = (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+
+
+def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
+    """Next-character prediction: a row is `length` one-hot characters, its label the character that follows.
+
+    The text is cut into consecutive pieces of length + 1 characters, a remainder dropped: no character is in two
+    rows, so that none is in a training and a test row. A row's group is who speaks at its start.
+    """
+    (path,) = paths
+    text, size = read_text(path), integer("length", length, 1) + 1
+    rows = len(text) // size
+    if not rows:
+        raise InputError(f"{path}: has {len(text)} characters, one row takes {size}: use a smaller length")
+    alphabet, codes = np.unique(np.frombuffer(text.encode("utf-32-le"), "<u4"), return_inverse=True)
+    if len(alphabet) > MOST:
+        raise InputError(
+            f"{path}: has {len(alphabet)} distinct characters, need at most {MOST}: replace the rare ones in the file"
+        )
+    _affordable(f"{path}: the rows", rows * length * len(alphabet), "cut the file")
+    pieces = codes[: rows * size].reshape(rows, size)
+    x = _one_hot(pieces[:, :-1], len(alphabet))
+    speakers = _speakers(text, np.arange(rows) * size)
+    return Pool(x, torch.from_numpy(pieces[:, -1].astype(np.int64)), group=speakers, classes=len(alphabet))
+
+
+def sentiment140(
+    paths: Sequence[Path], *, length: int = 200, buckets: int = 1024, vectors: str = "", rows: int = 0
+) -> Pool:
+    """Tweets as bags of at most `length` words, label 1 where the mood is good; a row's group is who wrote it.
+
+    Reads the official files and the same columns as UTF-8 with a header; `rows` > 0 takes a fixed sample of them.
+    Without vectors a sample counts its words by hash, in `buckets` places: a linear layer on it is an embedding,
+    trained and summed over the words. With vectors, the path of a GloVe text file (plain, .gz or .zip), a sample
+    is the mean of its known words' vectors, zero where it has none.
+    """
+    length, buckets = integer("length", length, 1, MOST), integer("buckets", buckets, 1)
+    seen: Counter[str] = Counter()
+    tweets = _bags(_sample(_opinions(paths, seen), integer("rows", rows, 0)), length)
+    if not tweets.labels:
+        raise InputError(f"{paths[0]}: has no tweet of polarity 0 or 4: fetch it again")
+    notes = [f"{seen['2']} neutral tweets (polarity 2) left out"] if seen["2"] else []
+    if vectors:
+        x, found = _averaged(tweets, Path(vectors).expanduser())
+        notes.append(found)
+    else:
+        x = _hashed(tweets, buckets)
+    return Pool(x, torch.tensor(tweets.labels), group=np.array(tweets.users, dtype=object), notes=tuple(notes))
+
+
+class Tweet(NamedTuple):
+    polarity: str  # "0" bad, "2" neutral, "4" good
+    user: str
+    text: str
+
+
+class Bags(NamedTuple):
+    """Tweets as word numbers: tweet i has words[codes[j]] for j in start[i]..start[i + 1] - 1."""
+
+    labels: list[int]
+    users: list[str]
+    words: list[str]  # each distinct word once
+    codes: Array  # int32
+    start: Array  # int32 [rows + 1]
+
+
+def _affordable(what: str, size: int, remedy: str) -> None:
+    if size > LARGEST:
+        raise InputError(f"{what} take {size} bytes, need at most {LARGEST}: {remedy}")
+
+
+def _one_hot(codes: Array, characters: int) -> Tensor:
+    x = np.zeros((codes.size, characters), np.uint8)
+    x[np.arange(codes.size), codes.ravel()] = 1
+    return torch.from_numpy(x).view(*codes.shape, characters)
+
+
+def _speakers(text: str, places: Array) -> Array:
+    """Who speaks at each place: a line `NAME:` after a blank one, or at the top, begins a speech."""
+    speeches = list(SPEECH.finditer(text))
+    names = np.array(["(nobody)", *(speech[1] for speech in speeches)], dtype=object)
+    return names[np.searchsorted([speech.start(1) for speech in speeches], places, side="right")]
+
+
+def _opinions(paths: Iterable[Path], seen: Counter[str]) -> Iterator[Tweet]:
+    """The tweets of good or bad mood; `seen` counts all of them by polarity."""
+    for path in paths:
+        for tweet in _tweets(path):
+            seen[tweet.polarity] += 1
+            if tweet.polarity != "2":
+                yield tweet
+
+
+def _tweets(path: Path) -> Iterator[Tweet]:
+    reader, start, cells = csv.reader(_decoded(path)), 1, list[str]()
+    try:
+        for cells in reader:
+            if cells and not (reader.line_num == 1 and cells == COLUMNS):
+                yield _tweet(cells, f"{path}: line {start}")
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"{path}: line {start}: is not CSV ({error}): fetch it again") from None
+    if cells:  # the blank line at the end was taken for a part of it
+        raise InputError(f"{path}: the quotes of the last row are not closed, the file is cut short: fetch it again")
+
+
+def _tweet(cells: Sequence[str], where: str) -> Tweet:
+    if len(cells) != len(COLUMNS) or cells[0] not in ("0", "2", "4"):
+        raise InputError(
+            f"{where}: has {len(cells)} cells, the first {cells[0][:20]!r}; expected {len(COLUMNS)}, "
+            f"{','.join(COLUMNS)}, with a polarity of 0, 2 or 4: correct the line, or fetch the file again"
+        )
+    return Tweet(cells[0], cells[4], cells[5])
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """The lines of a file as text: UTF-8 below a header, else latin-1 as the official files are; then a blank one."""
+    lines = _lines(path)
+    first = next(lines, b"").removeprefix(codecs.BOM_UTF8)
+    encoding = "utf-8" if first.startswith((b"polarity", b'"polarity"')) else "latin-1"
+    for n, line in enumerate(chain([first], lines), 1):
+        try:
+            yield line.decode(encoding)
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: line {n}: is not UTF-8 text: save the file as UTF-8") from None
+    yield "\n"
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, told apart by content: plain, gzip, or the one text file in a zip archive."""
+    with _opened(path) as raw:
+        kind = {b"\x1f\x8b": "gzip", b"PK": "zip"}.get(raw.peek(2)[:2], "text")
+        try:
+            yield from _unpacked(raw, kind, path)
+        except InputError:
+            raise
+        except DAMAGE as error:
+            reason = f"corrupt or cut short ({error})"
+            raise InputError(f"{path}: cannot be read as {kind}, {reason}: fetch it again") from None
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from error
+
+
+def _unpacked(raw: io.BufferedReader, kind: str, path: Path) -> Iterator[bytes]:
+    if kind == "gzip":
+        yield from io.BufferedReader(gzip.GzipFile(fileobj=raw))
+    elif kind == "zip":
+        with zipfile.ZipFile(raw) as archive, archive.open(_member(archive, path)) as member:
+            yield from member
+    else:
+        yield from raw
+
+
+def _member(archive: zipfile.ZipFile, path: Path) -> str:
+    texts = [name for name in archive.namelist() if name.endswith((".txt", ".csv"))]
+    if len(texts) != 1:
+        found = ", ".join(texts) or "none"
+        raise InputError(f"{path}: need one .txt or .csv file in it, got {found}: unpack it and name the one to use")
+    return texts[0]
+
+
+def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
+    """That many tweets in their order, every choice equally likely, the same each time; 0: all of them."""
+    if not rows:
+        return tweets
+    draw, kept, total = Random(key(0, "sentiment140", "rows")), list[tuple[int, Tweet]](), 0
+    for total, tweet in enumerate(tweets, 1):
+        place = int(draw.random() * total)
+        if total <= rows:
+            kept.append((total, tweet))
+        elif place < rows:
+            kept[place] = total, tweet
+    if total < rows:
+        raise InputError(f"rows must be at most {total}, the tweets there are, got rows={rows}: use 0 for all")
+    return [tweet for _, tweet in sorted(kept)]
+
+
+def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
+    labels, users, number = list[int](), list[str](), dict[str, int]()
+    codes, start = array("i"), array("i", [0])
+    for tweet in tweets:
+        labels.append(int(tweet.polarity == "4"))
+        users.append(tweet.user)
+        codes.extend([number.setdefault(word, len(number)) for word in _words(tweet.text)[:length]])
+        start.append(len(codes))
+    return Bags(labels, users, list(number), np.array(codes, np.int32), np.array(start, np.int32))
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words as GloVe's Twitter vectors have them: <url>, <user>, <number>, and don't as do n't."""
+    text = USER.sub("<user>", URL.sub("<url>", unescape(text).lower()))
+    return WORD.findall(NUMBER.sub("<number>", text).replace("n't", " n't"))
+
+
+def _hashed(tweets: Bags, buckets: int) -> Tensor:
+    """How often each tweet has a word of each bucket: uint8 [rows, buckets]."""
+    rows = len(tweets.labels)
+    _affordable(f"{rows} tweets", rows * buckets, f"use rows={LARGEST // buckets}, or fewer buckets")
+    bucket = np.array([zlib.crc32(word.encode()) % buckets for word in tweets.words], np.int64)
+    x = np.zeros((rows, buckets), np.uint8)
+    for a in range(0, rows, CHUNK):
+        start = tweets.start[a : a + CHUNK + 1]
+        row = np.repeat(np.arange(len(start) - 1), np.diff(start))
+        place = row * buckets + bucket[tweets.codes[start[0] : start[-1]]]
+        np.add.at(x[a : a + CHUNK].reshape(-1), place, np.uint8(1))
+    return torch.from_numpy(x)
+
+
+def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
+    """The mean vector of each tweet's known words, float32 [rows, dim], and a note on how many are known."""
+    number, vectors = _vectors(path, tweets.words)
+    rows, dim = len(tweets.labels), vectors.shape[1]
+    _affordable(f"{rows} tweets", 4 * rows * dim, f"use rows={LARGEST // (4 * dim)}, or shorter vectors")
+    known = number[tweets.codes]
+    codes, weight, start = (torch.from_numpy(a) for a in (known, vectors, tweets.start[:-1]))
+    x = embedding_bag(codes, weight, start, mode="mean", padding_idx=0)
+    note = f"{len(vectors) - 1} of {len(tweets.words)} distinct words are in {path.name}"
+    return x, f"{note}, {(known > 0).mean():.1%} of all words"
+
+
+def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
+    """The number of each word's vector, int32, and the vectors, float32 [1 + known, dim]; number 0 is unknown."""
+    wanted = {word.encode(): i for i, word in enumerate(words)}
+    number, vectors = np.zeros(len(words), np.int32), list[Array]()
+    for n, word, cells in _entries(path):
+        i = wanted.pop(word, None)
+        if i is not None:
+            vectors.append(_vector(cells, f"{path}: line {n}"))
+            number[i] = len(vectors)
+    if not vectors:
+        raise InputError(f"{path}: has none of the {len(words)} words of the tweets: use a GloVe text file")
+    return number, np.stack([np.zeros_like(vectors[0]), *vectors])
+
+
+def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
+    """Line number, word and the text of its vector; all vectors have the length of the first."""
+    dim = 0
+    for n, line in enumerate(_lines(path), 1):
+        word, _, cells = line.rstrip(b"\r\n").partition(b" ")
+        count = cells.count(b" ") + 1 if cells else 0
+        dim = dim or count
+        if not dim or count != dim:
+            raise InputError(
+                f"{path}: line {n}: has {count} numbers after the word, expected {dim or 'one or more'}: "
+                "use a GloVe text file, or fetch it again"
+            )
+        yield n, word, cells
+
+
+def _vector(cells: bytes, where: str) -> Array:
+    try:
+        vector = np.array([float(cell) for cell in cells.split(b" ")])
+    except ValueError as error:
+        raise InputError(f"{where}: {error}; expected a word and its numbers: fetch the file again") from None
+    if not (np.abs(vector) <= np.finfo(np.float32).max).all():
+        raise InputError(f"{where}: has a number that is no finite float32: fetch the file again")
+    return vector.astype(np.float32)

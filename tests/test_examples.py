@@ -1,0 +1,36 @@
+"""The examples with a user's own data and model, run as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def run(script: Path, *arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-W", "error", str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("own_*.py")), ids=lambda script: script.stem)
+def test_an_example_is_short_and_runs_anywhere(script: Path, tmp_path: Path) -> None:
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 40
+    text = run(script, cwd=tmp_path)
+    assert "fedsso" in text
+    assert "fedavg" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_data_takes_a_folder_and_a_column(tmp_path: Path) -> None:
+    for name, shift in (("alpha", 0), ("omega", 5)):
+        rows = [f"{i % 7 + shift},{i % 5 or '?'},{int(i % 7 > 3)}" for i in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["dose,weight,cured", *rows]), encoding="utf-8")
+    text = run(FOLDER / "own_data.py", str(tmp_path), "cured", cwd=tmp_path)
+    assert "2 clients, 60 train + 20 test rows, sample 2 float32, 2 classes" in text
+    assert text.count("alpha  ") == text.count("omega  ") == 2
