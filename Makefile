@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench docs clean
+.PHONY: help demo test test-slow check format bench smoke docs clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -33,6 +33,9 @@ format: .venv/.complete  ## let ruff repair and format the code
 
 bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
 	$(BIN)/python -m benchmarks
+
+smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
+	$(BIN)/python docs/smoke.py
 
 docs: .venv/.complete  ## write what the docs take from the code: the table of algorithms and its figure
 	$(BIN)/python docs/build.py --figures

@@ -1,4 +1,5 @@
-"""Writes what the documentation takes from the code: the table of algorithms.md, and with `--figures` its picture.
+"""Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
+results of smoke.py; with `--figures` also the pictures.
 
 python docs/build.py [--figures]
 """
@@ -6,30 +7,82 @@ python docs/build.py [--figures]
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from inspect import getdoc, getmodule
 from pathlib import Path
+from typing import Any
 
 from fedsso.algorithms import ALGORITHMS
 from fedsso.costs import costs
+from fedsso.data import TABLES, datasets, load
+from fedsso.data.show import picture
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "algorithms.md"
-BEGIN, END = "<!-- table: python docs/build.py -->\n", "<!-- end -->\n"
+END = "<!-- end -->\n"
 HEAD = ("name", "what it does", "paper", "exchanges", "down", "up", "client keeps", "some clients absent")
+SETS = ("name", "what it is", "rows", "classes", "default partition, clients", "licence")
+SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 
 
-def table() -> str:
+def algorithms() -> str:
     """One row for each algorithm of the registry; counts in numbers for a model of d parameters."""
-    rows = [HEAD, ("---",) * len(HEAD)]
+    rows = []
     for row in costs("mlp").rows:
         cls = ALGORITHMS[row.algorithm]
         title = (getdoc(cls) or "").partition("\n")[0].rstrip(".")
         absent = f"no: use {cls.needs_all}" if cls.needs_all else "yes"
         counts = ["–"] * 4 if row.theory is None else [str(v) for v in (*row.theory[:3], row.theory.client)]
         rows.append((f"`{row.algorithm}`", title, paper(cls), *counts, absent))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown(HEAD, rows)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def sets() -> str:
+    """One row for each data set of the catalogue, of all its forms the first."""
+    rows = []
+    for d in datasets():
+        count = d.forms[0].rows if d.forms else 0
+        clients = len(TABLES.get(d.partition, ())) or ("all" if d.partition == "group" else d.clients)
+        how = f"{d.partition}, {clients}" if d.partition else f"its own, {d.clients}"
+        rows.append((f"`{d.name}`", d.title, number(count), number(d.classes), how, d.licence or "–"))
+    return markdown(SETS, rows)
+
+
+def number(count: int) -> str:
+    return f"{count:,}".replace(",", " ") if count else "–"
+
+
+def smoke() -> str:
+    """The results of smoke.py: mean accuracy and its range, or the training loss where targets are real."""
+    found = json.loads((DOCS / "smoke.json").read_text())
+    rows = []
+    for d in (d for d in datasets() if not d.yours):
+        lines = {model: found[f"{d.name} {model}"] for model in d.models if f"{d.name} {model}" in found}
+        if not lines:
+            rows.append((f"`{d.name}`", "", "", "not measured: no files", "", "", ""))
+        for model, line in lines.items():
+            cells = [cell for name in ("FedAvg", "FedSSO") for cell in (ending(line[name]), alpha(line[name]))]
+            rows.append((f"`{d.name}`", f"`{model}`", number(line["d"]), *cells))
+    return markdown(SMOKE, rows)
+
+
+def ending(result: dict[str, Any]) -> str:
+    """Mean over the seeds, with the least and the largest."""
+    values = result["accuracy"]
+    if None in values:
+        return f"loss {result['train_loss']:.4f}"
+    return f"{sum(values) / len(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+
+
+def alpha(result: dict[str, Any]) -> str:
+    return str(result["setting"].partition("alpha=")[2].partition(" ")[0])
 
 
 def paper(cls: type) -> str:
@@ -40,14 +93,23 @@ def paper(cls: type) -> str:
     return " ".join(own.split()).rstrip(".")
 
 
-def page() -> str:
-    """algorithms.md with a new table."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    return f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}"
+TABLES_OF = {"algorithms.md": {"table": algorithms}, "datasets.md": {"sets": sets, "smoke": smoke}}
+
+
+def page(name: str) -> str:
+    """A page with new tables."""
+    text = (DOCS / name).read_text()
+    for mark, table in TABLES_OF[name].items():
+        begin = f"<!-- {mark}: python docs/build.py -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{table()}{END}{rest.partition(END)[2]}"
+    return text
 
 
 def figures() -> None:
-    """The picture of the fixed points, by the example that draws it."""
+    """The picture of the fixed points, by the example that draws it, and that of MNIST, if it is there."""
+    if any(d.present() for d in datasets() if d.name == "mnist"):
+        picture(load("mnist"), DOCS / "mnist-paper-20.png")
     spec = importlib.util.spec_from_file_location("fixed_points", DOCS.parent / "examples" / "fixed_points.py")
     assert spec is not None
     assert spec.loader is not None
@@ -57,6 +119,7 @@ def figures() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for name in TABLES_OF:
+        (DOCS / name).write_text(page(name))
     if "--figures" in sys.argv:
         figures()

@@ -22,8 +22,9 @@ from matplotlib.transforms import Bbox
 
 from fedsso.data import Federation, load
 from fedsso.data.federation import label_skew
-from fedsso.data.show import HEAD, LINES, LOOK, SHADES, _draw, _row_axis, _size, picture, skew, text
+from fedsso.data.show import LINES, SHADES, _draw, _row_axis, picture, skew, text
 from fedsso.errors import InputError
+from fedsso.picture import LOOK
 
 
 def holding(counts: Sequence[Sequence[int]], test_fraction: float = 0.0, **options: Any) -> Federation:
@@ -198,8 +199,7 @@ CASES = {
 
 def figure(fed: Federation, title: str = "") -> Figure:
     with mpl.rc_context(LOOK):
-        wide, high = _size(fed)
-        made = Figure((wide, high), layout=ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - HEAD / high)))
+        made = Figure(layout=ConstrainedLayoutEngine())
         _draw(made, fed, title)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import torch
 
 import fedsso
 from fedsso.algorithms import ALGORITHMS
+from fedsso.data import datasets
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
@@ -28,8 +30,17 @@ def module(path: str) -> ModuleType:
     return made
 
 
-def test_the_table_of_algorithms_is_the_registrys() -> None:
-    assert module("docs/build.py").page() == PAGE, "run `make docs`"
+@pytest.mark.parametrize("name", ["algorithms.md", "datasets.md"])
+def test_the_tables_are_the_registrys(name: str) -> None:
+    assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), "run `make docs`"
+
+
+def test_every_data_set_at_hand_was_tried_with_each_of_its_models() -> None:
+    """All but the two whose official files could not be had."""
+    found = json.loads((ROOT / "docs" / "smoke.json").read_text())
+    asked = {f"{d.name} {model}" for d in datasets() if not d.yours for model in d.models}
+    assert {name.split()[0] for name in asked - found.keys()} == {"emnist_letters", "emnist_balanced"}
+    assert found.keys() <= asked
 
 
 def test_every_algorithm_has_a_row_with_its_paper() -> None:

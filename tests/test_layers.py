@@ -17,6 +17,7 @@ ROOT = Path(fedsso.__file__).parent
 LAYERS = (
     {"errors", "version"},
     {"rng", "files", "identity", "tree", "losses", "models"},
+    {"picture"},
     {"quasi_newton", "symmetric", "compress"},
     {"schedule", "trace", "page", "data"},
     {"checks", "algorithm", "report"},
@@ -39,8 +40,8 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BESIDE = {"local", "quasi_newton", "symmetric"}  # mathematics that algorithms share
 ALLOWED = {  # tighter than the order
-    "data": {"errors", "rng", "files", "data"},
-    "report": {"errors", "files", "trace", "page"},
+    "data": {"errors", "rng", "files", "picture", "data"},
+    "report": {"errors", "files", "trace", "page", "picture"},
     "trace": {"errors", "files"},
     "models": {"errors", "models"},
     "quasi_newton": {"errors", "tree"},

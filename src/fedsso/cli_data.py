@@ -150,7 +150,7 @@ def show_data(
     wish = cli_config.settings(None, {}, ctx.obj["data"]).data.given()
     fed = load(wish.pop("dataset", "digits"), **wish)
     how = str(fed.source.get("partition", fed.source.get("kind")))
-    path = show.picture(fed, out or Path(f"{fed.source['name']}-{how}.png"), title=f"{fed.source['name']}, {how}")
+    path = show.picture(fed, out or Path(f"{fed.source['name']}-{how}.png"))
     if as_json:
         counts = fed.label_counts().tolist() if fed.classes else None
         figures = {"source": dict(fed.source), **show.skew(fed), "label_counts": counts, "notes": fed.notes}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from io import BytesIO
 from math import floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, unknown
-from .files import write_atomic
+from . import picture
+from .errors import InputError
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -187,28 +186,7 @@ FAMILIES = {  # hues that colour-blind readers tell apart; relatives share one a
     "#6B6B6B": ("fedsgd", "ldsgd", "fedper"),
 }
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-FORMATS = {
-    ".png": {},
-    ".pdf": {"CreationDate": None},
-    ".svg": {"Date": None},
-}  # no date: same input, same file
 CROSS: dict[str, Any] = {"marker": "X", "markersize": 9, "markeredgecolor": "white", "linestyle": "none"}
-LOOK = {
-    "font.size": 10,
-    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
-    "text.color": "#222222",
-    "axes.labelcolor": "#222222",
-    "axes.edgecolor": "#999999",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "svg.hashsalt": "fedsso",
-}
 
 
 class Style(NamedTuple):
@@ -244,27 +222,16 @@ def _shade(color: str, light: float) -> str:
 
 def plot(curves: Sequence[Curve], path: str | Path, *, title: str = "", targets: Sequence[float] = ()) -> None:
     """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a band."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
-        raise unknown("picture format", suffix, FORMATS)
     if not curves:
         raise InputError("there is no curve to draw; give at least one")
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with mpl.rc_context(LOOK):  # type: ignore[arg-type]
-        figure = Figure(layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07))
-        _draw(figure, curves, title, targets)
-        buffer = BytesIO()
-        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
-    write_atomic(path, buffer.getvalue())
+    picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
 
 
 def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
     accuracy, loss = figure.subplots(1, 2, sharex=True)
-    _round_axis(accuracy)
-    _round_axis(loss)
+    for axes in (accuracy, loss):
+        axes.grid(True)
+        _round_axis(axes)
     _accuracy_axis(accuracy, targets)
     _loss_axis(loss, *_loss_range(curves))
     looks = list(_styles(curves))

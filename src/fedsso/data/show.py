@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
@@ -19,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import InputError, integer, unknown
-from ..files import write_atomic
+from ..errors import integer
+from ..picture import draw
 from .federation import Federation
 
 if TYPE_CHECKING:
@@ -228,49 +227,11 @@ TRAIN, TEST = "#0072B2", "#9CCBE8"  # one hue, dark and light: told apart by eve
 PIXELS = 1000  # lines of a heat map that a picture can show
 HEAD = 0.6  # inches for the two lines above the panels
 CLIENTS, LABELS = 60, 100  # that have room for bubbles; more become a heat map
-FORMATS = {
-    ".png": {},
-    ".pdf": {"CreationDate": None},
-    ".svg": {"Date": None},
-}  # no date: same input, same file
-LOOK = {
-    "font.size": 10,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "text.color": "#222222",
-    "axes.labelcolor": "#222222",
-    "axes.edgecolor": "#999999",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "svg.hashsalt": "fedsso",
-}
 
 
 def picture(fed: Federation, path: str | Path, title: str = "") -> Path:
     """Who holds how many rows of which label, beside the clients' sizes, as PNG, PDF or SVG by the path's suffix."""
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise unknown("picture format", suffix, FORMATS)
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError:
-        raise InputError("a picture needs matplotlib: pip install matplotlib") from None
-    with mpl.rc_context(LOOK):  # type: ignore[arg-type]
-        wide, high = _size(fed)
-        below_head = (0, 0, 1, 1 - HEAD / high)
-        figure = Figure((wide, high), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07, rect=below_head))
-        _draw(figure, fed, title)
-        buffer = BytesIO()
-        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
-    write_atomic(path, buffer.getvalue())
-    return path
+    return draw(path, lambda figure: _draw(figure, fed, title))
 
 
 def _size(fed: Federation) -> tuple[float, float]:
@@ -282,13 +243,15 @@ def _size(fed: Federation) -> tuple[float, float]:
 
 
 def _draw(figure: Figure, fed: Federation, title: str) -> None:
+    wide, high = _size(fed)
+    figure.set_size_inches(wide, high)
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - HEAD / high))  # type: ignore[union-attr, call-arg]
     _head(figure, fed, title)
     if not fed.classes:
         sizes = figure.subplots()
         _client_axis(sizes, fed)
         _sizes(sizes, fed)
         return
-    wide = figure.get_figwidth()
     matrix = min(wide - 3.6, max(2.8, 0.64 * fed.classes))
     labels, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[matrix, wide - matrix])
     _client_axis(labels, fed)
