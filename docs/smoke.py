@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     for dataset in datasets():
-        if dataset.name in asked.names or (not asked.names and dataset.find()):
+        if dataset.name in asked.names or (not asked.names and dataset.present()):
             for model in asked.models.split(",") if asked.models else dataset.models:
                 line = smoke(dataset, model, [int(seed) for seed in asked.seeds.split(",")])
                 results = json.loads(asked.out.read_text()) if asked.out.exists() else {}

@@ -194,7 +194,7 @@ def test_data_list_says_what_is_there(tmp_path: Path) -> None:
     assert found["mnist"]["present"]
     assert not found["fashion_mnist"]["present"]
     assert (found["mnist"]["files"], found["mnist"]["bytes"]) == ([str(tmp_path / "mnist.npz")], 1500)
-    assert str(tmp_path / "fashion_mnist.npz") in found["fashion_mnist"]["looked_for"][1]
+    assert str(tmp_path / "fashion_mnist.npz") in found["fashion_mnist"]["looked_for"][2]
     shown = fedsso("data", "list", "--data-dir", tmp_path).stdout
     for part in ("paper-20", "CC BY-SA 3.0", "1.5 kB", "fedsso data get fashion_mnist", str(tmp_path)):
         assert part in shown

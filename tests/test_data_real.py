@@ -79,7 +79,7 @@ def test_heart_disease_reaches_the_pooled_fit() -> None:
         [sys.executable, HERE / "examples" / "heart.py"], capture_output=True, text=True, check=True, cwd="/"
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("split ")]
-    rounds = [int(line.partition("in round ")[2].partition(",")[0]) for line in lines]
+    rounds = [int(line.partition("FedSSO in round ")[2].partition(",")[0]) for line in lines]
     assert len(rounds) == 5
     assert max(rounds) <= 12
     assert all(name in done.stdout for name in ("cleveland", "hungarian", "switzerland", "va"))

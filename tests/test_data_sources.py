@@ -214,7 +214,7 @@ def test_wrong_own_files(options: dict[str, Any], message: str) -> None:
 
 
 def test_an_empty_folder_of_csv_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no \.csv file in the folder"):
+    with pytest.raises(InputError, match=r"no file \*\.csv in the folder"):
         load("csv", files=tmp_path, target="y")
 
 
@@ -280,7 +280,8 @@ def test_a_corrupt_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_names_the_place_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remedy = r"`fedsso data get mnist` fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+    get = f"`fedsso data get mnist --data-dir {tmp_path}`"
+    remedy = rf"{get} fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
     with pytest.raises(InputError, match=rf"'mnist' is not in {tmp_path} \(data_dir\): {remedy}"):
         load("mnist", data_dir=tmp_path)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "none"))

@@ -47,8 +47,8 @@ FORMS: dict[str, str | bytes] = {
 def test_a_csv_file_is_read_in_every_common_form(form: str, tmp_path: Path) -> None:
     names, x, y = read_csv(file(tmp_path, FORMS[form]), "ill")
     assert names == ("age", "dose")
-    assert x.dtype == np.float32
-    np.testing.assert_array_equal(x, np.array([[50, 1.5], [60, NAN], [70, -20]], np.float32))
+    assert x.dtype == np.float64
+    np.testing.assert_array_equal(x, np.array([[50, 1.5], [60, NAN], [70, -20]]))
     assert y.tolist() == [1, 0, 1]
 
 
@@ -154,7 +154,7 @@ def test_whole_targets_are_labels_unless_told_otherwise(tmp_path: Path) -> None:
     written = Federation.from_csv([path], "y", classes=5)
     assert (written.y.tolist(), written.classes, written.notes) == ([2, 1, 2, 4], 5, ())
     real = Federation.from_csv([path], "y", classes=0)
-    assert (real.y.tolist(), real.y.dtype, real.classes) == ([2, 1, 2, 4], torch.float32, 0)
+    assert (real.y.tolist(), real.y.dtype, real.classes) == ([2, 1, 2, 4], torch.float64, 0)
     with pytest.raises(InputError, match=r"y must be < classes=3, got 4\.0 in row 3"):
         Federation.from_csv([path], "y", classes=3)
     half = file(tmp_path, "a,y\n1,0.5\n", "b.csv")
@@ -339,8 +339,16 @@ def test_several_svmlight_files_are_pooled_in_order(tmp_path: Path) -> None:
     assert pool.x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert pool.y.tolist() == [1, 0, 0]
     assert svmlight(paths, features=5).x.shape == (3, 5)
-    with pytest.raises(InputError, match=r"b: has the labels 0, 1, but .*a has -1, 1: number them alike"):
+    with pytest.raises(InputError, match=r"written in different ways: .*a has -1/1; .*b has 0/1: number them alike"):
         svmlight([paths[0], file(tmp_path, "0 1:1\n1 1:1\n", "b")])
+    many = [file(tmp_path, "0 1:1\n1 1:1\n2 1:1\n", "a"), file(tmp_path, "1 1:1\n3 1:1\n", "b")]
+    assert svmlight(many).y.tolist() == [0, 1, 2, 1, 3]
+
+
+def test_large_numbers_keep_their_differences_when_standardised(tmp_path: Path) -> None:
+    path = file(tmp_path, "time,y\n" + "".join(f"{1700000000 + i},{i % 2}\n" for i in range(50)))
+    fed = Federation.from_csv([path], "y")
+    assert len(set(fed.x[:, 0].tolist())) == 50
 
 
 LINES: dict[str, tuple[str, str]] = {

@@ -142,7 +142,7 @@ def test_samples_beyond_the_memory_are_an_error_with_a_remedy(tmp_path: Path, mo
     vectors = tmp_path / "v.txt"
     vectors.write_text("great" + " 1" * 10)
     with pytest.raises(InputError, match=r"3 tweets take 120 bytes.*use rows=2, or shorter vectors"):
-        sentiment140([path], vectors=str(vectors))
+        sentiment140([path], vectors=vectors)
 
 
 def expected(buckets: int) -> torch.Tensor:
@@ -237,18 +237,18 @@ def test_neutral_tweets_are_never_sampled(tmp_path: Path) -> None:
 def test_with_vectors_a_tweet_is_the_mean_of_its_known_words(tmp_path: Path) -> None:
     path, plain = official(tmp_path / "t.csv"), tmp_path / "glove.txt"
     plain.write_text(GLOVE)
-    pool = sentiment140([path], vectors=str(plain))
+    pool = sentiment140([path], vectors=plain)
     assert pool.x.dtype == torch.float32
     wanted = torch.tensor([[-1.0, -1.0, -1.0], [2.5 / 3, 4 / 3, -5.9 / 3], [0.0, 0.0, 0.0]])
     assert torch.allclose(pool.x, wanted)
     assert pool.notes[1] == "3 of 15 distinct words are in glove.txt, 23.5% of all words"
-    assert alike(pool, sentiment140([path], vectors=str(plain), buckets=7))
+    assert alike(pool, sentiment140([path], vectors=plain, buckets=7))
     packed = tmp_path / "folder" / "glove.txt"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(GLOVE.encode()))
-    assert alike(pool, sentiment140([path], vectors=str(packed)))
+    assert alike(pool, sentiment140([path], vectors=packed))
     zipped(packed, glove=GLOVE)
-    assert alike(pool, sentiment140([path], vectors=str(packed)))
+    assert alike(pool, sentiment140([path], vectors=packed))
 
 
 def test_only_the_words_that_occur_are_kept_in_memory(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_only_the_words_that_occur_are_kept_in_memory(tmp_path: Path) -> None:
     vectors.write_text("".join(f"word{i}{' 1.5' * 100}\n" for i in range(5000)) + "great" + " 1" * 100)
     tracemalloc.start()
     try:
-        sentiment140([path], vectors=str(vectors))
+        sentiment140([path], vectors=vectors)
         assert tracemalloc.get_traced_memory()[1] < 500_000  # all of them take two million bytes
     finally:
         tracemalloc.stop()
@@ -265,7 +265,7 @@ def test_only_the_words_that_occur_are_kept_in_memory(tmp_path: Path) -> None:
 def test_odd_words_of_real_vectors_are_no_error(tmp_path: Path) -> None:
     path, vectors = official(tmp_path / "t.csv"), tmp_path / "glove.txt"
     vectors.write_bytes("\x85 1 2\n\u2028 1 2\nday 3 4\nday 5 6\r\n".encode() + b"\xff\xfe 1 2\n")
-    assert sentiment140([path], vectors=str(vectors)).x[1].tolist() == [3.0, 4.0]
+    assert sentiment140([path], vectors=vectors).x[1].tolist() == [3.0, 4.0]
 
 
 BAD_VECTORS = {
@@ -291,7 +291,7 @@ def test_wrong_vectors_name_the_file_and_the_line(case: str, tmp_path: Path) -> 
     content, message = BAD_VECTORS[case]
     (tmp_path / "v.txt").write_text(content)
     with pytest.raises(InputError, match=message):
-        sentiment140([official(tmp_path / "t.csv")], vectors=str(tmp_path / "v.txt"))
+        sentiment140([official(tmp_path / "t.csv")], vectors=tmp_path / "v.txt")
 
 
 def test_an_archive_must_have_one_text(tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ def test_an_archive_must_have_one_text(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"two\.zip: need one \.txt or \.csv file in it, got glove25\.txt, glove50\.txt"
     ):
-        sentiment140([path], vectors=str(two))
+        sentiment140([path], vectors=two)
     with pytest.raises(InputError, match=r"got none: unpack it and name the one to use"):
         sentiment140([zipped(tmp_path / "none.zip")])
     with pytest.raises(InputError, match=r"cannot read .*absent\.txt: No such file or directory; check the name"):
-        sentiment140([path], vectors=str(tmp_path / "absent.txt"))
+        sentiment140([path], vectors=tmp_path / "absent.txt")
 
 
 LINE = '"0","1","date","NO_QUERY","bob","well"\n'

@@ -739,3 +739,15 @@ def test_the_penalty_is_added_to_value_gradient_and_curvature(kind: Kind) -> Non
         torch.testing.assert_close(ridge.hvp(x, v, batch), plain.hvp(x, v, batch) + 0.3 * v, **CLOSE)
         eye = torch.eye(x.shape[-1], dtype=x.dtype)
         torch.testing.assert_close(ridge.hessian(x, batch), plain.hessian(x, batch) + 0.3 * eye, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_estimate_of_the_diagonal_has_the_penalty_once(kind: Kind) -> None:
+    module, loss, x, batch = problem("mclr", "cross_entropy")
+    plain, ridge, u = kind(module, loss), kind(module, loss), torch.full(batch.weight.shape, 0.4, dtype=torch.float64)
+    ridge.l2 = 0.3
+    with torch.no_grad():
+        g = plain.value_and_grad(x, batch._replace(y=plain.targets(x, batch, u)))[1]
+        expected = torch.tensor([5.0, 3.0, 1.0]).view(M, 1, 1) * g * g
+        torch.testing.assert_close(plain.bartlett(x, batch, u), expected, **CLOSE)
+        torch.testing.assert_close(ridge.bartlett(x, batch, u), expected + 0.3, **CLOSE)

@@ -51,8 +51,8 @@ class Objective(Protocol):
         """The Hessian at x, [M, trials, d, d]."""
         ...
 
-    def targets(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """Targets [M, trials, B] drawn from the model's own distribution by uniform numbers u [M, B]."""
+    def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
+        """An estimate of the Hessian's diagonal [M, trials, d], from targets drawn by uniform numbers u [M, B]."""
         ...
 
 

@@ -152,6 +152,12 @@ class Backend:
         """Targets [M, trials, B] drawn from the model's own distribution by uniform numbers u [M, B]."""
         return draw(self.loss, self.outputs(x, batch), by_trial(u, x.shape[1]))
 
+    def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
+        """The Gauss-Newton-Bartlett estimate [M, trials, d] of the Hessian's diagonal: B g^2 for drawn targets."""
+        g = self._value_and_grad(x, batch._replace(y=self.targets(x, batch, u)), None)[1]
+        rows = (batch.weight > 0).sum(-1).view(-1, 1, 1)
+        return rows * g * g + self._share(batch)
+
 
 def by_trial(y: Tensor, trials: int) -> Tensor:
     """Targets [M, B] that all trials share, or [M, trials, B] of their own, as [M, trials, B]."""

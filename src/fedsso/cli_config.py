@@ -54,6 +54,7 @@ class Data(Table):
     clients: int | None = Field(None, description="number of clients; left out: the data set's own")
     files: list[str] | None = Field(None, description="your own files or folders, for data set csv or svmlight")
     target: str | None = Field(None, description="column to predict, for data set csv")
+    task: str | None = Field(None, description="auto, or regression for whole numbers; for data set csv")
     group: str | None = Field(None, description="column that names the client, for data set csv; left out: the file")
     partition: str | None = Field(None, description=f"{', '.join(PARTITIONS)}; left out: the set's own")
     concentration: float | None = Field(None, description="of the Dirichlet draw; small means skewed")

@@ -63,6 +63,8 @@ def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
         "bytes": sum(path.stat().st_size for path in paths),
         "files": [str(path) for path in paths],
         "looked_for": [[str(data_folder(data_dir) / file) for file in form.files] for form in dataset.forms],
+        "wanted": dataset.wanted(),
+        "download": sum(remote.size for remote in dataset.remotes),
         "urls": [url for remote in dataset.remotes for url in remote.urls],
     }
 
@@ -72,7 +74,10 @@ def _where(row: dict[str, Any]) -> list[str]:
         return [f"in {', '.join(row['files'][:2])}{' ...' if len(row['files']) > 2 else ''}"]
     if row["present"]:
         return []
-    return [f"fedsso data get {row['name']}" if row["urls"] else "files of your own: --files"]
+    if not row["urls"]:
+        return ["files of your own: --files"]
+    size = f" ({_size(row['download'])})" if row["download"] else ""
+    return [f"looked for: {row['wanted']}", f"fedsso data get {row['name']}{size}"]
 
 
 def _size(count: float) -> str:
@@ -98,14 +103,14 @@ def get_data(
     """
     known = {dataset.name: dataset for dataset in datasets()}
     for name in [one_of("data set", name, known) for name in names]:
-        found = known[name].find(data_dir)
-        if found and not known[name].yours:
-            here = ", ".join(map(str, found[1])) or "it needs no files"
+        one, folder = known[name], data_folder(data_dir)
+        if one.yours:
+            raise InputError(f"data set {name!r} has no files to fetch: it reads your own, with --files")
+        found = one.find(data_dir)
+        if not one.remotes or (found and found[0].rows >= one.forms[0].rows):
+            here = ", ".join(map(str, found[1] if found else ())) or "it needs no files"
             messages.print(f"{name} is there already: {here}", markup=False, soft_wrap=True, highlight=False)
             continue
-        if not known[name].remotes:
-            raise InputError(f"data set {name!r} has no files to fetch: it reads your own")
-        one, folder = known[name], data_folder(data_dir)
         with _bars() as progress:
             paths = fetch(name, one.remotes, folder, check=one.check, progress=progress, mirror=mirror)
         size = _size(sum(path.stat().st_size for path in paths))

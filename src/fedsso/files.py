@@ -7,9 +7,10 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import token_hex
+from typing import IO
 
 from .errors import InputError
 
@@ -26,15 +27,17 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
     temporary = target.with_name(f".{token_hex(8)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _write_then_rename(temporary, target, data.encode() if isinstance(data, str) else data)
+        content = data.encode() if isinstance(data, str) else data
+        write_then_rename(temporary, target, lambda file: file.write(content))
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
-def _write_then_rename(temporary: Path, target: Path, data: bytes) -> None:
+def write_then_rename(temporary: Path, target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Let a function fill a file, which gets its name only when it is complete and on the disk."""
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
+        with temporary.open("wb") as file:
+            fill(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Batch, Cohort, Local, Objective, Reply
+from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, not_negative, positive, share
 from ..schedule import Step, at
 from ..tree import Scalar, hyper, norm, param
@@ -80,7 +80,7 @@ class FedSophia(Algorithm):
             m = torch.where(active, self.beta1 * m + (1 - self.beta1) * g, m)
             due = active & (t % self.T == 0)
             if due.is_meta or due.any():
-                h = _bartlett(f, point, batch, local.uniform(f"labels {j}", batch.weight.shape[-1]))
+                h = f.bartlett(point, batch, local.uniform(f"labels {j}", batch.weight.shape[-1]))
                 v = torch.where(due, self.beta2 * v + (1 - self.beta2) * h, v)
             walk = self.weight_decay * point + _clip(m / _at_least(v, self.eps), self.rho)
             delta = torch.where(active, delta - alpha * walk, delta)
@@ -92,12 +92,6 @@ class FedSophia(Algorithm):
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
-
-
-def _bartlett(f: Objective, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-    """h_hat, the Gauss-Newton-Bartlett estimate of the curvature's diagonal [M, trials, d]."""
-    g = f.value_and_grad(x, batch._replace(y=f.targets(x, batch, u)))[1]
-    return (batch.weight > 0).sum(-1).view(-1, 1, 1) * g * g
 
 
 def _at_least(v: Tensor, bound: Scalar) -> Tensor:

@@ -30,14 +30,16 @@ from .text import sentiment140, shakespeare
 IMAGE_MODELS = ("mclr", "mlp", "cnn", "cnn-small", "lenet")
 EMNIST = "Cohen, Afshar, Tapson and van Schaik: EMNIST, from NIST Special Database 19"
 LIBSVM = "Chang and Lin: LIBSVM Data"
+IJCNN1 = ("ijcnn1.bz2", "ijcnn1.t.bz2"), ("ijcnn1", "ijcnn1.t")
 A9A, PHISHING = ("a9a.bz2", "a9a.t.bz2"), ("phishing.bz2",)
 
 
-def _idx(folder: str, read: Callable[..., Pool], rows: int, start: str = "") -> Form:
-    """The four official files of MNIST and its kin; EMNIST's are named after the part and end in test, not t10k."""
+def _idx(folder: str, read: Callable[..., Pool], rows: int, start: str = "") -> tuple[Form, Form]:
+    """The four official files of MNIST and its kin, as they come or unpacked; EMNIST's test part is not called t10k."""
     test = f"{start}test" if start else "t10k"
     parts = [(part, kind) for part in (f"{start}train", test) for kind in ("images-idx3", "labels-idx1")]
-    return Form(tuple(f"{folder}/{part}-{kind}-ubyte.gz" for part, kind in parts), read, rows)
+    files = [f"{folder}/{part}-{kind}-ubyte" for part, kind in parts]
+    return Form(tuple(f"{file}.gz" for file in files), read, rows), Form(tuple(files), read, rows)
 
 
 def _emnist(part: str, title: str, rows: int, classes: int, read: Callable[..., Pool], *plain: Form) -> DataSet:
@@ -45,7 +47,7 @@ def _emnist(part: str, title: str, rows: int, classes: int, read: Callable[..., 
         f"emnist_{part}",
         title,
         pooled,
-        (_idx("emnist", read, rows, f"emnist-{part}-"), *plain),
+        (*_idx("emnist", read, rows, f"emnist-{part}-"), *plain),
         classes=classes,
         partition="dirichlet",
         concentration=0.1,
@@ -138,7 +140,7 @@ DATASETS = {
             "mnist",
             "28×28 handwritten digits, training and test images pooled",
             pooled,
-            (_idx("mnist", idx, 70000), Form(("mnist.npz",), npz, 70000)),
+            (*_idx("mnist", idx, 70000), Form(("mnist.npz",), npz, 70000)),
             classes=10,
             partition="paper-20",
             models=IMAGE_MODELS,
@@ -150,7 +152,7 @@ DATASETS = {
             "fashion_mnist",
             "28×28 articles of clothing, training and test images pooled; the paper's “EMNIST”",
             pooled,
-            (_idx("fashion_mnist", idx, 70000), Form(("fashion_mnist.npz",), npz, 70000)),
+            (*_idx("fashion_mnist", idx, 70000), Form(("fashion_mnist.npz",), npz, 70000)),
             classes=10,
             partition="paper-fashion-3",
             models=IMAGE_MODELS,
@@ -212,7 +214,7 @@ DATASETS = {
             origin="Go, Bhayani and Huang: Twitter Sentiment Classification using Distant Supervision",
             licence="for research; none stated",
         ),
-        _libsvm("ijcnn1", "22 features of a running engine", 141691, 22, 3, ("ijcnn1.bz2", "ijcnn1.t.bz2")),
+        _libsvm("ijcnn1", "22 features of a running engine", 141691, 22, 3, *IJCNN1),
         _libsvm("a9a", "123 features of a person: a high income?", 48842, 123, 10, ("a9a", "a9a.t"), A9A),
         _libsvm("phishing", "68 features of a web page: is it phishing?", 11055, 68, 10, ("phishing",), PHISHING),
         DataSet(
@@ -237,7 +239,7 @@ DATASETS = {
             "csv",
             "your own tables, one file for each client: files=[...], target=COLUMN",
             own_files,
-            (Form((), csv),),
+            (Form((), csv, suffix=".csv"),),
             partition="group",
             origin="yours",
         ),

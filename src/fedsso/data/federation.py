@@ -228,7 +228,7 @@ class Federation:
         lines = [repr(self), f"{'per client':<12}{'min':>10}{'median':>10}{'max':>10}"]
         lines += [_spread(title, values) for title, values in table]
         if self.classes:
-            lines.append(f"label skew  {label_skew(self.label_counts()):.3f}  (0: all alike, near 1: disjoint)")
+            lines.append(f"label skew  {label_skew(self.label_counts()).mean():.3f}  (0: all alike, near 1: disjoint)")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:
@@ -239,11 +239,11 @@ class Federation:
         return f"Federation({self.name}, {self.clients} clients, {rows}, sample {shape} {dtype}, {target})"
 
 
-def label_skew(counts: Tensor) -> float:
-    """Mean over clients of the total-variation distance between own and global label distribution."""
+def label_skew(counts: Tensor) -> Tensor:
+    """Total-variation distance between each client's label distribution and that of all: float64 [N]."""
     share = counts.double()
     own = share / share.sum(1, keepdim=True)
-    return float((own - share.sum(0) / share.sum()).abs().sum(1).mean() / 2)
+    return (own - share.sum(0) / share.sum()).abs().sum(1) / 2
 
 
 def client_weights(weights: Any, clients: int) -> Tensor | None:

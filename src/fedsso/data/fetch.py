@@ -31,7 +31,7 @@ from urllib import request
 from urllib.error import HTTPError
 
 from ..errors import InputError
-from ..files import write_atomic
+from ..files import write_atomic, write_then_rename
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke
@@ -145,7 +145,15 @@ def _alone(name: str, folder: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 lock.unlink()
-                lock.parent.rmdir()  # fails, as it should, while there is something to resume
+            for below in sorted(lock.parent.rglob("*"), reverse=True):
+                _remove_empty(below)
+            _remove_empty(lock.parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Leave nothing behind but what there is to resume."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _held(file: IO[str], lock: Path) -> bool:
@@ -199,15 +207,7 @@ def _place(staged: Path, target: Path) -> None:
 def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """A file that has its name only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.new")
-    try:
-        with unfinished.open("wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_then_rename(path.with_name(f"{path.name}.new"), path, fill)
 
 
 def _sha256(path: Path) -> str:
@@ -244,6 +244,7 @@ def _verify(part: Path, expected: str) -> None:
     found = _sha256(part) if expected else ""
     if found != expected:
         part.unlink()
+        _note(part).unlink(missing_ok=True)
         raise _Failure(f"SHA-256 is {found}, expected {expected}, the download was removed")
 
 
@@ -316,6 +317,7 @@ def _attempt(transfer: _Transfer) -> None:
             if not start:  # the old bytes are gone already: the new note never vouches for them
                 transfer.remember(_version(response), total)
             _copy(response, file, start, total, transfer)
+            file.flush()
             os.fsync(file.fileno())
 
 

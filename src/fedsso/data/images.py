@@ -6,32 +6,29 @@ Images are never copied as a whole: they are read into one buffer and put uprigh
 
 from __future__ import annotations
 
-import gzip
 import math
 import pickle
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from ..errors import InputError
 from ..files import read_bytes
+from .packed import opened
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
-Bytes = BinaryIO | gzip.GzipFile
 Batch = tuple[Callable[[str, bytes], tuple[Array, Any]], str, bytes]  # how to decode it, its name, its content
 GREY, COLOUR = (28, 28), (3, 32, 32)
 LABELS, IMAGES = 0x801, 0x803  # magic numbers of idx files: bytes in one and in three dimensions
 BLOCK = 1 << 20  # bytes read at a time
 CIFAR = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-AGAIN = "corrupt or cut short"
+DAMAGED = "corrupt or cut short"
 
 
 def digits(_: Sequence[Path] = (), *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
@@ -78,7 +75,7 @@ def _read_npz(path: Path) -> tuple[Array, Array]:
     except KeyError as error:
         raise InputError(f"{path}: {error.args[0]}; need x and y") from None
     except Exception as error:  # numpy and zipfile let through whatever damaged bytes lead to
-        raise InputError(f"{path}: cannot be read as .npz, {AGAIN} ({error}): fetch it again") from None
+        raise InputError(f"{path}: cannot be read as .npz, {DAMAGED} ({error}): fetch it again") from None
 
 
 # --- idx -------------------------------------------------------------------------------------------------------------
@@ -128,7 +125,7 @@ def _idx(paths: Sequence[Path], labels: range) -> tuple[Array, Array]:
 def _read_idx(path: Path, magic: int, shape: tuple[int, ...], out: bytearray) -> int:
     """Append what an idx file holds to a buffer; the number of its items, which have this shape."""
     before = len(out)
-    with _opened(path) as file:
+    with opened(path) as file:
         items = _header(path, file, magic, shape)
         size = items * math.prod(shape)
         while len(out) - before <= size and (block := file.read(BLOCK)):
@@ -140,7 +137,7 @@ def _read_idx(path: Path, magic: int, shape: tuple[int, ...], out: bytearray) ->
     return items
 
 
-def _header(path: Path, file: Bytes, magic: int, shape: tuple[int, ...]) -> int:
+def _header(path: Path, file: IO[bytes], magic: int, shape: tuple[int, ...]) -> int:
     """The number of items, at least one, of the wanted kind and shape."""
     head = file.read(4 * (2 + len(shape)))
     what = "images" if shape else "labels"
@@ -152,20 +149,6 @@ def _header(path: Path, file: Bytes, magic: int, shape: tuple[int, ...]) -> int:
     if not items:
         raise InputError(f"{path}: holds no {what}, need at least 1: fetch it again")
     return int(items)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Bytes]:
-    """A file's bytes, unpacked where it is gzipped."""
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            yield gzip.GzipFile(fileobj=raw) if packed else raw
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as gzip, {AGAIN} ({error}): fetch it again") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from None
 
 
 # --- CIFAR-10 --------------------------------------------------------------------------------------------------------
@@ -201,7 +184,7 @@ def _records(name: str, data: bytes) -> tuple[Array, bytes]:
     """Records of one label and 3072 pixels."""
     width = 1 + math.prod(COLOUR)
     if not data or len(data) % width:
-        raise InputError(f"{name}: has {len(data)} bytes, need records of {width} bytes, {AGAIN}: fetch it again")
+        raise InputError(f"{name}: has {len(data)} bytes, need records of {width} bytes, {DAMAGED}: fetch it again")
     rows = np.frombuffer(data, np.uint8).reshape(-1, width)
     return rows[:, 1:], rows[:, 0].tobytes()
 
@@ -211,7 +194,7 @@ def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
     try:
         batch = _Unpickler(BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged bytes can ask the unpickler for anything
-        raise InputError(f"{name}: cannot be read as a CIFAR batch, {AGAIN} ({error}): fetch it again") from None
+        raise InputError(f"{name}: cannot be read as a CIFAR batch, {DAMAGED} ({error}): fetch it again") from None
     x, y = (batch.get(key) for key in (b"data", b"labels")) if isinstance(batch, dict) else (None, None)
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (math.prod(COLOUR),) or not len(x):
         raise InputError(f"{name}: data must be uint8 [rows, {math.prod(COLOUR)}]: fetch it again")
@@ -271,7 +254,7 @@ def _untarred(path: Path) -> dict[str, bytes]:
     """The batches among an archive's files, by the last part of their name."""
     files: dict[str, bytes] = {}
     try:
-        with _opened(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+        with opened(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
                 if member.isfile() and name.removesuffix(".bin") in CIFAR and (file := archive.extractfile(member)):
@@ -279,7 +262,7 @@ def _untarred(path: Path) -> dict[str, bytes]:
             while raw.read(BLOCK):  # the checksum comes last
                 pass
     except tarfile.TarError as error:
-        raise InputError(f"{path}: cannot be read as tar.gz, {AGAIN} ({error}): fetch it again") from None
+        raise InputError(f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): fetch it again") from None
     return files
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import integer
 from ..picture import draw
-from .federation import Federation
+from .federation import Federation, label_skew
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +68,7 @@ def _gini(rows: Tensor) -> float:
 
 
 def _label_figures(counts: Tensor) -> dict[str, float]:
-    q = counts / counts.sum(1, keepdim=True)
-    D = (q - counts.sum(0) / counts.sum()).abs().sum(1) / 2
+    q, D = counts / counts.sum(1, keepdim=True), label_skew(counts)
     return {
         "label_skew": float(D.mean()),
         "label_skew_max": float(D.max()),

@@ -47,6 +47,7 @@ class Form:
     files: tuple[str, ...]
     read: Callable[..., Pool]
     rows: int = 0  # 0: as many as the files have
+    suffix: str = ""  # of the user's own files, where they are given as a folder
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class DataSet:
         found = ((form, [folder / file for file in form.files]) for form in self.forms)
         return next(((form, paths) for form, paths in found if all(path.is_file() for path in paths)), None)
 
+    def wanted(self) -> str:
+        """The files of its forms, for people."""
+        files = [form.files for form in self.forms if form.files]
+        ways = [first if not more else f"{first} ..." for first, *more in files]
+        return " or ".join(ways)
+
     def check(self, folder: Path) -> None:
         """Raise InputError unless a folder holds the official files, and they can be read."""
         form = self.forms[0]
@@ -107,6 +114,10 @@ def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Feder
     form, paths = dataset.find(wish.data_dir) or _missing(dataset, wish.data_dir)
     pool = form.read(paths, **own)
     _known_labels(dataset, pool, paths)
+    whole = dataset.forms[0].rows
+    if form.rows < whole:
+        some = f"{paths[0].name} holds {form.rows} of {whole} rows; `fedsso data get {dataset.name}` fetches all"
+        pool = pool._replace(notes=(some, *pool.notes))
     return _shared_out(dataset, pool, wish, {**skew, **own})
 
 
@@ -125,22 +136,22 @@ def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Fe
     given = options.get("files")
     if not given or not isinstance(given, str | os.PathLike | list | tuple):
         raise InputError(f"data set {dataset.name!r} reads your own files: give files=[...], got files={given!r}")
-    paths = _listed([given] if isinstance(given, str | os.PathLike) else given, dataset.name)
     (form,) = dataset.forms
+    paths = _listed([given] if isinstance(given, str | os.PathLike) else given, form.suffix)
     own = _options(form.read, {k: v for k, v in options.items() if k != "files"}, dataset.name)
     skew = _skew(dataset, wish, wish.partition or dataset.partition)
     fed = _shared_out(dataset, form.read(paths, **own), wish, {**skew, **own})
     return replace(fed, source={**fed.source, "files": [str(path.resolve()) for path in paths]})
 
 
-def _listed(given: Sequence[Any], name: str) -> list[Path]:
+def _listed(given: Sequence[Any], suffix: str) -> list[Path]:
     """The files, and those of the folders, in order."""
     paths: list[Path] = []
     for one in given:
         path = Path(one).expanduser()
-        inside = sorted(p for p in path.glob("*.csv" if name == "csv" else "*") if p.is_file())
+        inside = sorted(p for p in path.glob(f"*{suffix}") if p.is_file() and not p.name.startswith("."))
         if path.is_dir() and not inside:
-            raise InputError(f"no {'.csv ' if name == 'csv' else ''}file in the folder {path}: check its name")
+            raise InputError(f"no file *{suffix} in the folder {path}: check its name")
         paths += inside if path.is_dir() else [path]
     return paths
 
@@ -204,15 +215,11 @@ def _skew(dataset: DataSet, wish: Wish, name: str) -> dict[str, Any]:
 
 def _missing(dataset: DataSet, data_dir: str | Path | None) -> tuple[Form, list[Path]]:
     where = "data_dir" if data_dir else f"${FOLDER}" if os.environ.get(FOLDER) else "the default"
-    ways = [_few(form.files) for form in dataset.forms]
+    get = f"fedsso data get {dataset.name}" + (f" --data-dir {data_dir}" if data_dir else "")
     raise InputError(
-        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `fedsso data get {dataset.name}` "
-        f"fetches it; or put there {' or '.join(ways)}, or set {FOLDER} to the folder that has them"
+        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `{get}` fetches it; "
+        f"or put there {dataset.wanted()}, or set {FOLDER} to the folder that has them"
     )
-
-
-def _few(files: Sequence[str]) -> str:
-    return ", ".join(files) if len(files) <= 4 else f"{files[0]} and {len(files) - 1} more"
 
 
 def _options(function: Callable[..., object], given: Mapping[str, object], what: str) -> dict[str, Any]:
@@ -222,7 +229,8 @@ def _options(function: Callable[..., object], given: Mapping[str, object], what:
     for option in given:
         if option not in known:
             raise unknown(f"option of {what}", option, known)
-    return {k: _typed(k, given.get(k, default), default) for k, default in known.items()}
+    typed = {k: _typed(k, given.get(k, default), default) for k, default in known.items()}
+    return {k: v for k, v in typed.items() if v is not None}
 
 
 def _typed(name: str, value: Any, default: Any) -> Any:
@@ -231,6 +239,8 @@ def _typed(name: str, value: Any, default: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
         return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
+    if default is None:  # a file, or none
+        return None if value is None else _path(name, value)
     if isinstance(default, str):
         if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {value!r}")
@@ -238,6 +248,13 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     return integer(name, value) if isinstance(default, int) else number(name, value)
 
 
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{name} must be the path of a file, got {value!r}")
+    return Path(value).expanduser().resolve()
+
+
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tuples as lists, which TOML has."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    """Tuples as lists and paths as text, which TOML has."""
+    lists = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
+    return {k: str(v) if isinstance(v, Path) else v for k, v in lists.items()}

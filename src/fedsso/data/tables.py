@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import os
 import re
-import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from itertools import pairwise
@@ -21,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, integer, unknown
-from ..files import read_bytes, read_text
+from ..errors import InputError, integer, one_of, unknown
+from ..files import read_text
+from .packed import opened
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -30,6 +27,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = Mapping[str, PathLike] | Sequence[PathLike]
 Record: TypeAlias = tuple[str, list[str]]  # where it is, for messages, and its cells
 
+TASKS = ("auto", "regression")
 MISSING = ("", "?", "NA", "nan")
 """What marks a gap in a CSV file."""
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -40,16 +38,15 @@ FEATURES = (
 """The columns of heart disease before num, the diagnosis."""
 LARGEST = 2**29  # numbers in x: 2 GiB
 FLOAT32 = float(np.finfo(np.float32).max)
-PACKED: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
-    b"\x1f\x8b": ("gzip", gzip.decompress),
-    b"BZh": ("bzip2", bz2.decompress),
-    b"\xfd7zXZ\x00": ("xz", lzma.decompress),
-}
 
 
-def csv(paths: Sequence[Path], *, target: str = "", group: str = "") -> Pool:
-    """CSV files; `target` is the column to predict. A client is a value of the column `group`, else a file."""
-    pool = csv_pool(paths, target, group=group)
+def csv(paths: Sequence[Path], *, target: str = "", group: str = "", task: str = "auto") -> Pool:
+    """CSV files; `target` is the column to predict. A client is a value of the column `group`, else a file.
+
+    Targets that are all whole numbers are labels, unless `task` is regression.
+    """
+    regression = one_of("task", task, TASKS) == "regression"
+    pool = csv_pool(paths, target, group=group, classes=0 if regression else None)
     if not group:
         return pool
     return pool._replace(group=np.array([name for path in paths for name in _column(path, target, group)]))
@@ -87,7 +84,7 @@ def read_csv(
     missing: Sequence[str] = MISSING,
     group: str = "",
 ) -> tuple[tuple[str, ...], Array, Array]:
-    """(feature names, x float32 [rows, features] with NaN for gaps, y float64 [rows]) of a file with a header.
+    """(feature names, x float64 [rows, features] with NaN for gaps, y float64 [rows]) of a file with a header.
 
     Without `features` they are all columns but the target and `group`. UTF-8; commas or semicolons between the cells.
     """
@@ -99,7 +96,7 @@ def read_csv(
     table = _table(records, columns, len(header), marks)
     if not len(table):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
-    return names, table[:, :-1].astype(np.float32), table[:, -1]
+    return names, table[:, :-1], table[:, -1]
 
 
 def svmlight(paths: Sequence[Path], *, features: int = 0) -> Pool:
@@ -130,19 +127,6 @@ def heart(paths: Sequence[Path]) -> Pool:
     x, sick = torch.from_numpy(table[:, :-1].astype(np.float32)), torch.from_numpy(table[:, -1] > 0)
     group = np.repeat(np.array(HOSPITALS), [len(own) for own in tables])
     return Pool(x, sick.long(), group=group, standardise=True)
-
-
-def unpacked(path: PathLike) -> bytes:
-    """The bytes of a file, unpacked if they are gzip, bzip2 or xz, whatever the file is called."""
-    data = read_bytes(Path(path))
-    for magic, (kind, unpack) in PACKED.items():
-        if data.startswith(magic):
-            try:
-                return unpack(data)
-            except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-                what = f"{path}: cannot be read as {kind}, corrupt or cut short ({error})"
-                raise InputError(f"{what}: fetch it again") from None
-    return data
 
 
 def _clients(files: Files) -> dict[str, Path]:
@@ -302,7 +286,9 @@ class Sparse(NamedTuple):
 
 def _sparse(path: Path, most: int) -> Sparse:
     y, sizes, columns, values = array("d"), array("l"), array("l"), array("f")
-    for line, text in enumerate(unpacked(path).decode("latin-1").split("\n"), start=1):
+    with opened(path) as file:
+        lines = file.read().decode("latin-1").split("\n")
+    for line, text in enumerate(lines, start=1):
         tokens = text.partition("#")[0].split()
         if tokens:
             label, index, value = _line(tokens, most or LARGEST, f"{path}: line {line}")
@@ -341,14 +327,12 @@ def _entry(token: str, where: str) -> tuple[int, float]:
 
 
 def _same_labels(paths: Sequence[Path], parts: Sequence[Sparse]) -> None:
-    """Files that number their classes differently, such as -1/1 and 0/1, must not be pooled."""
+    """Files that write two classes differently, such as -1/1 and 0/1, must not be pooled."""
     kinds = [set(part.y.tolist()) for part in parts]
-    if any((part.y % 1).any() for part in parts):
-        return
-    for path, own in zip(paths, kinds, strict=True):
-        if not (own <= kinds[0] or kinds[0] <= own):
-            first, here = (", ".join(f"{label:g}" for label in sorted(kind)[:5]) for kind in (kinds[0], own))
-            raise InputError(f"{path}: has the labels {here}, but {paths[0]} has {first}: number them alike")
+    if max(map(len, kinds)) == 2 and len(set().union(*kinds)) > 2:
+        written = ("/".join(f"{label:g}" for label in sorted(kind)) for kind in kinds)
+        said = "; ".join(f"{path} has {labels}" for path, labels in zip(paths, written, strict=True))
+        raise InputError(f"two classes are written in different ways: {said}: number them alike")
 
 
 def _worth_storing(rows: int, width: int, paths: Sequence[Path]) -> None:

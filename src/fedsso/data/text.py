@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
-import io
-import lzma
 import re
-import struct
-import zipfile
 import zlib
 from array import array
 from collections import Counter
@@ -28,6 +23,7 @@ from torch.nn.functional import embedding_bag
 from ..errors import InputError, integer
 from ..files import read_text
 from ..rng import key
+from .packed import opened
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +36,6 @@ URL = re.compile(r"(?:https?://|www\.)\S+")
 USER = re.compile(r"@\w+")
 NUMBER = re.compile(r"\b\d+(?:[.,:]\d+)*\b")
 WORD = re.compile(r"<(?:url|user|number)>|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+")
-DAMAGE = (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
 def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
@@ -67,7 +62,7 @@ def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
 
 
 def sentiment140(
-    paths: Sequence[Path], *, length: int = 200, buckets: int = 1024, vectors: str = "", rows: int = 0
+    paths: Sequence[Path], *, length: int = 200, buckets: int = 1024, vectors: Path | None = None, rows: int = 0
 ) -> Pool:
     """Tweets as bags of at most `length` words, label 1 where the mood is good; a row's group is who wrote it.
 
@@ -83,7 +78,7 @@ def sentiment140(
         raise InputError(f"{paths[0]}: has no tweet of polarity 0 or 4: fetch it again")
     notes = [f"{seen['2']} neutral tweets (polarity 2) left out"] if seen["2"] else []
     if vectors:
-        x, found = _averaged(tweets, Path(vectors).expanduser())
+        x, found = _averaged(tweets, vectors)
         notes.append(found)
     else:
         x = _hashed(tweets, buckets)
@@ -169,41 +164,9 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, told apart by content: plain, gzip, or the one text file in a zip archive."""
-    with _opened(path) as raw:
-        kind = {b"\x1f\x8b": "gzip", b"PK": "zip"}.get(raw.peek(2)[:2], "text")
-        try:
-            yield from _unpacked(raw, kind, path)
-        except InputError:
-            raise
-        except DAMAGE as error:
-            reason = f"corrupt or cut short ({error})"
-            raise InputError(f"{path}: cannot be read as {kind}, {reason}: fetch it again") from None
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from error
-
-
-def _unpacked(raw: io.BufferedReader, kind: str, path: Path) -> Iterator[bytes]:
-    if kind == "gzip":
-        yield from io.BufferedReader(gzip.GzipFile(fileobj=raw))
-    elif kind == "zip":
-        with zipfile.ZipFile(raw) as archive, archive.open(_member(archive, path)) as member:
-            yield from member
-    else:
-        yield from raw
-
-
-def _member(archive: zipfile.ZipFile, path: Path) -> str:
-    texts = [name for name in archive.namelist() if name.endswith((".txt", ".csv"))]
-    if len(texts) != 1:
-        found = ", ".join(texts) or "none"
-        raise InputError(f"{path}: need one .txt or .csv file in it, got {found}: unpack it and name the one to use")
-    return texts[0]
+    """The lines of a file, unpacked."""
+    with opened(path) as file:
+        yield from file
 
 
 def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
