@@ -77,4 +77,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except fedsso.InputError as error:
+        sys.exit(str(error))

@@ -14,8 +14,8 @@ import numpy as np
 import fedsso
 
 
-def main(folder: Path, target: str) -> None:
-    fed = fedsso.Federation.from_csv(sorted(folder.glob("*.csv")), target)
+def main(folder: str | Path, target: str) -> None:
+    fed = fedsso.Federation.from_csv(folder, target)
     print(fed.summary(), "\n")
     algorithms = [fedsso.FedSSO(alpha=0.03), fedsso.FedAvg(alpha=0.1)]  # fedsso.sweep tries many
     for run in fedsso.compare(fed, "mclr", algorithms, rounds=20, local_steps=5, batch_size=None):
@@ -36,4 +36,4 @@ def invent(folder: Path) -> Path:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as empty:
-        main(*(Path(sys.argv[1]), sys.argv[-1]) if sys.argv[1:] else (invent(Path(empty)), "ill"))
+        main(*(sys.argv[1:] or [invent(Path(empty)), "ill"]))

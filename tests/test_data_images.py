@@ -8,6 +8,8 @@ import os
 import pickle
 import random
 import struct
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
@@ -105,7 +107,7 @@ IDX: dict[str, tuple[Damage, str]] = {
         lambda p: p[0].write_bytes(idx_bytes(np.zeros((7, 32, 28), np.uint8))),
         r"train-images\S*: holds images of \[32, 28\] pixels, need \[28, 28\]",
     ),
-    "no rows": (lambda p: p[0].write_bytes(idx_bytes(grey(0))), r"train-images\S*: holds no images, need at least 1"),
+    "no rows": (lambda p: p[0].write_bytes(idx_bytes(grey(0))), r"train-images\S*: tells of 0 images, need 1 to"),
     "too few bytes": (
         lambda p: p[0].write_bytes(idx_bytes(grey(7))[:-1]),
         r"train-images\S*: its header tells of 7 items in 5488 bytes, it has 5487 bytes",
@@ -116,7 +118,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "a boast": (
         lambda p: p[0].write_bytes(struct.pack(">4I", 0x803, 2**32 - 1, 28, 28) + bytes(784)),
-        r"tells of 4294967295 items in 3367254359280 bytes, it has 784 bytes",
+        r"tells of 4294967295 images, need 1 to",
     ),
     "fewer labels": (
         lambda p: p[1].write_bytes(idx_bytes(labels(6))),
@@ -290,7 +292,7 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "evil inside": (pickle.dumps({b"data": X, b"labels": [Evil()]}, 2), r"asks for posix\.mkdir"),
     "evil by name": (b"cbuiltins\neval\n(U\x011tR.", r"asks for builtins\.eval"),
     "evil attribute": (b"\x80\x04cnumpy\nndarray.__class__\n.", r"asks for numpy\.ndarray\.__class__"),
-    "objects": (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR.", "has an array of b'O', need uint8"),
+    "objects": (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR.", "data must be uint8"),
     "other text": (
         b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00zipt" + b"R.",
         "text in 'zip', need 'latin1'",
@@ -447,3 +449,21 @@ def test_the_real_cifar_subset_is_balanced_and_has_its_colours_in_place() -> Non
     assert pool.y.bincount().tolist() == [2000] * 10
     with np.load(path) as file:
         assert np.array_equal(pool.x[::500].numpy(), file["x"][::500].transpose(0, 3, 1, 2))
+
+
+HOSTILE = {
+    "an array of objects over bytes": b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n"
+    b"(K\x01\x85U\x01OT\x08\0\0\0AAAAAAAAtR\x85R.",
+    "a format with fields": b"\x80\x02cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
+    b"(K\x03U\x01|N(U\x01atq\x00}U\x01aK\x01K\x00\x86sK\xffK\xffK\x00tb.",
+}
+READ = "import sys, pathlib, fedsso.data.images as i; i.cifar_pickle([pathlib.Path(sys.argv[1])])"
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_pickle_reaches_nothing_of_numpy(case: str, tmp_path: Path) -> None:
+    """In a process of its own: what it guards against ends the process."""
+    (tmp_path / "batch").write_bytes(HOSTILE[case])
+    done = subprocess.run([sys.executable, "-c", READ, tmp_path / "batch"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "InputError" in done.stderr

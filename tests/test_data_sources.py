@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import time
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedsso.data import PARTITIONS, TABLES, Federation, datasets, load, quadratic
+from fedsso.data.packed import content, lines
 from fedsso.errors import InputError
 from fedsso.models import MODELS
 
@@ -194,13 +196,13 @@ def test_own_svmlight_files_by_name(tmp_path: Path) -> None:
     fed = load("svmlight", files=[path], clients=4)
     assert (fed.clients, fed.sample_shape, fed.classes) == (4, (3,), 2)
     with pytest.raises(InputError, match=r"mine.svm: line 1: has feature 3, expected at most 2"):
-        load("svmlight", files=path, features=2)
+        load("svmlight", files=path, dim=2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "csv"}, r"reads your own files: give files=\[...\]"),
+        ({"name": "csv"}, "reads your own files: name them, or a folder"),
         ({"name": "csv", "files": 5}, "got files=5"),
         ({"name": "csv", "files": "/nowhere.csv", "target": "y"}, "cannot read /nowhere.csv"),
         ({"name": "digits", "files": "a.csv"}, "unknown option of digits 'files'"),
@@ -337,7 +339,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "name none": ({"name": None}, "unknown data set None. Known: a9a, cifar10"),
     "name list": ({"name": []}, r"unknown data set \[\]. Known: a9a, cifar10"),
     "kind list": ({"name": "synthetic", "kind": []}, r"unknown kind \[\]. Known: logistic, quadratic"),
-    "data_dir": ({"name": "mnist", "data_dir": 5}, "data_dir must be the path of a folder, got data_dir=5"),
+    "data_dir": ({"name": "mnist", "data_dir": 5}, "data_dir must be the path of a file or folder, got 5"),
     "separable": ({"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2}, "no finite minimiser"),
 }
 
@@ -377,7 +379,7 @@ def test_every_data_set_checks_the_common_options(name: str, option: str, value:
 
 
 def test_a_concentration_that_is_no_number_is_an_error() -> None:
-    with pytest.raises(InputError, match="concentration must be > 0 and finite, got nan"):
+    with pytest.raises(InputError, match="concentration must be > 0 and <= 1e9, got nan"):
         load("digits", concentration=float("nan"))
 
 
@@ -502,3 +504,43 @@ def test_the_defaults_on_real_images() -> None:
 def test_a_table_needs_a_data_set_with_enough_rows() -> None:
     with pytest.raises(InputError, match="needs 7877 rows of label 1, the data set has 7000"):
         load("fashion_mnist", partition="paper-20")
+
+
+ODD_PATHS = ["~nobody-of-this-name/x", "a" * 5000, "a\0b", "\udcff.csv", 5, [None], [b"x"]]
+
+
+@pytest.mark.parametrize("path", ODD_PATHS, ids=range(len(ODD_PATHS)))
+def test_no_file_can_have_such_a_name(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"path|No such file"):
+        load("csv", files=path, target="y")
+    if isinstance(path, str):
+        with pytest.raises(InputError, match=r"data_dir must be the path"):
+            load("mnist", data_dir=path)
+        if "\0" not in path:
+            monkeypatch.setenv("FEDSSO_DATA", path)
+            with pytest.raises(InputError, match=r"FEDSSO_DATA must be the path"):
+                load("mnist")
+
+
+def test_devices_and_pipes_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("csv", "svmlight"):
+        for path in ("/dev/zero", tmp_path / "pipe.csv"):
+            with pytest.raises(InputError, match="it is not a regular file"):
+                load(name, files=[path], **({"target": "y"} if name == "csv" else {}))
+
+
+def test_a_small_archive_does_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.svm"
+    path.write_bytes(gzip.compress(bytes(1 << 22), 1))
+    with pytest.raises(InputError, match="holds more than 1000000 bytes, unpacked"):
+        content(path, 1_000_000)
+    with pytest.raises(InputError, match=r"bomb\.svm: line 1: has 1000000 bytes or more"):
+        list(lines(path, 1_000_000))
+
+
+def test_thousands_of_small_clients_are_filled_up_at_once() -> None:
+    began = time.process_time()
+    fed = load("digits", partition="quantity", concentration=0.01, clients=1700, min_rows=1)
+    assert fed.clients == 1700
+    assert time.process_time() - began < 5

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -49,6 +50,7 @@ from .version import __version__
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 NAMES, SHAPE = Several(click.STRING), Several(click.INT)
 
 
@@ -59,7 +61,8 @@ class Program(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            messages.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            text = CONTROL.sub(lambda found: repr(found[0])[1:-1], str(error))  # from a file or a server, perhaps
+            messages.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
             raise typer.Exit(2) from error
 
 
@@ -95,8 +98,8 @@ def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -
     records = dict(zip(names, cli_config.records(settings, names, given["hyper"]), strict=True))
     wish = settings.data.given()
     fed = load(wish.pop("dataset", settings.data.dataset), **wish)
-    for note in fed.notes:
-        log.info(note)
+    for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
+        messages.print(line, markup=False, soft_wrap=True, highlight=False)
     full = complete({**settings.options, "seed": settings.seeds[0]})
     live = context(fed, settings.model, full)
     live.check(full)

@@ -55,6 +55,9 @@ class Data(Table):
     files: list[str] | None = Field(None, description="your own files or folders, for data set csv or svmlight")
     target: str | None = Field(None, description="column to predict, for data set csv")
     task: str | None = Field(None, description="auto, or regression for whole numbers; for data set csv")
+    features: list[str] | None = Field(
+        None, description="columns to learn from, for data set csv; left out: all others"
+    )
     group: str | None = Field(None, description="column that names the client, for data set csv; left out: the file")
     partition: str | None = Field(None, description=f"{', '.join(PARTITIONS)}; left out: the set's own")
     concentration: float | None = Field(None, description="of the Dirichlet draw; small means skewed")

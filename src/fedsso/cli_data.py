@@ -102,19 +102,29 @@ def get_data(
     gives one and by its structure, before it is put into the data folder.
     """
     known = {dataset.name: dataset for dataset in datasets()}
+    failed = []
     for name in [one_of("data set", name, known) for name in names]:
-        one, folder = known[name], data_folder(data_dir)
-        if one.yours:
-            raise InputError(f"data set {name!r} has no files to fetch: it reads your own, with --files")
-        found = one.find(data_dir)
-        if not one.remotes or (found and found[0].rows >= one.forms[0].rows):
-            here = ", ".join(map(str, found[1] if found else ())) or "it needs no files"
-            messages.print(f"{name} is there already: {here}", markup=False, soft_wrap=True, highlight=False)
-            continue
-        with _bars() as progress:
-            paths = fetch(name, one.remotes, folder, check=one.check, progress=progress, mirror=mirror)
-        size = _size(sum(path.stat().st_size for path in paths))
-        messages.print(f"{name}: {size} in {folder}", markup=False, soft_wrap=True, highlight=False)
+        try:
+            said = _get(known[name], data_dir, mirror)
+        except InputError as error:  # the others may be had
+            failed.append(str(error))
+        else:
+            messages.print(f"{name}{said}", markup=False, soft_wrap=True, highlight=False)
+    if failed:
+        raise InputError("\n".join(failed))
+
+
+def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
+    """Fetch a data set unless it is there, and say what was done."""
+    if dataset.yours:
+        raise InputError(f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files")
+    found, folder = dataset.find(data_dir), data_folder(data_dir)
+    if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
+        here = ", ".join(map(str, found[1] if found else ()))
+        return f" is there already: {here or 'it needs no files'}"
+    with _bars() as progress:
+        paths = fetch(dataset.name, dataset.remotes, folder, check=dataset.check, progress=progress, mirror=mirror)
+    return f": {_size(sum(path.stat().st_size for path in paths))} in {folder}"
 
 
 @contextmanager
@@ -161,5 +171,5 @@ def show_data(
         figures = {"source": dict(fed.source), **show.skew(fed), "label_counts": counts, "notes": fed.notes}
         typer.echo(json.dumps({**figures, "picture": str(path)}, indent=2, ensure_ascii=False))
         return
-    output.print(show.text(fed, output.width), markup=False, highlight=False, soft_wrap=True)
+    output.print(show.text(fed, max(40, output.width)), markup=False, highlight=False, soft_wrap=True)
     output.print(f"picture: {path}", markup=False, soft_wrap=True, highlight=False)

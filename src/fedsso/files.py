@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -52,6 +53,21 @@ def check_writable(folder: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def user_path(what: str, path: object) -> Path:
+    """A path as users write it, with ~ for their home; InputError if no file can have that name."""
+    try:
+        found = Path(path).expanduser()  # type: ignore[arg-type]
+        str(found).encode()
+        os.stat(found)
+    except FileNotFoundError:
+        return found
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
+            return found  # something for the reader to find
+        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({error})") from None
+    return found
 
 
 def read_bytes(path: str | Path) -> bytes:

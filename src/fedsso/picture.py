@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -43,9 +44,10 @@ def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
     except ImportError:
         raise InputError("a picture needs matplotlib: pip install matplotlib") from None
     buffer = BytesIO()
-    with mpl.rc_context(LOOK):  # type: ignore[arg-type]
+    with mpl.rc_context(LOOK), warnings.catch_warnings():  # type: ignore[arg-type]
         figure = Figure(layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07))
         onto(figure)
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script that the font lacks
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
     write_atomic(path, buffer.getvalue())
     return Path(path)

@@ -60,7 +60,7 @@ def _emnist(part: str, title: str, rows: int, classes: int, read: Callable[..., 
 
 def _libsvm(name: str, title: str, rows: int, features: int, clients: int, *forms: tuple[str, ...]) -> DataSet:
     def read(paths: Sequence[Path]) -> Pool:
-        return svmlight(paths, features=features)
+        return svmlight(paths, dim=features)
 
     return DataSet(
         name,

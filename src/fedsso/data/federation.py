@@ -25,12 +25,21 @@ class Scaling(NamedTuple):
     median: Tensor
     mean: Tensor
     factor: Tensor  # 1 / deviation; 0 for a constant column
+    columns: tuple[str, ...] = ()  # their names, where they have any
 
     def __call__(self, x: Any) -> Tensor:
-        """Rows [..., columns] as the model knows them."""
-        rows = dense(x, "x")
-        filled = torch.where(rows.isnan(), self.median, rows.double())
-        return ((filled - self.mean) * self.factor).to(rows.dtype if rows.is_floating_point() else torch.float32)
+        """One row or several as the model knows them, float32 [rows, columns]; a data frame by its column names."""
+        if self.columns and hasattr(x, "columns"):
+            absent = [name for name in self.columns if name not in x.columns]
+            if absent:
+                raise InputError(f"x lacks the columns {', '.join(absent)}: the model was trained on {self.columns}")
+            x = x[list(self.columns)]
+        rows = dense(x, "x").double()
+        rows = rows if rows.ndim > 1 else rows[None]
+        if rows.shape[-1] != len(self.mean):
+            raise InputError(f"x must have {len(self.mean)} columns, as the training rows have, got {rows.shape[-1]}")
+        filled = torch.where(rows.isnan(), self.median, rows)
+        return ((filled - self.mean) * self.factor).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,23 +156,26 @@ class Federation:
         target: str,
         *,
         features: Sequence[str] | None = None,
+        group: str = "",
         missing: Sequence[str] = MISSING,
         standardise: bool = True,
         test_fraction: float = 0.25,
         seed: int = 0,
         classes: int | None = None,
     ) -> Federation:
-        """One CSV file per client, as {name: path} or as a list of paths; `target` is the column to predict.
+        """One CSV file per client, as a folder, a list of paths or {name: path}; `target` is the column to predict.
 
-        `features` are column names, by default all others of the first file; `missing` are the marks of a gap.
+        `features` are column names, by default all others of the first file; `missing` are the marks of a gap. With
+        `group` a client is a value of that column instead of a file.
         Targets that are all whole numbers are labels, numbered from 0 in sorted order. classes=0 takes any numbers
         as real targets; classes=n takes labels 0..n-1 as written.
         """
-        pool = csv_pool(files, target, features, missing, classes)
+        pool = csv_pool(files, target, features, missing, classes, group)
         options: Any = {"test_fraction": test_fraction, "seed": seed, "standardise": standardise}
         names, rows = _in_order(pool.group)
         fed = cls.from_rows(pool.x, pool.y, rows, classes=classes or None, **options)
-        return replace(fed, client_names=names, notes=pool.notes)
+        scaling = fed.scaling and fed.scaling._replace(columns=pool.columns)
+        return replace(fed, client_names=names, notes=pool.notes, scaling=scaling)
 
     @property
     def clients(self) -> int:
@@ -362,7 +374,8 @@ def _samples(x: Tensor, where: str = "", *, gaps: bool = False) -> Tensor:
 def _scaling(x: Tensor, train: Tensor) -> Scaling:
     """Medians and moments of the columns over the training rows, gaps filled; deviations are of the population."""
     columns = [_moments(column[train].double(), j) for j, column in enumerate(x.T)]
-    return Scaling(*(torch.tensor(part, dtype=torch.float64) for part in zip(*columns, strict=True)))
+    median, mean, factor = (torch.tensor(part, dtype=torch.float64) for part in zip(*columns, strict=True))
+    return Scaling(median, mean, factor)
 
 
 def _moments(column: Tensor, j: int) -> tuple[float, float, float]:
@@ -377,7 +390,8 @@ def _moments(column: Tensor, j: int) -> tuple[float, float, float]:
         return median, low, 0.0
     largest = max(abs(low), abs(high))  # squares of numbers up to 1 do not overflow
     deviation, mean = torch.std_mean(filled / largest, correction=0)
-    return median, float(mean) * largest, 1 / (float(deviation) * largest)
+    spread = float(deviation) * largest  # 0 if it is below what float64 can hold
+    return median, float(mean) * largest, 1 / spread if spread else 0.0
 
 
 def _targets(y: Tensor, classes: int | None, where: str = "") -> tuple[Tensor, int]:

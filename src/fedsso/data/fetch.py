@@ -15,11 +15,9 @@ import os
 import re
 import shutil
 import stat
-import struct
 import tarfile
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from urllib.error import HTTPError
 
 from ..errors import InputError
 from ..files import write_atomic, write_then_rename
+from .packed import DAMAGE
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke
@@ -172,7 +171,9 @@ def _held(file: IO[str], lock: Path) -> bool:
 
 
 def _mirrored(remote: Remote, mirror: str) -> Remote:
-    return replace(remote, urls=(f"{mirror.rstrip('/')}/{Path(remote.file).name}",)) if mirror else remote
+    """The same file from a folder on another server, laid out like the data folder or all in one place."""
+    places = dict.fromkeys((remote.file, Path(remote.file).name))
+    return replace(remote, urls=tuple(f"{mirror.rstrip('/')}/{place}" for place in places)) if mirror else remote
 
 
 def _at_hand(remote: Remote, folder: Path, staging: Path) -> bool:
@@ -394,6 +395,8 @@ def _open(url: str, headers: Mapping[str, str], timeout: float) -> HTTPResponse:
         response: HTTPResponse = _opener().open(request.Request(url, headers={**own, **headers}), timeout=timeout)
     except HTTPError as error:
         error.close()
+        if error.code >= 500:  # the server's trouble, which may pass
+            raise _Cut(f"HTTP status {error.code} {error.reason}") from None
         raise _Failure(f"HTTP status {error.code} {error.reason}", error.code) from None
     except (OSError, HTTPException, ValueError) as error:
         raise _Failure(_reason(error, timeout)) from None
@@ -425,17 +428,7 @@ def _reason(error: Exception, timeout: float) -> str:
 
 # ---- Archives
 
-_DAMAGE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    struct.error,
-    EOFError,
-    OverflowError,
-    NotImplementedError,  # a zip compressed in a way the library does not know
-    RuntimeError,  # an encrypted zip
-    ValueError,
-)
+_DAMAGE = (*DAMAGE, tarfile.TarError, OverflowError, ValueError)
 
 
 class _Member(NamedTuple):

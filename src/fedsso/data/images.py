@@ -28,6 +28,8 @@ GREY, COLOUR = (28, 28), (3, 32, 32)
 LABELS, IMAGES = 0x801, 0x803  # magic numbers of idx files: bytes in one and in three dimensions
 BLOCK = 1 << 20  # bytes read at a time
 CIFAR = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+MOST = 1 << 26  # bytes of a CIFAR batch, twice what one has
+ROWS = 1 << 21  # images of an idx file, more than any set has
 DAMAGED = "corrupt or cut short"
 
 
@@ -146,8 +148,8 @@ def _header(path: Path, file: IO[bytes], magic: int, shape: tuple[int, ...]) -> 
     items, *sizes = np.frombuffer(head[4:], ">u4").tolist()
     if tuple(sizes) != shape:
         raise InputError(f"{path}: holds images of {sizes} pixels, need {list(shape)}: take the files of this set")
-    if not items:
-        raise InputError(f"{path}: holds no {what}, need at least 1: fetch it again")
+    if not 0 < items <= ROWS:
+        raise InputError(f"{path}: tells of {items} {what}, need 1 to {ROWS}: fetch it again")
     return int(items)
 
 
@@ -196,15 +198,15 @@ def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
     except Exception as error:  # damaged bytes can ask the unpickler for anything
         raise InputError(f"{name}: cannot be read as a CIFAR batch, {DAMAGED} ({error}): fetch it again") from None
     x, y = (batch.get(key) for key in (b"data", b"labels")) if isinstance(batch, dict) else (None, None)
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (math.prod(COLOUR),) or not len(x):
+    if not isinstance(x, _Array) or x.rows is None:
         raise InputError(f"{name}: data must be uint8 [rows, {math.prod(COLOUR)}]: fetch it again")
-    if not isinstance(y, list) or len(y) != len(x) or not all(type(label) is int for label in y):
-        raise InputError(f"{name}: labels must be a list of {len(x)} integers, one per image: fetch it again")
-    return x, y
+    if not isinstance(y, list) or len(y) != len(x.rows) or not all(type(label) is int for label in y):
+        raise InputError(f"{name}: labels must be a list of {len(x.rows)} integers, one per image: fetch it again")
+    return x.rows, y
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes dictionaries, lists, text and arrays of bytes, and calls nothing else."""
+    """Makes dictionaries, lists, text and what is said about an array of bytes; it calls nothing of numpy."""
 
     def find_class(self, module: str, name: str) -> Any:
         """One of the few things that a batch consists of."""
@@ -213,11 +215,29 @@ class _Unpickler(pickle.Unpickler):
         return ADMITTED[module, name]
 
 
-def _dtype(name: object, *_: object) -> np.dtype[Any]:
-    """The only number format of a batch."""
-    if name not in ("u1", b"u1"):
-        raise pickle.UnpicklingError(f"it has an array of {name!r}, need uint8")
-    return np.dtype(np.uint8, copy=True)  # a copy, which the unpickler may write to
+class _Dtype:
+    """The format of an array's numbers; its state, the byte order, says nothing about bytes."""
+
+    def __init__(self, name: object, *_: object) -> None:
+        self.bytes = isinstance(name, str | bytes) and name in ("u1", b"u1")
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _Array:
+    """An array as its state describes it: version, shape, format, order, bytes."""
+
+    rows: Array | None = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (int(), (int() as rows, int() as width), _Dtype(bytes=True), order, bytes() as content):
+                if rows > 0 and width == math.prod(COLOUR) and len(content) == rows * width:
+                    self.rows = np.frombuffer(content, np.uint8).reshape((rows, width), order="F" if order else "C")
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -227,13 +247,11 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_reconstruct = np.empty(0).__reduce__()[0]  # numpy moved it in version 2
-
 ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,  # numpy moved it in version 2
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): "ndarray",  # the kind of array: nothing that can be called
+    ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _encode,
 }
 
@@ -258,10 +276,14 @@ def _untarred(path: Path) -> dict[str, bytes]:
             for member in archive:
                 name = member.name.rpartition("/")[2]
                 if member.isfile() and name.removesuffix(".bin") in CIFAR and (file := archive.extractfile(member)):
+                    if member.size > MOST:
+                        raise InputError(f"{path}: {name} has {member.size} bytes, need at most {MOST}: fetch it again")
                     files[name] = file.read()
             while raw.read(BLOCK):  # the checksum comes last
                 pass
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): fetch it again") from None
     return files
 

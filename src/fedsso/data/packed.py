@@ -26,16 +26,40 @@ DAMAGE = (EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipf
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked where they are gzip, bzip2 or xz, or the one text file in a zip archive."""
     kind = "it is"
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"cannot read {path}: it is not a regular file; give the name of a file")
     try:
         with ExitStack() as stack:
             raw = stack.enter_context(Path(path).open("rb"))
             head = raw.peek(6)
             kind = next((name for magic, name in KINDS.items() if head.startswith(magic)), kind)
             yield stack.enter_context(_unpacking(raw, kind, path))
+    except MemoryError:
+        raise InputError(f"{path}: is too large for the memory of this machine; use a part of it") from None
     except (OSError, *DAMAGE) as error:
         if isinstance(error, OSError) and error.errno:
             raise InputError(f"cannot read {path}: {error.strerror}; check the name") from None
         raise InputError(f"{path}: cannot be read as {kind}, corrupt or cut short ({error}): fetch it again") from None
+
+
+def content(path: str | os.PathLike[str], most: int = 1 << 31) -> bytes:
+    """All bytes of a file, unpacked; at most so many, since a small archive can hold the memory of a machine."""
+    with opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{path}: holds more than {most} bytes, unpacked; use a part of it")
+    return data
+
+
+def lines(path: str | os.PathLike[str], most: int = 1 << 20) -> Iterator[bytes]:
+    """The lines of a file, unpacked, none longer than so many bytes."""
+    with opened(path) as file:
+        n = 0
+        while line := file.readline(most):
+            n += 1
+            if len(line) == most:
+                raise InputError(f"{path}: line {n}: has {most} bytes or more; is this the right file?")
+            yield line
 
 
 def _unpacking(raw: BinaryIO, kind: str, path: str | os.PathLike[str]) -> IO[bytes]:

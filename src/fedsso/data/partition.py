@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heapify, heapreplace
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -214,8 +214,8 @@ def _shuffled(rows: Tensor, seed: int, *purpose: str | int) -> Tensor:
 
 def _shares(clients: int, concentration: float, seed: int, *purpose: str | int) -> Tensor:
     """One Dirichlet draw; numpy's, because torch draws gammas from the global generator only."""
-    if not 0 < number("concentration", concentration) < math.inf:
-        raise InputError(f"concentration must be > 0 and finite, got {concentration}; 0.1 is skewed, 100 nearly even")
+    if not 0 < number("concentration", concentration) <= 1e9:
+        raise InputError(f"concentration must be > 0 and <= 1e9, got {concentration}; 0.1 is skewed, 100 nearly even")
     numbers = np.random.default_rng(key(seed, "partition", "shares", *purpose))
     return torch.from_numpy(numbers.dirichlet([concentration] * clients))
 
@@ -251,14 +251,17 @@ def _merge(held: list[list[Tensor]], seed: int) -> list[Tensor]:
 
 def _at_least(rows: list[Tensor], min_rows: int) -> Parts:
     """Fill clients up to min_rows from whoever is largest at the time."""
-    rows, moved, filled = list(rows), 0, 0
-    for poor, own in enumerate(rows):
-        filled += len(own) < min_rows
-        while len(rows[poor]) < min_rows:
-            rich = max(range(len(rows)), key=lambda i: len(rows[i]))
-            n = min(min_rows - len(rows[poor]), len(rows[rich]) - min_rows)
-            rows[rich], gift = rows[rich][:-n], rows[rich][-n:]
-            rows[poor] = torch.cat([rows[poor], gift])
-            moved += n
-    note = f"{moved} rows moved from the largest clients so that {filled} clients have min_rows={min_rows}"
+    rows, sizes = list(rows), [len(own) for own in rows]
+    poor = [i for i, n in enumerate(sizes) if n < min_rows]
+    moved = sum(min_rows - sizes[i] for i in poor)
+    richest = [(-n, i) for i, n in enumerate(sizes)]
+    heapify(richest)
+    for i in poor:
+        while sizes[i] < min_rows:
+            rich = richest[0][1]
+            n = min(min_rows - sizes[i], sizes[rich] - min_rows)
+            rows[i], rows[rich] = torch.cat([rows[i], rows[rich][-n:]]), rows[rich][:-n]
+            sizes[i], sizes[rich] = sizes[i] + n, sizes[rich] - n
+            heapreplace(richest, (-sizes[rich], rich))
+    note = f"{moved} rows moved from the largest clients so that {len(poor)} clients have min_rows={min_rows}"
     return Parts(rows, (note,) if moved else ())

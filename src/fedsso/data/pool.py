@@ -17,4 +17,5 @@ class Pool(NamedTuple):
     group: np.ndarray[Any, Any] | None = None  # [rows] of names: hospital, user, speaker
     classes: int = 0  # 0: those of the data set, or as many as the labels show
     notes: tuple[str, ...] = ()  # what a user should know about these rows
+    columns: tuple[str, ...] = ()  # names of the features of a table, where they have names
     standardise: bool = False  # fill gaps and scale columns by the training rows, once these are known

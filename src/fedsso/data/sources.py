@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, integer, number, one_of, unknown
+from ..files import user_path
 from .federation import Federation
 from .fetch import Remote
 from .partition import PARTITIONS, TABLES, Parts, options_of
 from .pool import Pool
 from .synthetic import KINDS
+from .tables import listed
 
 FOLDER = "FEDSSO_DATA"
 """The environment variable that names the folder of data files."""
@@ -101,9 +103,7 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     """Where data files are looked for: data_dir, else $FEDSSO_DATA, else fedsso in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = data_dir or os.environ.get(FOLDER) or Path(cache) / "fedsso"
-    if not isinstance(folder, str | os.PathLike):
-        raise InputError(f"data_dir must be the path of a folder, got data_dir={data_dir!r}")
-    return Path(folder).expanduser()
+    return user_path("data_dir" if data_dir else f"${FOLDER}", folder)
 
 
 def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
@@ -133,27 +133,17 @@ def _known_labels(dataset: DataSet, pool: Pool, paths: Sequence[Path]) -> None:
 
 def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
     """Files of the user's own, which the option `files` lists; a folder stands for the files in it."""
-    given = options.get("files")
-    if not given or not isinstance(given, str | os.PathLike | list | tuple):
-        raise InputError(f"data set {dataset.name!r} reads your own files: give files=[...], got files={given!r}")
+    if options.get("files") is None:
+        raise InputError(
+            f"data set {dataset.name!r} reads your own files: name them, or a folder (--files, files=[...])"
+        )
     (form,) = dataset.forms
-    paths = _listed([given] if isinstance(given, str | os.PathLike) else given, form.suffix)
+    given: Any = options["files"]
+    paths = listed(given, form.suffix)
     own = _options(form.read, {k: v for k, v in options.items() if k != "files"}, dataset.name)
     skew = _skew(dataset, wish, wish.partition or dataset.partition)
     fed = _shared_out(dataset, form.read(paths, **own), wish, {**skew, **own})
     return replace(fed, source={**fed.source, "files": [str(path.resolve()) for path in paths]})
-
-
-def _listed(given: Sequence[Any], suffix: str) -> list[Path]:
-    """The files, and those of the folders, in order."""
-    paths: list[Path] = []
-    for one in given:
-        path = Path(one).expanduser()
-        inside = sorted(p for p in path.glob(f"*{suffix}") if p.is_file() and not p.name.startswith("."))
-        if path.is_dir() and not inside:
-            raise InputError(f"no file *{suffix} in the folder {path}: check its name")
-        paths += inside if path.is_dir() else [path]
-    return paths
 
 
 def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, Any]) -> Federation:
@@ -170,6 +160,7 @@ def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, 
         classes=pool.classes or dataset.classes or None,
         standardise=pool.standardise,
     )
+    scaling = fed.scaling and fed.scaling._replace(columns=pool.columns)
     asked = {"clients": fed.clients, "partition": name, "test_fraction": wish.test_fraction, "seed": wish.seed}
     return replace(
         fed,
@@ -177,6 +168,7 @@ def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, 
         affine=pool.affine,
         notes=(*pool.notes, *parts.notes),
         client_names=parts.names,
+        scaling=scaling,
         source={"name": dataset.name, **asked, **_plain(options)},
     )
 
@@ -227,6 +219,8 @@ def _options(function: Callable[..., object], given: Mapping[str, object], what:
     parameters = inspect.signature(function).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for option in given:
+        if not known:
+            raise InputError(f"data set {what!r} has no options of its own, got {option}: leave it out")
         if option not in known:
             raise unknown(f"option of {what}", option, known)
     typed = {k: _typed(k, given.get(k, default), default) for k, default in known.items()}
@@ -235,12 +229,14 @@ def _options(function: Callable[..., object], given: Mapping[str, object], what:
 
 def _typed(name: str, value: Any, default: Any) -> Any:
     """The value in the type of the default."""
+    if default == ():
+        return _texts(name, value)
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
         return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
     if default is None:  # a file, or none
-        return None if value is None else _path(name, value)
+        return None if value is None else user_path(name, value).resolve()
     if isinstance(default, str):
         if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {value!r}")
@@ -248,10 +244,10 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     return integer(name, value) if isinstance(default, int) else number(name, value)
 
 
-def _path(name: str, value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{name} must be the path of a file, got {value!r}")
-    return Path(value).expanduser().resolve()
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise InputError(f"{name} must be a list of names, got {value!r}")
+    return tuple(value)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of, unknown
-from ..files import read_text
-from .packed import opened
+from ..files import read_text, user_path
+from .packed import content
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PathLike: TypeAlias = str | os.PathLike[str]
-Files: TypeAlias = Mapping[str, PathLike] | Sequence[PathLike]
+Files: TypeAlias = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
 Record: TypeAlias = tuple[str, list[str]]  # where it is, for messages, and its cells
 
 TASKS = ("auto", "regression")
@@ -40,16 +41,16 @@ LARGEST = 2**29  # numbers in x: 2 GiB
 FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def csv(paths: Sequence[Path], *, target: str = "", group: str = "", task: str = "auto") -> Pool:
-    """CSV files; `target` is the column to predict. A client is a value of the column `group`, else a file.
+def csv(
+    paths: Sequence[Path], *, target: str = "", features: tuple[str, ...] = (), group: str = "", task: str = "auto"
+) -> Pool:
+    """CSV files; `target` is the column to predict, from `features` or all others.
 
-    Targets that are all whole numbers are labels, unless `task` is regression.
+    A client is a value of the column `group`, else a file. Targets that are all whole numbers are labels, unless
+    `task` is regression.
     """
     regression = one_of("task", task, TASKS) == "regression"
-    pool = csv_pool(paths, target, group=group, classes=0 if regression else None)
-    if not group:
-        return pool
-    return pool._replace(group=np.array([name for path in paths for name in _column(path, target, group)]))
+    return csv_pool(paths, target, features or None, group=group, classes=0 if regression else None)
 
 
 def csv_pool(
@@ -60,10 +61,13 @@ def csv_pool(
     classes: int | None = None,
     group: str = "",
 ) -> Pool:
-    """The rows of several CSV files, columns in the order of `features` or of the first file, but for `group`.
+    """The rows of several CSV files, columns in the order of `features` or of the first file.
 
-    Targets that are all whole numbers are labels, numbered from 0 in sorted order; with `classes` y is as written.
+    A client is a value of the column `group`, else a file. Targets that are all whole numbers are labels, numbered from
+    0 in sorted order; with `classes` y is as written.
     """
+    if not target or not isinstance(target, str):
+        raise InputError(f"target must name the column to predict (--target COLUMN), got target={target!r}")
     paths = _clients(files)
     tables = [read_csv(path, target, features, missing, group) for path in paths.values()]
     names = tables[0][0]
@@ -74,7 +78,9 @@ def csv_pool(
     y = np.concatenate([y for *_, y in tables])
     label, notes = _numbered(y) if classes is None else (torch.from_numpy(y), ())
     clients = np.repeat(np.array(list(paths)), [len(y) for *_, y in tables])
-    return Pool(torch.from_numpy(x), label, group=clients, notes=notes, standardise=True)
+    if group:
+        clients = np.array([name for path in paths.values() for name in _column(path, target, group)])
+    return Pool(torch.from_numpy(x), label, group=clients, notes=notes, standardise=True, columns=names)
 
 
 def read_csv(
@@ -92,19 +98,20 @@ def read_csv(
     wanted = None if features is None else _texts("features", features)
     (where, header), records = _opened(Path(path), target)
     names = _chosen([name for name in header if name != group] if group else header, target, wanted, where)
-    columns = {name: header.index(name) for name in (*names, target)}
+    places = {name: i for i, name in enumerate(header)}
+    columns = {name: places[name] for name in (*names, target)}
     table = _table(records, columns, len(header), marks)
     if not len(table):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
     return names, table[:, :-1], table[:, -1]
 
 
-def svmlight(paths: Sequence[Path], *, features: int = 0) -> Pool:
+def svmlight(paths: Sequence[Path], *, dim: int = 0) -> Pool:
     """Lines "label index:value ..." with indices from 1, plain or packed by gzip, bzip2 or xz, pooled in order.
 
-    `features` is the number of columns; 0 takes the largest index. Whole labels are numbered from 0 in sorted order.
+    `dim` is the number of columns; 0 takes the largest index. Whole labels are numbered from 0 in sorted order.
     """
-    most = integer("features", features, 0, LARGEST)
+    most = integer("dim", dim, 0, LARGEST)
     parts = [_sparse(path, most) for path in paths]
     if not parts:
         raise InputError("svmlight needs at least 1 file, got 0")
@@ -129,17 +136,35 @@ def heart(paths: Sequence[Path]) -> Pool:
     return Pool(x, sick.long(), group=group, standardise=True)
 
 
-def _clients(files: Files) -> dict[str, Path]:
-    """Client names and their files, in the order given."""
-    rule = "files must be a list of paths, or a mapping from client names to paths"
-    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
-        raise InputError(f"{rule}, got {files!r}")
-    paths = list(files.values() if isinstance(files, Mapping) else files)
-    if not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise InputError(f"{rule}, got {paths!r}")
+def listed(files: PathLike | Sequence[PathLike], suffix: str) -> list[Path]:
+    """A file or several; a folder stands for the files with that suffix in it, in the order of their names."""
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    if not isinstance(given, Iterable) or not all(isinstance(one, str | os.PathLike) for one in given):
+        raise InputError(f"files must be a path, a list of paths or a folder, got files={files!r}")
+    paths: list[Path] = []
+    for path in (user_path("files", one) for one in given):
+        inside = sorted(p for p in path.glob("*") if p.is_file() and _wanted(p.name, suffix))
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise InputError(f"cannot read {path}: it is not a regular file; give the name of a file")
+        if path.is_dir() and not inside:
+            raise InputError(f"no file *{suffix} in the folder {path}: check its name")
+        paths += inside if path.is_dir() else [path]
     if not paths:
         raise InputError("there are no files, need at least 1: check the folder")
-    names = [str(name) for name in files] if isinstance(files, Mapping) else [Path(path).stem for path in paths]
+    return paths
+
+
+def _wanted(name: str, suffix: str) -> bool:
+    return name.lower().endswith(suffix) and not name.startswith(".")
+
+
+def _clients(files: Files) -> dict[str, Path]:
+    """Client names and their files, in the order given."""
+    if isinstance(files, Mapping):
+        names, paths = [str(name) for name in files], [user_path("files", path) for path in files.values()]
+    else:
+        paths = listed(files, ".csv")
+        names = [path.stem for path in paths]
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
             raise InputError(f"{path}: two clients would be called {name!r}: rename a file, or pass {{name: path}}")
@@ -157,16 +182,24 @@ def _texts(what: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _records(path: Path, text: str, delimiter: str) -> Iterator[Record]:
-    """The place where each record starts and its cells; empty lines are passed over."""
+    """The place where each record starts and its cells; empty lines are passed over.
+
+    Where semicolons part the cells, a comma in a number is a decimal point.
+    """
     reader = csv_reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:
         for cells in reader:
             if cells:
-                yield f"{path}: line {line}", [cell.strip() for cell in cells]
+                stripped = [cell.strip() for cell in cells]
+                yield f"{path}: line {line}", list(map(_pointed, stripped)) if delimiter == ";" else stripped
             line = reader.line_num + 1
     except CsvError as error:
         raise InputError(f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes") from None
+
+
+def _pointed(cell: str) -> str:
+    return cell.replace(",", ".") if re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", cell) else cell
 
 
 def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
@@ -184,6 +217,8 @@ def _column(path: Path, target: str, name: str) -> list[str]:
     (where, header), records = _opened(path, target)
     if name not in header:
         raise InputError(f"{where}: {unknown('column', name, header)}")
+    if header.count(name) != 1 or name == target:
+        raise InputError(f"{where}: group must name one column other than the target, got group={name!r}")
     cells = []
     for place, record in records:
         if not record[header.index(name)]:
@@ -203,13 +238,14 @@ def _delimiter(text: str, target: str) -> str:
 def _chosen(header: Sequence[str], target: str, wanted: Sequence[str] | None, where: str) -> tuple[str, ...]:
     """The feature columns: those wanted, or all but the target."""
     names = tuple(name for name in header if name != target) if wanted is None else tuple(wanted)
+    count = Counter(header)
     for name in (*names, target):
-        if name not in header:
+        if name not in count:
             raise InputError(f"{where}: {unknown('column', name, header)}")
         if not name:
             raise InputError(f"{where}: column {header.index(name) + 1} has no name: name it, or choose features")
-        if header.count(name) > 1:
-            raise InputError(f"{where}: {header.count(name)} columns are called {name!r}, expected one: rename them")
+        if count[name] > 1:
+            raise InputError(f"{where}: {count[name]} columns are called {name!r}, expected one: rename them")
     if target in names or not names:
         raise InputError(f"{where}: need at least 1 feature column, and the target {target!r} not among them")
     return names
@@ -235,7 +271,7 @@ def _number(cell: str, name: str, marks: Collection[str], where: str) -> float:
         return _finite(cell)
     except ValueError:
         gaps = ", ".join(map(repr, marks))
-        rule = f"expected a number such as -1.5, or a gap written as one of {gaps}"
+        rule = f"expected a number such as -1.5 (classes as 0, 1, ...), or a gap written as one of {gaps}"
         raise InputError(f"{where}: has {cell!r} in column {name!r}, {rule}") from None
 
 
@@ -249,13 +285,14 @@ def _finite(text: str) -> float:
 
 def _aligned(own: Sequence[str], x: Array, names: Sequence[str], path: Path) -> Array:
     """The columns of a file in the order of the first file's."""
+    places = {name: i for i, name in enumerate(own)}
     for name in names:
-        if name not in own:
-            raise InputError(f"{path}: {unknown('column', name, own)} The first file has it.")
+        if name not in places:
+            raise InputError(f"{path}: lacks the column {name!r}, which the first file has: add it, or choose features")
     for name in own:
         if name not in names:
             raise InputError(f"{path}: column {name!r} is not in the first file: remove it, or choose features")
-    return x[:, [own.index(name) for name in names]]
+    return x[:, [places[name] for name in names]]
 
 
 def _some_value(x: Array, names: Sequence[str]) -> None:
@@ -286,9 +323,7 @@ class Sparse(NamedTuple):
 
 def _sparse(path: Path, most: int) -> Sparse:
     y, sizes, columns, values = array("d"), array("l"), array("l"), array("f")
-    with opened(path) as file:
-        lines = file.read().decode("latin-1").split("\n")
-    for line, text in enumerate(lines, start=1):
+    for line, text in enumerate(content(path).decode("latin-1").split("\n"), start=1):
         tokens = text.partition("#")[0].split()
         if tokens:
             label, index, value = _line(tokens, most or LARGEST, f"{path}: line {line}")

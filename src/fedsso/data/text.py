@@ -23,7 +23,7 @@ from torch.nn.functional import embedding_bag
 from ..errors import InputError, integer
 from ..files import read_text
 from ..rng import key
-from .packed import opened
+from .packed import lines as packed_lines
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
@@ -152,7 +152,7 @@ def _tweet(cells: Sequence[str], where: str) -> Tweet:
 
 def _decoded(path: Path) -> Iterator[str]:
     """The lines of a file as text: UTF-8 below a header, else latin-1 as the official files are; then a blank one."""
-    lines = _lines(path)
+    lines = packed_lines(path)
     first = next(lines, b"").removeprefix(codecs.BOM_UTF8)
     encoding = "utf-8" if first.startswith((b"polarity", b'"polarity"')) else "latin-1"
     for n, line in enumerate(chain([first], lines), 1):
@@ -161,12 +161,6 @@ def _decoded(path: Path) -> Iterator[str]:
         except UnicodeDecodeError:
             raise InputError(f"{path}: line {n}: is not UTF-8 text: save the file as UTF-8") from None
     yield "\n"
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, unpacked."""
-    with opened(path) as file:
-        yield from file
 
 
 def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
@@ -245,7 +239,7 @@ def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
 def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
     """Line number, word and the text of its vector; all vectors have the length of the first."""
     dim = 0
-    for n, line in enumerate(_lines(path), 1):
+    for n, line in enumerate(packed_lines(path), 1):
         word, _, cells = line.rstrip(b"\r\n").partition(b" ")
         count = cells.count(b" ") + 1 if cells else 0
         dim = dim or count
