@@ -524,6 +524,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None
     out = tmp_path / "run"
     process = start(*LONG, "--out", out, "--checkpoint-every", 1000)
     assert process.stderr is not None
+    assert "4 clients" in process.stderr.readline()
     assert "round 15/150" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
