@@ -23,6 +23,7 @@ LAYERS = (
     {"checks", "algorithm", "report"},
     {"backend", "local"},
     {"dense"},
+    {"chained"},
     {"objective"},
     {"algorithms"},
     {"engine"},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsso import FedAvg, Federation, InputError, backend, simulate
 from fedsso.algorithm import Batch
+from fedsso.chained import Chained
 from fedsso.losses import LOSSES, draw, row_loss
 from fedsso.models import MODELS, build
 from fedsso.objective import Dense, Layout, Looped, Vmapped, buffers_of, objective, ravel, unravel_into
@@ -219,7 +220,7 @@ def test_the_back_end_and_its_reason(
 
 def test_stacked_on_request() -> None:
     f, _ = objective(conv(3), row_loss("cross_entropy"), "stacked", CPU, (1, 4, 4))
-    assert type(f) is Vmapped
+    assert type(f) is Chained
     with pytest.raises(InputError, match=r"cannot be stacked .*BatchNorm1d.*use engine='auto' or engine='loop'"):
         objective(batch_norm(), row_loss("cross_entropy"), "stacked", CPU, (D,))
     with pytest.raises(InputError, match="unknown engine 'lop'; did you mean 'loop'"):

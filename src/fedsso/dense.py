@@ -29,20 +29,20 @@ class Dense(Backend):
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
-        self.layers = [m for m in _sequence(self.module) if not isinstance(m, (nn.Flatten, nn.Identity))]
+        self.layers = [m for m in sequence(self.module) if not isinstance(m, (nn.Flatten, nn.Identity))]
         self._kept: dict[str, Tensor] = {}
 
     @classmethod
     def fits(cls, module: nn.Module, sample: Sequence[int]) -> bool:
         """Whether the module is [Flatten,] Linear, (activation, Linear)*, all distinct and trainable."""
-        chain = [m for m in _sequence(module) if type(m) is not nn.Identity]
+        chain = [m for m in sequence(module) if type(m) is not nn.Identity]
         flat = len(sample) == 1
         if chain and type(chain[0]) is nn.Flatten:
             flat, chain = True, chain[1:]
         odd = len(chain) % 2 == 1 and len(set(map(id, chain))) == len(chain)
         linear = all(type(m) is nn.Linear for m in chain[::2])
         between = all(type(m) in cls.ACTIVATIONS for m in chain[1::2])
-        return flat and odd and linear and between and _plain(module)
+        return flat and odd and linear and between and is_plain(module)
 
     def _weights(self, x: Tensor) -> Affine:
         params = list(self.layout.unravel(x).values())
@@ -168,7 +168,7 @@ class Dense(Backend):
         return kept[:size].view(shape)
 
 
-def _plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether every parameter is trainable and used once, and no hook changes what a module computes."""
     every = [p for _, p in module.named_parameters(remove_duplicate=False)]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -176,10 +176,10 @@ def _plain(module: nn.Module) -> bool:
     return not hooked and len(set(map(id, every))) == len(every) and all(p.requires_grad for p in every)
 
 
-def _sequence(module: nn.Module) -> list[nn.Module]:
+def sequence(module: nn.Module) -> list[nn.Module]:
     """The modules of a plain chain; a subclass of Sequential may do anything in its forward."""
     if type(module) is nn.Sequential:
-        return [inner for child in module for inner in _sequence(child)]
+        return [inner for child in module for inner in sequence(child)]
     return [module]
 
 

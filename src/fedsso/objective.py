@@ -1,9 +1,10 @@
 """The clients' objective f_i(x): value, gradient, curvature and outputs at flat vectors, for many clients and trials.
 
-Three back ends compute the same function, and `objective()` picks one:
+Four back ends compute the same function, and `objective()` picks one:
 
     Dense     linear layers with activations between them (mclr, mlp): hand-written, batched derivatives
-    Vmapped   any module that torch.func can batch (convolutions on a GPU)
+    Chained   convolutions, pools and linear layers in a chain, on a GPU (cnn, lenet): batched, derivatives by autograd
+    Vmapped   any module that torch.func can batch (on a GPU also residual networks)
     Looped    any module at all, one client and one trial at a time (BatchNorm, LSTM, dropout, convolutions on a CPU)
 """
 
@@ -30,6 +31,7 @@ from .backend import (
     ravel,
     unravel_into,
 )
+from .chained import Chained
 from .dense import Dense
 from .errors import InputError, unknown
 from .losses import RowLoss
@@ -246,6 +248,8 @@ def objective(
         return Looped(module, loss), "clients one by one, as asked"
     if Dense.fits(module, sample):
         return Dense(module, loss), "clients and trials stacked"
+    if Chained.fits(module, sample) and (engine == "stacked" or device.type == "cuda"):
+        return Chained(module, loss), "clients and trials stacked, convolutions as matrix products"
     if engine == "auto" and device.type == "cpu" and any(isinstance(m, CONVOLUTIONS) for m in module.modules()):
         return Looped(module, loss), "clients one by one: on a CPU convolutions are faster so"
     reason = _cannot_batch(module, loss, sample)
