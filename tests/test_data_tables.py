@@ -65,6 +65,17 @@ def test_where_semicolons_part_the_cells_a_comma_is_a_decimal_point(tmp_path: Pa
     assert (x.tolist(), y.tolist()) == ([[1.5, -2], [0.25, 1500]], [0, 1])
 
 
+def test_classes_may_be_named(tmp_path: Path) -> None:
+    paths = [file(tmp_path, "a,y\n1,yes\n2,no\n"), file(tmp_path, "a,y\n3,unclear\n", "b.csv")]
+    fed = Federation.from_csv(paths, "y", test_fraction=0)
+    assert (fed.y.tolist(), fed.classes) == ([2, 0, 1], 3)
+    assert fed.notes == ("labels no to yes are numbered 0 to 2 in sorted order",)
+    with pytest.raises(InputError, match="holds names such as 'yes', a regression needs numbers"):
+        Federation.from_csv(paths, "y", classes=0)
+    with pytest.raises(InputError, match=r"b.csv: has numbers in column 'y', .*a.csv has names: write all in one way"):
+        Federation.from_csv([paths[0], file(tmp_path, "a,y\n3,1\n", "b.csv")], "y")
+
+
 def test_a_folder_and_a_column_that_names_the_client(tmp_path: Path) -> None:
     file(tmp_path, "id,ward,age,y\n1,b,50,0\n2,a,60,1\n3,b,70,0\n")
     fed = Federation.from_csv(tmp_path, "y", features=["age"], group="ward", test_fraction=0)
@@ -107,7 +118,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "target twice": ("a,y,y\n1,2,3\n", "line 1: 2 columns are called 'y'"),
     "unnamed": (",a,y\n0,1,2\n", "line 1: column 1 has no name: name it, or choose features"),
     "lonely": ("y\n1\n", "line 1: need at least 1 feature column"),
-    "text": ("a,y\n1,0\nfew,1\n", "line 3: has 'few' in column 'a', expected a number such as -1.5 .*or a gap .*'NA'"),
+    "text": ("a,y\n1,0\nfew,1\n", "line 3: has 'few' in column 'a', expected a number such as -1.5, or a gap .*'NA'"),
     "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a', expected a number such as -1.5"),
     "thousands": ("a;y\n1.000,5;0\n", "line 2: has '1.000,5' in column 'a'"),
     "date": ("a,y\n2020-01-01,0\n", "line 2: has '2020-01-01' in column 'a'"),
@@ -116,7 +127,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "large": ("a,y\n1e39,0\n", "line 2: has '1e39' in column 'a'"),
     "other gap": ("a,y\nNaN,0\n", "line 2: has 'NaN' in column 'a', .* written as one of '', "),
     "target gap": ("a,y\n1,0\n1,\n", "line 3: has no 'y', the target: fill it in, or remove the row"),
-    "target text": ("a,y\n1,yes\n", "line 2: has 'yes' in column 'y'"),
+    "target text": ("a,y\n1,0\n1,yes\n", "line 3: has 'yes' in column 'y', expected a number .* as other rows have"),
     "short": ("a,y\n1,0\n\n1\n", "line 4: has 1 cells, expected 2"),
     "long": ("a,y\n1,0,3\n", "line 2: has 3 cells, expected 2"),
     "after a quoted line end": ('a,y\n"1\n",0\nx,1\n', "line 4: has 'x'"),
@@ -493,7 +504,7 @@ def test_hospitals_are_groups_and_a_diagnosis_above_0_is_the_label(tmp_path: Pat
         (OTHER.replace("28", ""), r"line 2: has '' in column 'age', .* written as one of '\?'"),
         (f"{OTHER[:-1]}5", "line 2: has '5' in column 'num', the diagnosis, expected 0, 1, 2, 3 or 4"),
         (f"{OTHER[:-1]}0.5", "line 2: has '0.5' in column 'num'"),
-        (f"{OTHER[:-1]}?", "line 2: has no 'num', the target"),
+        (f"{OTHER[:-1]}?", "line 2: has '\\?' in column 'num', the diagnosis, expected 0, 1"),
     ],
 )
 def test_a_broken_line_of_a_hospital_is_an_error(line: str, message: str, tmp_path: Path) -> None:

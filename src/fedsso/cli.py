@@ -100,6 +100,9 @@ def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -
     fed = load(wish.pop("dataset", settings.data.dataset), **wish)
     for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
         messages.print(line, markup=False, soft_wrap=True, highlight=False)
+    recorded = (settings.record or {}).get("digest")
+    if recorded and not given["data"] and recorded != fed.digest():
+        log.warning("the data have changed since %s was written: this is another run", config)
     full = complete({**settings.options, "seed": settings.seeds[0]})
     live = context(fed, settings.model, full)
     live.check(full)

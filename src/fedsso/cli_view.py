@@ -105,13 +105,16 @@ def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Ta
     title = "rounds and megabytes until the test accuracy is reached" if targets else None
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("algorithm", overflow="fold")
-    for name in [*(f"{t:g}" for t in targets), "final accuracy", "loss"]:
+    first = curves[0].traces[0].columns if curves else {}
+    more = [name for name in first if name.startswith("test_") and name not in ("test_accuracy", "test_loss")]
+    shown = [name.removeprefix("test_") for name in ("test_loss", *more)]
+    for name in [*(f"{t:g}" for t in targets), "final accuracy", *shown]:
         table.add_column(name, justify="right")
     for curve in curves:
         rows = [report.rounds_table([curve], [t])[0] for t in targets or [1.0]]
         cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
-        loss = sum(trace.final("test_loss") for trace in curve.traces) / len(curve.traces)
-        table.add_row(escape(curve.label), *cells, rows[0]["final accuracy"], f"{loss:.4g}")
+        ends = [sum(trace.final(n) for trace in curve.traces) / len(curve.traces) for n in ("test_loss", *more)]
+        table.add_row(escape(curve.label), *cells, rows[0]["final accuracy"], *(f"{end:.4g}" for end in ends))
     return table
 
 

@@ -46,8 +46,8 @@ def csv(
 ) -> Pool:
     """CSV files; `target` is the column to predict, from `features` or all others.
 
-    A client is a value of the column `group`, else a file. Targets that are all whole numbers are labels, unless
-    `task` is regression.
+    A client is a value of the column `group`, else a file. Targets that are names, or all whole numbers, are
+    labels; with `task` regression numbers stay numbers.
     """
     regression = one_of("task", task, TASKS) == "regression"
     return csv_pool(paths, target, features or None, group=group, classes=0 if regression else None)
@@ -75,8 +75,12 @@ def csv_pool(
         [_aligned(own, x, names, path) for (own, x, _), path in zip(tables, paths.values(), strict=True)]
     )
     _some_value(x, names)
-    y = np.concatenate([y for *_, y in tables])
-    label, notes = _numbered(y) if classes is None else (torch.from_numpy(y), ())
+    y = _alike([y for *_, y in tables], list(paths.values()), target)
+    if classes == 0 and y.dtype.kind == "U":
+        raise InputError(
+            f"column {target!r} holds names such as {str(y[0])!r}, a regression needs numbers: choose another"
+        )
+    label, notes = _numbered(y) if classes is None or y.dtype.kind == "U" else (torch.from_numpy(y), ())
     clients = np.repeat(np.array(list(paths)), [len(y) for *_, y in tables])
     if group:
         clients = np.array([name for path in paths.values() for name in _column(path, target, group)])
@@ -90,7 +94,9 @@ def read_csv(
     missing: Sequence[str] = MISSING,
     group: str = "",
 ) -> tuple[tuple[str, ...], Array, Array]:
-    """(feature names, x float64 [rows, features] with NaN for gaps, y float64 [rows]) of a file with a header.
+    """(feature names, x float64 [rows, features] with NaN for gaps, y [rows]) of a file with a header.
+
+    y holds numbers, float64, or the names of classes, text.
 
     Without `features` they are all columns but the target and `group`. UTF-8; commas or semicolons between the cells.
     """
@@ -99,11 +105,11 @@ def read_csv(
     (where, header), records = _opened(Path(path), target)
     names = _chosen([name for name in header if name != group] if group else header, target, wanted, where)
     places = {name: i for i, name in enumerate(header)}
-    columns = {name: places[name] for name in (*names, target)}
-    table = _table(records, columns, len(header), marks)
-    if not len(table):
+    columns, cells = {name: places[name] for name in names}, list[tuple[str, str]]()
+    x = _table(_noted(records, places[target], cells), columns, len(header), marks)
+    if not len(x):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
-    return names, table[:, :-1], table[:, -1]
+    return names, x, _target(cells, target, marks)
 
 
 def svmlight(paths: Sequence[Path], *, dim: int = 0) -> Pool:
@@ -252,16 +258,38 @@ def _chosen(header: Sequence[str], target: str, wanted: Sequence[str] | None, wh
 
 
 def _table(records: Iterable[Record], columns: Mapping[str, int], width: int, marks: Collection[str]) -> Array:
-    """The named columns of all records as float64 [rows, columns], the target last, with NaN for gaps."""
+    """The named columns of all records as float64 [rows, columns], with NaN for gaps."""
     rows = array("d")
-    *_, target = columns
     for where, cells in records:
         if len(cells) != width:
             raise InputError(f"{where}: has {len(cells)} cells, expected {width}: one for each column")
         rows.extend(_number(cells[i], name, marks, where) for name, i in columns.items())
-        if rows[-1] != rows[-1]:  # NaN
-            raise InputError(f"{where}: has no {target!r}, the target: fill it in, or remove the row")
     return np.array(rows).reshape(-1, len(columns))
+
+
+def _noted(records: Iterable[Record], i: int, cells: list[tuple[str, str]]) -> Iterator[Record]:
+    """The records as they are; column i of each and where it stands are noted."""
+    for where, record in records:
+        cells.append((where, record[i] if i < len(record) else ""))
+        yield where, record
+
+
+def _target(cells: Sequence[tuple[str, str]], name: str, marks: Collection[str]) -> Array:
+    """Numbers, or the names of classes where not one of them is a number."""
+    for where, cell in cells:
+        if cell in marks:
+            raise InputError(f"{where}: has no {name!r}, the target: fill it in, or remove the row")
+    if not any(_is_number(cell) for _, cell in cells):
+        return np.array([cell for _, cell in cells])
+    return np.array([_number(cell, name, (), where) for where, cell in cells])
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        _finite(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(cell: str, name: str, marks: Collection[str], where: str) -> float:
@@ -270,8 +298,8 @@ def _number(cell: str, name: str, marks: Collection[str], where: str) -> float:
     try:
         return _finite(cell)
     except ValueError:
-        gaps = ", ".join(map(repr, marks))
-        rule = f"expected a number such as -1.5 (classes as 0, 1, ...), or a gap written as one of {gaps}"
+        gaps = f", or a gap written as one of {', '.join(map(repr, marks))}" if marks else ", as other rows have"
+        rule = f"expected a number such as -1.5{gaps}"
         raise InputError(f"{where}: has {cell!r} in column {name!r}, {rule}") from None
 
 
@@ -302,13 +330,24 @@ def _some_value(x: Array, names: Sequence[str]) -> None:
         raise InputError(f"column {name!r} has no value in any file: remove it, or choose features")
 
 
+def _alike(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
+    """All targets, numbers or names everywhere."""
+    for own, path in zip(targets, paths, strict=True):
+        if own.dtype.kind != targets[0].dtype.kind:
+            kinds = {"f": "numbers", "U": "names"}
+            here, first = (kinds[t.dtype.kind] for t in (own, targets[0]))
+            raise InputError(f"{path}: has {here} in column {name!r}, {paths[0]} has {first}: write all in one way")
+    return np.concatenate(targets)
+
+
 def _numbered(y: Array) -> tuple[Tensor, tuple[str, ...]]:
-    """Whole numbers as labels 0, 1, ... in sorted order, with a note if that changes them; others as they are."""
-    if (y % 1).any():
+    """Names and whole numbers as labels 0, 1, ... in sorted order, with a note if that changes them."""
+    if y.dtype.kind == "f" and (y % 1).any():
         return torch.from_numpy(y), ()
     values, label = np.unique(y, return_inverse=True)
-    note = f"labels {values[0]:g} to {values[-1]:g} are numbered 0 to {len(values) - 1} in sorted order"
-    same = np.array_equal(values, np.arange(len(values)))
+    first, last = (str(v) if y.dtype.kind == "U" else f"{v:g}" for v in (values[0], values[-1]))
+    note = f"labels {first} to {last} are numbered 0 to {len(values) - 1} in sorted order"
+    same = y.dtype.kind == "f" and np.array_equal(values, np.arange(len(values)))
     return torch.from_numpy(label.astype(np.int64)), () if same else (note,)
 
 
