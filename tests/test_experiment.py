@@ -881,3 +881,20 @@ def test_l2_ends_at_the_regularised_minimiser(quad: Federation) -> None:
 def test_a_wrong_l2_is_refused(fed: Federation, l2: Any) -> None:
     with pytest.raises(InputError, match="l2"):
         simulate(fed, "mclr", rounds=1, l2=l2)
+
+
+def test_a_run_of_ones_own_module_needs_its_architecture_alone(fed: Federation, tmp_path: Path) -> None:
+    """Another process has other initial weights, and perhaps not the data."""
+
+    def net(hidden: int = 5) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+    run = simulate(fed, net(), rounds=2, batch_size=5)
+    run.save(tmp_path)
+    back = load_run(tmp_path, model=net())
+    rows = torch.randn(6, 4)
+    assert torch.equal(back.model(rows), run.model(rows))
+    given = load_run(tmp_path, model=net(), federation=fed)
+    assert given.clients().equals(run.clients())
+    with pytest.raises(InputError, match=r"this model has .* parameters, that of the run"):
+        load_run(tmp_path, model=net(6))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -28,7 +28,7 @@ from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
 from .files import check_writable, read_text, read_toml, to_toml, write_atomic
-from .objective import buffers_into, objective, unravel_into
+from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .spec import Spec
 from .trace import COLUMNS, INTEGERS, Trace
 
@@ -49,6 +49,7 @@ class Run:
     buffers: Tensor  # [b]
     live: Context | None = None  # federation, architecture, loss; None after loading a run from its folder
     personal: Tensor | None = None  # each client's own model [clients, d], of which x is then the weighted mean
+    module: nn.Module | None = None  # the architecture, where it is the user's own and the run was loaded
 
     def __repr__(self) -> str:
         return f"Run({self.label}, seed {self.spec.seed}, {len(self.trace) - 1} rounds, accuracy {self.final():.4f})"
@@ -91,7 +92,7 @@ class Run:
     def model(self) -> nn.Module:
         """The trained module (a new copy each time); of personal models the weighted mean, which is not what was
         tested: `personal` holds those."""
-        module = copy.deepcopy(self.live.module) if self.live else self.spec.module()
+        module = copy.deepcopy(self.live.module if self.live else self.module or self.spec.module())
         module = module.to("cpu", self.x.dtype)
         unravel_into(module, self.x)
         with torch.no_grad():
@@ -102,7 +103,7 @@ class Run:
         """Test loss and metrics at each client, of its own model where it has one."""
         import pandas as pd
 
-        live = self.live or self.spec.context()
+        live = self.live or self.spec.context(model=self.module, trained=True)
         fed = live.fed
         f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
         evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
@@ -252,7 +253,7 @@ def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDAr
 
 
 def load_run(folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None) -> Run:
-    """Read a finished run's folder."""
+    """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
     folder = Path(folder)
     spec = Spec.from_toml(read_toml(folder / SPEC))
     saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
@@ -261,9 +262,21 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
     if not torch.equal(saved["done"], _digest(read_text(folder / TRACE))):
         raise InputError(f"{folder / TRACE} is not the trace that this run wrote; restore it, or run again")
     trace = Trace.load(folder / TRACE, spec.options["eval_every"], int(saved["diverged"]) or None)
-    given = federation is not None or model is not None
-    live = spec.context(federation, model) if given else None
-    return Run(spec, trace, saved["model"], saved["buffers"], live, saved.get("personal"))
+    if model is not None:
+        _same_size(model, saved)
+    live = None if federation is None else spec.context(federation, model, trained=True)
+    return Run(spec, trace, saved["model"], saved["buffers"], live, saved.get("personal"), model)
+
+
+def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    for what, own, held in (
+        ("parameters", ravel(model), saved["model"]),
+        ("numbers in buffers", buffers_of(model), saved["buffers"]),
+    ):
+        if own.numel() != held.numel():
+            raise InputError(
+                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its architecture"
+            )
 
 
 def load_runs(folder: str | Path) -> Runs:

@@ -128,8 +128,11 @@ class Spec:
             raise InputError("this run used a module of your own: give it to load_run(path, model=...)")
         return models.build(self.model, self.sample, self.outputs)
 
-    def context(self, fed: Federation | None = None, model: nn.Module | None = None) -> Context:
-        """The live objects of this run; own data and modules must be given."""
+    def context(
+        self, fed: Federation | None = None, model: nn.Module | None = None, *, trained: bool = False
+    ) -> Context:
+        """The live objects of this run; own data and modules must be given. Once it is trained, the weights that it
+        started from do not matter."""
         if model is None and self.model == "own":
             raise InputError("this run used a module of your own: give model= from Python")
         named = {"loss": [self.options["loss"]], "init": [self.options["init"]], "metrics": self.options["metrics"]}
@@ -139,7 +142,7 @@ class Spec:
         if fed is not None and fed.digest() != self.digest:
             raise InputError("this federation is not the one of the run: their digests differ")
         live = context(fed or self.federation(), model or self.model, self.options)
-        if live.start != self.start:
+        if live.start != self.start and not trained:
             raise InputError("the initial model is not the one of the run: another module, or its file has changed")
         return live
 
