@@ -31,11 +31,10 @@ def smoke(dataset: DataSet, model: str, seeds: list[int]) -> dict[str, Any]:
     """One line of the table."""
     fed = fedsso.load(dataset.name)
     began = time.perf_counter()
-    loss = "mse" if not fed.classes else "cross_entropy"
     line: dict[str, Any] = {"rows": len(fed.train_rows) + len(fed.test_rows), "clients": fed.clients, "seeds": seeds}
     for algorithm, steps in GRIDS.items():
         records = [algorithm(alpha=alpha) for alpha in steps]
-        runs = fedsso.sweep(fed, model, records, seeds=seeds, loss=loss, **OPTIONS)
+        runs = fedsso.sweep(fed, model, records, seeds=seeds, **OPTIONS)
         line[algorithm.__name__] = min(map(_result, runs.curves()), key=lambda found: found["train_loss"])
         line["d"] = runs[0].x.numel()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()

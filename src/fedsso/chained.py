@@ -104,7 +104,7 @@ def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor)
     M, T, C, B, H, W = windows.shape[:6]
     patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, C * high * wide, B * H * W)
     filters = weight.flatten(3)  # [M, trials, O, K]
-    if T == 1:
+    if T == 1:  # one product for all trials, where broadcasting would copy the patches for each
         z = torch.bmm(filters.flatten(1, 2), patches[:, 0])
     else:
         z = filters @ patches

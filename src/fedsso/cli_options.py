@@ -81,7 +81,9 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [cli_config.flag(key)])
-        default = f" [default: {_text(field.default)}]" if field.default not in (None, False) else ""
+        default = (
+            f" [default: {_text(field.default)}]" if field.default is not None and field.default is not False else ""
+        )
         yield option(section, key, field.annotation, f"{field.description}{default}", names)
 
 

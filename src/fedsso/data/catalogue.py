@@ -30,8 +30,9 @@ from .text import sentiment140, shakespeare
 IMAGE_MODELS = ("mclr", "mlp", "cnn", "cnn-small", "lenet")
 EMNIST = "Cohen, Afshar, Tapson and van Schaik: EMNIST, from NIST Special Database 19"
 LIBSVM = "Chang and Lin: LIBSVM Data"
-IJCNN1 = ("ijcnn1.bz2", "ijcnn1.t.bz2"), ("ijcnn1", "ijcnn1.t")
-A9A, PHISHING = ("a9a.bz2", "a9a.t.bz2"), ("phishing.bz2",)
+IJCNN1 = ("ijcnn1.bz2", "ijcnn1.t.bz2"), ("ijcnn1", "ijcnn1.t")  # as they are offered first
+A9A = ("a9a", "a9a.t"), ("a9a.bz2", "a9a.t.bz2")
+PHISHING = ("phishing",), ("phishing.bz2",)
 
 
 def _idx(folder: str, read: Callable[..., Pool], rows: int, start: str = "") -> tuple[Form, Form]:
@@ -215,8 +216,8 @@ DATASETS = {
             licence="for research; none stated",
         ),
         _libsvm("ijcnn1", "22 features of a running engine", 141691, 22, 3, *IJCNN1),
-        _libsvm("a9a", "123 features of a person: a high income?", 48842, 123, 10, ("a9a", "a9a.t"), A9A),
-        _libsvm("phishing", "68 features of a web page: is it phishing?", 11055, 68, 10, ("phishing",), PHISHING),
+        _libsvm("a9a", "123 features of a person: a high income?", 48842, 123, 10, *A9A),
+        _libsvm("phishing", "68 features of a web page: is it phishing?", 11055, 68, 10, *PHISHING),
         DataSet(
             "heart",
             "heart disease, 13 features of a patient, four hospitals",
@@ -237,7 +238,7 @@ DATASETS = {
         ),
         DataSet(
             "csv",
-            "your own tables, one file for each client: files=[...], target=COLUMN",
+            "your own CSV tables, one file for each client: give files and target",
             own_files,
             (Form((), csv, suffix=".csv"),),
             partition="group",
@@ -245,7 +246,7 @@ DATASETS = {
         ),
         DataSet(
             "svmlight",
-            "your own svmlight (LIBSVM) files: files=[...]",
+            "your own svmlight (LIBSVM) tables: give files",
             own_files,
             (Form((), svmlight),),
             partition="iid",

@@ -167,8 +167,8 @@ class Federation:
 
         `features` are column names, by default all others of the first file; `missing` are the marks of a gap. With
         `group` a client is a value of that column instead of a file.
-        Targets that are all whole numbers are labels, numbered from 0 in sorted order. classes=0 takes any numbers
-        as real targets; classes=n takes labels 0..n-1 as written.
+        Targets that are names, or all whole numbers, are labels, numbered from 0 in sorted order. classes=0 takes any
+        numbers as real targets; classes=n takes labels 0..n-1 as written.
         """
         pool = csv_pool(files, target, features, missing, classes, group)
         options: Any = {"test_fraction": test_fraction, "seed": seed, "standardise": standardise}

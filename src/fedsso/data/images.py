@@ -281,9 +281,9 @@ def _untarred(path: Path) -> dict[str, bytes]:
                     files[name] = file.read()
             while raw.read(BLOCK):  # the checksum comes last
                 pass
+    except InputError:
+        raise
     except (tarfile.TarError, ValueError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): fetch it again") from None
     return files
 

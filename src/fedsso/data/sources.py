@@ -128,7 +128,9 @@ def _known_labels(dataset: DataSet, pool: Pool, paths: Sequence[Path]) -> None:
     if not good.all():
         row = int(good.int().argmin())
         files = ", ".join(map(str, paths))
-        raise InputError(f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to {classes - 1}")
+        raise InputError(
+            f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to {classes - 1}: fetch it again"
+        )
 
 
 def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:

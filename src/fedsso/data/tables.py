@@ -63,8 +63,8 @@ def csv_pool(
 ) -> Pool:
     """The rows of several CSV files, columns in the order of `features` or of the first file.
 
-    A client is a value of the column `group`, else a file. Targets that are all whole numbers are labels, numbered from
-    0 in sorted order; with `classes` y is as written.
+    A client is a value of the column `group`, else a file. Targets that are names, or all whole numbers, are labels,
+    numbered from 0 in sorted order; with `classes` numbers are as written.
     """
     if not target or not isinstance(target, str):
         raise InputError(f"target must name the column to predict (--target COLUMN), got target={target!r}")
@@ -313,12 +313,12 @@ def _finite(text: str) -> float:
 
 def _aligned(own: Sequence[str], x: Array, names: Sequence[str], path: Path) -> Array:
     """The columns of a file in the order of the first file's."""
-    places = {name: i for i, name in enumerate(own)}
+    places, first = {name: i for i, name in enumerate(own)}, set(names)
     for name in names:
         if name not in places:
             raise InputError(f"{path}: lacks the column {name!r}, which the first file has: add it, or choose features")
     for name in own:
-        if name not in names:
+        if name not in first:
             raise InputError(f"{path}: column {name!r} is not in the first file: remove it, or choose features")
     return x[:, [places[name] for name in names]]
 
