@@ -1,7 +1,7 @@
 """The back end for chains of convolutions: clients and trials are leading axes of every layer, autograd does the rest.
 
 Activations are [M, trials, channels, B, H, W] and, once flattened, [M, trials, features, B]. The rows are shared by the
-trials, so the first convolution is one matrix product of all trials' filters with the rows' patches; later ones have a
+trials, so the first convolution is a matrix product of all trials' filters with each row's patches; later ones have a
 product for each client and trial. Each of these has a loss of its own: the gradient of the sum holds all gradients.
 """
 
@@ -55,8 +55,7 @@ class Chained(Backend):
             elif isinstance(layer, nn.Flatten):
                 a = a.permute(0, 1, 2, 4, 5, 3).flatten(2, 4)
             elif isinstance(layer, POOLS):
-                pooled: Tensor = layer(a.flatten(0, 2))
-                a = pooled.view(*a.shape[:3], *pooled.shape[1:])
+                a = _pooled(layer, a)
             else:
                 a = layer(a)
         return a
@@ -101,12 +100,26 @@ def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor)
     """Filters [M, T, O, C, kh, kw] on images [M, T or 1, C, B, H, W]: a product with the patches of the images."""
     (high, wide), (down, right), (top, left) = layer.kernel_size, layer.stride, cast(Any, layer.padding)
     windows = F.pad(a, (left, left, top, top)).unfold(4, high, down).unfold(5, wide, right)
-    M, T, C, B, H, W = windows.shape[:6]
-    patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, C * high * wide, B * H * W)
     filters = weight.flatten(3)  # [M, trials, O, K]
-    if T == 1:  # one product for all trials, where broadcasting would copy the patches for each
-        z = torch.bmm(filters.flatten(1, 2), patches[:, 0])
-    else:
-        z = filters @ patches
-    z = z.view(M, filters.shape[1], filters.shape[2], B, H, W)
-    return z if bias is None else z + bias[..., None, None, None]
+    M, T, O = filters.shape[:3]
+    B, H, W = windows.shape[3:6]
+    if windows.shape[1] > 1:
+        patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, -1, B * H * W)
+        z = (filters @ patches).view(M, T, O, B, H, W)
+        return z if bias is None else z + bias[..., None, None, None]
+    # all trials share the rows: a product for each row, or few threads would sum over all pixels in the way back
+    patches = windows[:, 0].permute(0, 2, 1, 5, 6, 3, 4).reshape(M, B, -1, H * W)
+    if bias is not None:  # a patch of ones, which saves two passes over the largest tensor
+        filters = torch.cat([filters, bias.unsqueeze(-1)], -1)
+        patches = torch.cat([patches, patches.new_ones(M, B, 1, H * W)], 2)
+    z = filters.flatten(1, 2).unsqueeze(1) @ patches
+    return z.view(M, B, T, O, H, W).permute(0, 2, 3, 1, 4, 5)
+
+
+def _pooled(layer: nn.Module, a: Tensor) -> Tensor:
+    """A pool over [..., H, W], in the order in which the images lie in memory."""
+    order = sorted(range(4), key=lambda i: -a.stride()[i])
+    images = a.permute(*order, 4, 5)
+    pooled: Tensor = layer(images.flatten(0, 2))
+    back = [order.index(i) for i in range(4)]
+    return pooled.view(*images.shape[:4], *pooled.shape[2:]).permute(*back, 4, 5)

@@ -12,11 +12,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 try:
     import click
@@ -26,24 +25,22 @@ try:
     from rich.table import Table
     from typer.core import TyperGroup
 
-    from . import cli_config, cli_data
+    from . import cli_config, cli_data, cli_paper, cli_sweep
     from .cli_data import DataDir, Json
     from .cli_options import Several, WithSettings
-    from .cli_view import cost_document, cost_table, messages, print_table, set_logging, show, watching
+    from .cli_plan import Config, SaveConfig, Verbose, begin, plan
+    from .cli_view import cost_document, cost_table, messages, print_table, resuming, set_logging, show, watching
 except ModuleNotFoundError as error:
     raise SystemExit(f"the command line needs `pip install 'fedsso[cli]'` ({error})") from error
 
 from . import experiment
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
-from .context import Context, context
 from .costs import costs as measure_costs
-from .data import Federation, load
 from .data.sources import FOLDER
 from .errors import InputError, unknown
-from .files import check_writable, read_toml, to_toml, write_atomic
+from .files import read_toml
 from .models import MODELS
-from .options import complete
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
 from .spec import Spec
 from .version import __version__
@@ -74,77 +71,15 @@ app = typer.Typer(
     help="Second-order federated optimisation, simulated. Start with: fedsso compare --rounds 30",
 )
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_paper.app, name="paper")
 
 
-# ---- what the commands share ----
-
-
-class Plan(NamedTuple):
-    """Checked settings and the objects behind them."""
-
-    settings: Any
-    fed: Federation
-    records: dict[str, Algorithm]
-    options: dict[str, Any]
-    left_out: dict[str, str]  # why an algorithm of "all" cannot run here
-
-
-def plan(ctx: typer.Context, config: Path | None, save: Path | None, key: str) -> Plan:
-    """Everything that can be wrong with the input is found here, before anything is written."""
-    given = ctx.obj
-    settings = cli_config.settings(config, given["run"], given["data"])
-    chosen = getattr(settings, key)
-    names = list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
-    records = dict(zip(names, cli_config.records(settings, names, given["hyper"]), strict=True))
-    wish = settings.data.given()
-    fed = load(wish.pop("dataset", settings.data.dataset), **wish)
-    for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
-        messages.print(line, markup=False, soft_wrap=True, highlight=False)
-    recorded = (settings.record or {}).get("digest")
-    if recorded and not given["data"] and recorded != fed.digest():
-        log.warning("the data have changed since %s was written: this is another run", config)
-    full = complete({**settings.options, "seed": settings.seeds[0]})
-    live = context(fed, settings.model, full)
-    live.check(full)
-    left_out = _unsuited(records, live, full) if chosen == ["all"] else {}
-    records = {name: record for name, record in records.items() if name not in left_out}
-    for record in records.values():
-        experiment.suits(record, live, full)
-    _check_out(settings.out)
-    if save is not None:
-        write_atomic(save, to_toml({key: chosen, **cli_config.effective(settings, fed, full, records)}))
-    return Plan(settings, fed, records, settings.options, left_out)
-
-
-def _unsuited(records: Mapping[str, Algorithm], live: Context, options: Mapping[str, Any]) -> dict[str, str]:
-    """Why some of the algorithms cannot run with this model and these cohorts."""
-    reasons = {}
-    for name, record in records.items():
-        try:
-            experiment.suits(record, live, options)
-        except InputError as error:
-            reasons[name] = str(error)
-    return reasons
-
-
-def _check_out(out: str | None) -> None:
-    if out is not None:
-        check_writable(out)
-    if out is not None and any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
-        raise InputError(f"{out} holds a run already; choose another folder (`fedsso resume {out}` completes a run)")
+# ---- the commands ----
 
 
 def _draw(runs: Runs, settings: Any) -> None:
     if settings.out is not None:
         runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
-
-
-Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
-SaveConfig = Annotated[Path | None, typer.Option(help="Write the settings in force to this TOML file.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done and why.")]
-
-
-# ---- the commands ----
 
 
 @app.command(cls=WithSettings)
@@ -162,13 +97,14 @@ def run(
     With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that repeats it.
     """
     set_logging(verbose)
-    settings, fed, records, options, _ = plan(ctx, config, save_config, "algorithm")
-    seeds = settings.seeds
+    made = plan(ctx, config, "algorithm")
+    begin(made, save_config)
+    settings, seeds = made.settings, made.settings.seeds
     many = {"seeds": seeds} if len(seeds) > 1 else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
-    (record,) = records.values()
-    with watching(settings.out) as watch:
+    (record,) = made.records
+    with watching(resuming(settings.out)) as watch:
         done = experiment.simulate(
-            fed, settings.model, record, out=settings.out, progress=watch, **cast(Any, {**options, **many})
+            made.fed, settings.model, record, out=settings.out, progress=watch, **cast(Any, {**made.options, **many})
         )
     runs = done if isinstance(done, Runs) else Runs([done])
     _draw(runs, settings)
@@ -191,12 +127,17 @@ def compare(
     \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
     """
     set_logging(verbose)
-    settings, fed, records, options, left_out = plan(ctx, config, save_config, "algorithms")
-    with watching(settings.out) as watch:
+    made = plan(ctx, config, "algorithms")
+    begin(made, save_config)
+    settings = made.settings
+    with watching(resuming(settings.out)) as watch:
         common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
-        runs = experiment.compare(fed, settings.model, list(records.values()), **common, **options)
+        runs = experiment.compare(made.fed, settings.model, made.records, **common, **made.options)
     _draw(runs, settings)
-    show(runs, settings.targets, settings.out, as_json, left_out)
+    show(runs, settings.targets, settings.out, as_json, made.left_out)
+
+
+app.command(cls=WithSettings)(cli_sweep.sweep)
 
 
 @app.command()
@@ -218,7 +159,7 @@ def resume(
         messages.print(f"{folder}: finished already", markup=False, soft_wrap=True)
         runs = load_runs(folder)
     else:
-        with watching(folder) as watch:
+        with watching(resuming(folder)) as watch:
             runs = experiment.resume(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})

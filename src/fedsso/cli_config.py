@@ -25,10 +25,10 @@ from .data.synthetic import KINDS
 from .engine.metrics import METRICS
 from .errors import InputError, unknown
 from .files import read_toml
+from .grids import grid, tried
 from .models import MODELS
 from .options import DEFAULTS, DTYPES
 from .schedule import Decay
-from .tree import to_dict
 
 
 class Table(BaseModel):
@@ -108,7 +108,10 @@ class Base(Table):
     def seeds(self) -> list[int]:
         if self.seed == []:
             raise InputError("seed must list at least one number, got []")
-        return self.seed if isinstance(self.seed, list) else [self.seed]
+        several = self.seed if isinstance(self.seed, list) else [self.seed]
+        if len(set(several)) < len(several):
+            raise InputError(f"seeds must be different, got {', '.join(map(str, several))}")
+        return several
 
     @property
     def options(self) -> dict[str, Any]:
@@ -119,16 +122,39 @@ class Base(Table):
         return chosen
 
 
+class Sweep(Base):
+    """The keys at the top of a file for a sweep, in whose tables a field may list several values."""
+
+    target: float | None = Field(
+        None, gt=0, le=1, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
+    )
+    select: str = Field(
+        "test", description="rows to choose settings by: test, or val, a quarter of each client's training rows"
+    )
+
+
+SELECT = ("test", "val")
+
+
 # ---- tables that registries define ----
 
 
-def table(record: type) -> type[Table]:
+def table(record: type, several: bool = False) -> type[Table]:
     """A TOML table with the fields of a record; a field that is itself a record (a schedule) is a sub-table."""
-    hints = get_type_hints(record)
+    every = get_type_hints(record)
+    hints = {f.name: _plain(every[f.name]) for f in fields(record)}
+    if several:
+        hints = {name: hint | list[_simple(hint)] for name, hint in hints.items()}  # type: ignore[misc]
     made: dict[str, Any] = {
-        f.name: (_plain(hints[f.name]), Field(f.default, description=f.metadata["doc"])) for f in fields(record)
+        f.name: (hints[f.name], Field(f.default, description=f.metadata["doc"])) for f in fields(record)
     }
     return create_model(record.__name__, __base__=Table, **made)
+
+
+def _simple(hint: Any) -> Any:
+    """The part of a type that a TOML list can hold."""
+    parts = [p for p in alternatives(hint) if p is not type(None) and not issubclass(p, BaseModel)]
+    return reduce(or_, parts)
 
 
 def _plain(hint: Any) -> Any:
@@ -154,46 +180,47 @@ TABLES = {name: table(record) for name, record in ALGORITHMS.items()}
 
 
 @cache
-def model() -> type[Base]:
+def model(base: type[Base]) -> type[Base]:
     """The model of a whole file; [record], which a run's spec.toml has, is let through."""
     data = create_model("Data", __base__=Data, **_own_options())
-    hyper: dict[str, Any] = {name: (made | None, None) for name, made in TABLES.items()}
+    tables = {name: table(ALGORITHMS[name], several=True) for name in TABLES} if base is Sweep else TABLES
+    hyper: dict[str, Any] = {name: (made | None, None) for name, made in tables.items()}
     rest: dict[str, Any] = {"data": (data, Field(default_factory=data)), "record": (dict[str, Any] | None, None)}
-    return create_model("Settings", __base__=Base, **rest, **hyper)
+    return create_model("Settings", __base__=base, **rest, **hyper)
 
 
 # ---- file and command line ----
 
 
-def settings(file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+def settings(file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any], base: type[Base] = Base) -> Any:
     """The settings of the file, overridden by those of the command line."""
-    below = {} if file is None else read(file).given()
-    return check({**below, **run, "data": {**below.get("data", {}), **data}}, "command line")
+    below = {} if file is None else read(file, base).given()
+    return check({**below, **run, "data": {**below.get("data", {}), **data}}, "command line", base)
 
 
-def read(file: Path) -> Any:
+def read(file: Path, base: type[Base]) -> Any:
     """A settings file, checked."""
     raw = read_toml(file)
     if "record" in raw and "data" not in raw:
         raise InputError(f"{file}: this run used arrays of your own; repeat it from Python")
-    return check(raw, str(file))
+    return check(raw, str(file), base)
 
 
-def check(raw: Mapping[str, Any], origin: str) -> Any:
+def check(raw: Mapping[str, Any], origin: str, base: type[Base]) -> Any:
     """Settings from plain values; an error names the key, the value and what is expected."""
     try:
-        return model().model_validate(raw)
+        return model(base).model_validate(raw)
     except ValidationError as error:
-        raise InputError(f"{origin}: {_explain(error, raw)}") from None
+        raise InputError(f"{origin}: {_explain(error, raw, model(base))}") from None
 
 
-def _explain(error: ValidationError, raw: Mapping[str, Any]) -> str:
+def _explain(error: ValidationError, raw: Mapping[str, Any], top: type[BaseModel]) -> str:
     """The deepest problem: of a union, the alternative that fits best."""
     problems = [(_path(e["loc"], raw), e) for e in error.errors()]
     path, worst = max(problems, key=lambda p: len(p[0]))
     if worst["type"] == "extra_forbidden":
         kind = f"key of [{'.'.join(path[:-1])}]" if path[:-1] else "key"
-        return str(unknown(kind, path[-1], _keys(path[:-1])))
+        return str(unknown(kind, path[-1], _keys(top, path[:-1])))
     expected = dict.fromkeys(_expected(e["msg"]) for p, e in problems if p == path)
     return f"{'.'.join(path)} must be {' or '.join(expected)}, got {worst['input']!r}"
 
@@ -213,13 +240,12 @@ def _path(loc: Sequence[int | str], raw: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _keys(path: Sequence[str]) -> list[str]:
+def _keys(top: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys that a table may have."""
-    here: type[BaseModel] = model()
     for part in path:
-        members = alternatives(here.model_fields[part].annotation)
-        here = next(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
-    return list(here.model_fields)
+        members = alternatives(top.model_fields[part].annotation)
+        top = next(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
+    return list(top.model_fields)
 
 
 # ---- what the settings stand for ----
@@ -230,10 +256,15 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> list[Algorithm]:
-    """The algorithms by name, with the fields of their tables and then those of the command line they have."""
-    made = [make(name, _values(chosen, name, hyper)) for name in names]
-    known = dict.fromkeys(f.name for record in made for f in fields(cast(Any, record)))
+def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> dict[str, list[Algorithm]]:
+    """The algorithms by name, with the fields of their tables and then those of the command line they have: one record
+    each, or for a sweep a grid of them."""
+    values = {name: _values(chosen, name, hyper) for name in names}
+    if isinstance(chosen, Sweep):
+        made = {name: grid(name, own) for name, own in values.items()}
+    else:
+        made = {name: [make(name, own)] for name, own in values.items()}
+    known = dict.fromkeys(f.name for own in made.values() for f in fields(cast(Any, own[0])))
     for option in hyper:
         if option not in known:
             has = ", ".join(map(flag, known))
@@ -250,12 +281,17 @@ def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
     return {k: Decay(**v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
-def effective(chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Algorithm]) -> dict[str, Any]:
+def effective(
+    chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Sequence[Algorithm]]
+) -> dict[str, Any]:
     """Settings with their defaults as a table that `read` takes; where the results go is not among them."""
     plain = {**full, "seed": chosen.seed, "targets": chosen.targets, "checkpoint_every": chosen.checkpoint_every}
     if plain["batch_size"] is None:
         plain["batch_size"] = "full"
     source = {k: v for k, v in fed.source.items() if k != "name"}
     data = {"dataset": fed.source["name"], **source, "data_dir": chosen.data.data_dir}
-    tables = {name: to_dict(record) for name, record in made.items()}
+    if isinstance(chosen, Sweep):
+        plain |= {"target": chosen.target, "select": chosen.select}
+    spread = {name: tried(own) for name, own in made.items()}
+    tables = {name: {k: v if len(v) > 1 else v[0] for k, v in own.items()} for name, own in spread.items()}
     return {"model": chosen.model, **plain, "data": data, **tables}

@@ -1,4 +1,4 @@
-"""The options of `run` and `compare`, made from the settings of `cli_config` and the fields of the algorithms."""
+"""The options of `run`, `compare` and `sweep`: from the settings of `cli_config` and the fields of the algorithms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ else:
     Kind = click.ParamType  # has type parameters since click 8.5 only
 
 PANELS = {"run": "Run", "data": "Data", "hyper": "Hyper-parameters (an algorithm takes those it has)"}
-NAMES = {("data", "seed"): ["--partition-seed"], ("run", "seed"): ["--seed", "--seeds"]}
-ABSENT = {"run": ("algorithms",), "compare": ("algorithm", "checkpoint_every")}
+NAMES = {
+    ("data", "seed"): ["--partition-seed"],
+    ("data", "target"): ["--column", "--target"],
+    ("run", "seed"): ["--seed", "--seeds"],
+}
+SWEEP = "sweep"  # whose --target is an accuracy
+ABSENT = {
+    "run": ("algorithms",),
+    "compare": ("algorithm", "checkpoint_every"),
+    SWEEP: ("algorithm", "checkpoint_every", "targets"),
+}
 
 
 class Value(Kind):
@@ -76,19 +85,22 @@ def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) ->
 
 def setting_options(section: str, command: str) -> Iterator[TyperOption]:
     """One option for each key of a part of the settings file that this command uses."""
-    table: type[cli_config.Table] = cli_config.Base if section == "run" else cli_config.Data
+    base = cli_config.Sweep if command == SWEEP else cli_config.Base
+    table: type[cli_config.Table] = base if section == "run" else cli_config.Data
     for key, field in table.model_fields.items():
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [cli_config.flag(key)])
+        if (command, section, key) == (SWEEP, "data", "target"):
+            names = names[:1]
         default = (
             f" [default: {_text(field.default)}]" if field.default is not None and field.default is not False else ""
         )
         yield option(section, key, field.annotation, f"{field.description}{default}", names)
 
 
-def hyper_options() -> Iterator[TyperOption]:
-    """One option for each field that some algorithm has."""
+def hyper_options(command: str) -> Iterator[TyperOption]:
+    """One option for each field that some algorithm has; a sweep takes several values."""
     tables = cli_config.TABLES
     for key in dict.fromkeys(key for table in tables.values() for key in table.model_fields):
         owners = {name: table.model_fields[key] for name, table in tables.items() if key in table.model_fields}
@@ -97,8 +109,8 @@ def hyper_options() -> Iterator[TyperOption]:
             defaults = meanings.setdefault(str(field.description), {})
             defaults.setdefault(_text(field.default), []).append(name)
         doc = "; ".join(f"{meaning} [{_owners(defaults)}]" for meaning, defaults in meanings.items())
-        hint = reduce(or_, [field.annotation for field in owners.values()])
-        yield option("hyper", key, hint, doc, [cli_config.flag(key)])
+        hint: Any = reduce(or_, [field.annotation for field in owners.values()])
+        yield option("hyper", key, list[hint] if command == SWEEP else hint, doc, [cli_config.flag(key)])
 
 
 def _owners(defaults: Mapping[str, Sequence[str]]) -> str:
@@ -142,4 +154,4 @@ class WithSettings(WithData):
         """Options of the run, of the data and of the algorithms."""
         yield from setting_options("run", name)
         yield from setting_options("data", name)
-        yield from hyper_options()
+        yield from hyper_options(name)

@@ -41,11 +41,12 @@ class Watch:
 
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
         shown = " ".join(f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0)
+        begins = label != self.label or k <= self.k  # another run
         if messages.is_terminal:
-            if label != self.label or k <= self.k:  # another run begins
+            if begins:
                 self.task = self.bars.add_task(label, total=rounds, numbers="")
             self.bars.update(self.task, completed=k, numbers=shown)
-        elif k == rounds or k % -(-rounds // 10) == 0:
+        elif 10 * k // rounds > (0 if begins else 10 * self.k // rounds):
             messages.print(f"{label}: round {k}/{rounds} {shown}", soft_wrap=True, highlight=False, markup=False)
         self.label, self.k = label, k
         if self.stopping:
@@ -59,19 +60,24 @@ class Watch:
 
 
 @contextmanager
-def watching(out: str | Path | None) -> Iterator[Watch]:
-    """Progress on standard error while simulating; an interrupted simulation says how to go on."""
+def watching(again: str | None) -> Iterator[Watch]:
+    """Progress on standard error while simulating; an interrupted simulation says what goes on with it."""
     watch = Watch()
     before = signal.signal(signal.SIGINT, watch.stop)
     try:
         with watch.bars if messages.is_terminal else nullcontext():
             yield watch
     except KeyboardInterrupt as error:
-        hint = f"; `fedsso resume {out}` goes on" if out is not None else ""
+        hint = f"; {again} goes on" if again is not None else ""
         messages.print(f"stopped after round {watch.k}{hint}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from error
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def resuming(out: str | Path | None) -> str | None:
+    """The command that goes on with the runs of a folder."""
+    return None if out is None else f"`fedsso resume {out}`"
 
 
 def show(

@@ -85,7 +85,7 @@ def simulate(
     ctx = context(fed, model, full)
     folder = _folder(out)
     planned = Planned(specify(ctx, model, record, full, 0, ()), record, ctx, full, folder)
-    _prepare([planned], fresh=True)
+    prepare([planned], fresh=True)
     return _execute([planned], progress, checkpoint_every)[0]
 
 
@@ -103,23 +103,36 @@ def sweep(
 
     `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second call goes on.
     """
+    root = _folder(out)
+    planned = plan(fed, model, algorithms, seeds, options)
+    if root is not None:
+        planned = [run._replace(folder=root / run.spec.folder(i)) for i, run in enumerate(planned)]
+    prepare(planned)
+    return Runs(_execute(planned, progress, 10))
+
+
+def plan(
+    fed: Federation,
+    model: str | nn.Module,
+    algorithms: Sequence[str | Algorithm],
+    seeds: Iterable[int] | None,
+    options: Mapping[str, Any],
+) -> list[Planned]:
+    """The runs of a sweep, without folders: every record under every seed."""
     records = _records(algorithms)
     vary = [n for n in ("local_steps", "batch_size") if isinstance(options.get(n), (list, tuple))]
     if any(not options[n] for n in vary):
         raise InputError(f"{' and '.join(vary)} must list at least one value each")
     choices = [[{n: v} for v in options[n]] for n in vary]
     planned: list[Planned] = []
-    root = _folder(out)
     for seed in _seeds(seeds, options):
         for picked in itertools.product(*choices):
             full = complete({**options, **{k: v for one in picked for k, v in one.items()}, "seed": seed})
             ctx = context(fed, model, full)
             for record in records:
                 spec = specify(ctx, model, record, full, len(planned), vary)
-                folder = None if root is None else root / spec.folder(len(planned))
-                planned.append(Planned(spec, record, ctx, full, folder))
-    _prepare(planned)
-    return Runs(_execute(planned, progress, 10))
+                planned.append(Planned(spec, record, ctx, full, None))
+    return planned
 
 
 def _record(algorithm: str | Algorithm) -> Algorithm:
@@ -224,7 +237,7 @@ def _meta(ctx: Context) -> Tensor:
     return torch.empty(1, len(x), dtype=x.dtype, device="meta")
 
 
-def _prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
+def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Check what can be checked, then write every run's spec, so that a killed sweep knows what is left to do."""
     for run in {id(run.context): run for run in planned}.values():
         run.context.check(run.options)
@@ -262,13 +275,13 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
             done[i] = replace(load_run(run.folder), live=run.context)
         else:
             todo.append(i)
-    for chunk in _chunks(planned, todo):
-        runs = _run_chunk([planned[i] for i in chunk], show, every)
+    for chunk in chunks(planned, todo):
+        runs = run_chunk([planned[i] for i in chunk], show, every)
         done.update(zip(chunk, runs, strict=True))
     return [done[i] for i in range(len(planned))]
 
 
-def _chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[int]]:
+def chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[int]]:
     """Indices of runs that are batched together."""
     groups: dict[Any, list[int]] = {}
     for i in todo:
@@ -293,7 +306,23 @@ def _trials(run: Planned) -> int:
     return int(min(TRIALS, fit) if device == "cpu" else fit)
 
 
-def _run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
+def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
+    """Run trials batched; if they are too many for the GPU's memory, in two halves."""
+    try:
+        return _run_batched(chunk, show, every)
+    except torch.OutOfMemoryError as error:
+        if len(chunk) == 1:
+            raise InputError(
+                f"{chunk[0].spec.label} does not fit into the GPU's memory; use device='cpu', a smaller batch_size or "
+                "fewer clients in a round"
+            ) from error
+    log.info("%d trials do not fit into the GPU's memory: half of them at a time", len(chunk))
+    torch.cuda.empty_cache()
+    half = len(chunk) // 2
+    return run_chunk(chunk[:half], show, every) + run_chunk(chunk[half:], show, every)
+
+
+def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
     """Run trials batched and write their folders."""
     first = chunk[0]
     specs = [run.spec for run in chunk]

@@ -62,8 +62,7 @@ def numbers(curves: Sequence[Curve], targets: Sequence[float]) -> list[Numbers]:
 
 
 def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
-    if not curve.traces:
-        raise InputError(f"curve {curve.label!r} has no traces; give at least one")
+    check(curve)
     return {
         "label": curve.label,
         "algorithm": curve.algorithm,
@@ -73,6 +72,12 @@ def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
         "final_accuracy": _stat([trace.final() for trace in curve.traces]),
         "diverged": [trace.diverged for trace in curve.traces if trace.diverged is not None],
     }
+
+
+def check(curve: Curve) -> None:
+    """Refuse a curve without traces."""
+    if not curve.traces:
+        raise InputError(f"curve {curve.label!r} has no traces; give at least one")
 
 
 def _name(target: float) -> str:
@@ -100,8 +105,8 @@ def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes |
 
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
     """Four round accuracies on the way from the initial model's to the best one reached."""
-    series = [_series([trace], "test_accuracy")[1][0] for curve in curves for trace in curve.traces]
-    reached = [values for values in series if len(values)]
+    every = [series([trace], "test_accuracy")[1][0] for curve in curves for trace in curve.traces]
+    reached = [values for values in every if len(values)]
     if not reached:
         return ()
     start, best = max(values[0] for values in reached), max(values.max() for values in reached)
@@ -203,17 +208,17 @@ def style(algorithm: str) -> Style:
     return Style(list(FAMILIES)[number % len(FAMILIES)], DASHES[number // len(FAMILIES) % len(DASHES)])
 
 
-def _styles(curves: Sequence[Curve]) -> Iterator[Style]:
+def styles(curves: Sequence[Curve]) -> Iterator[Style]:
     """Curves of one algorithm go from a dark shade to a light one."""
     count, seen = Counter(c.algorithm for c in curves), Counter[str]()
     for curve in curves:
         place, of = seen[curve.algorithm], count[curve.algorithm]
         seen[curve.algorithm] += 1
         base = style(curve.algorithm)
-        yield base._replace(color=_shade(base.color, 0.9 * place / (of - 1) - 0.4)) if of > 1 else base
+        yield base._replace(color=shade(base.color, 0.9 * place / (of - 1) - 0.4)) if of > 1 else base
 
 
-def _shade(color: str, light: float) -> str:
+def shade(color: str, light: float) -> str:
     """Mixed with white for light > 0, with black for light < 0."""
     goal = 255 if light > 0 else 0
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
@@ -231,22 +236,28 @@ def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence
     accuracy, loss = figure.subplots(1, 2, sharex=True)
     for axes in (accuracy, loss):
         axes.grid(True)
-        _round_axis(axes)
-    _accuracy_axis(accuracy, targets)
-    _loss_axis(loss, *_loss_range(curves))
-    looks = list(_styles(curves))
+        round_axis(axes)
+    accuracy_axis(accuracy, targets)
+    loss_axis(loss, *loss_range(curves))
+    looks = list(styles(curves))
     for curve, look in zip(curves, looks, strict=True):
-        _lines(accuracy, curve, look, "test_accuracy")
-        _lines(loss, curve, look, "train_loss")
-    if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
-    rows = _legend(figure, _handles(curves, looks))
+        lines(accuracy, curve, look, "test_accuracy")
+        lines(loss, curve, look, "train_loss")
+    heading(figure, title)
+    labels = [curve.label for curve in curves]
+    rows = legend(figure, [*keys(labels, looks), *marks(curves)], 10)
     figure.set_size_inches(10, 4.1 + 0.22 * rows)
 
 
-def _lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
+def heading(figure: Figure, title: str) -> None:
+    """A title in the upper left corner, where there is one."""
+    if title:
+        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
+
+
+def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
     """Mean and range of the seeds that stayed finite; each of the others alone, thin, up to a cross."""
-    rounds, values = _series([t for t in curve.traces if t.diverged is None], metric)
+    rounds, values = series([t for t in curve.traces if t.diverged is None], metric)
     if len(rounds):
         marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) <= 25 else {}
         axes.plot(rounds, np.nanmean(values, axis=0), lw=1.8, **look._asdict(), **marker)
@@ -254,18 +265,19 @@ def _lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
         axes.fill_between(rounds, low, high, color=look.color, alpha=0.2, lw=0)
     for trace in curve.traces:
         if trace.diverged is not None:
-            _lost(axes, trace, look, metric)
+            rounds, values = series([trace], metric)
+            finite = rounds < trace.diverged  # from there on the accuracy is a 0 that stands for nothing
+            _lost(axes, rounds[finite], values[0, finite], look)
 
 
-def _lost(axes: Axes, trace: Trace, look: Style, metric: str) -> None:
-    rounds, values = _series([trace], metric)
+def _lost(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
     if len(rounds):
-        axes.plot(rounds, values[0], lw=1.2, **look._asdict())
-        end = np.clip(values[0, -1], *axes.get_ylim())  # the cross stays in sight
+        axes.plot(rounds, values, lw=1.2, **look._asdict())
+        end = np.clip(values[-1], *axes.get_ylim())  # the cross stays in sight
         axes.plot(rounds[-1], end, color=look.color, zorder=5, clip_on=False, **CROSS)
 
 
-def _series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """The rounds where some seed has a value, and the values [seeds, rounds], NaN where a seed has none."""
     finite = [np.isfinite(trace[metric]) for trace in traces]
     rounds = np.unique([r for t, f in zip(traces, finite, strict=True) for r in t["round"][f].tolist()])
@@ -275,7 +287,8 @@ def _series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray
     return rounds, values
 
 
-def _round_axis(axes: Axes) -> None:
+def round_axis(axes: Axes) -> None:
+    """Communication rounds from left to right."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("communication round")
@@ -283,7 +296,8 @@ def _round_axis(axes: Axes) -> None:
     axes.margins(x=0.015)
 
 
-def _accuracy_axis(axes: Axes, targets: Sequence[float]) -> None:
+def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
+    """Test accuracy, the targets as dotted lines with their names."""
     axes.set_ylabel("test accuracy")
     where = axes.get_yaxis_transform()
     for target in targets:
@@ -291,7 +305,8 @@ def _accuracy_axis(axes: Axes, targets: Sequence[float]) -> None:
         axes.text(1.01, target, _name(target), transform=where, va="center", fontsize=8, color="#777777")
 
 
-def _loss_axis(axes: Axes, low: float, high: float) -> None:
+def loss_axis(axes: Axes, low: float, high: float) -> None:
+    """Training loss in logarithmic scale, with numbers one can read."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_yscale("log", nonpositive="mask")
@@ -302,7 +317,7 @@ def _loss_axis(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
+def loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
     """The positive losses with a margin, cut where only runs that diverge would be seen."""
     traces = [trace for curve in curves for trace in curve.traces]
     calm = [loss for trace in traces if trace.diverged is None for loss in _losses(trace)]
@@ -315,28 +330,41 @@ def _loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
 
 def _losses(trace: Trace) -> list[float]:
     """The positive ones, within what an axis can show."""
-    values = _series([trace], "train_loss")[1]
+    values = series([trace], "train_loss")[1]
     return [float(v) for v in np.clip(values[values > 0], 1e-30, 1e30)]
 
 
-def _handles(curves: Sequence[Curve], looks: Sequence[Style]) -> list[Any]:
+def keys(labels: Sequence[str], looks: Sequence[Style]) -> list[Any]:
+    """Lines for a legend."""
+    from matplotlib.lines import Line2D
+
+    return [Line2D([], [], lw=1.8, label=label, **look._asdict()) for label, look in zip(labels, looks, strict=True)]
+
+
+def marks(curves: Sequence[Curve]) -> list[Any]:
+    """What bands and crosses mean, for a legend, where the curves have any."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [
-        Line2D([], [], lw=1.8, label=curve.label, **look._asdict()) for curve, look in zip(curves, looks, strict=True)
-    ]
+    found: list[Any] = []
     if any(len(curve.traces) > 1 for curve in curves):
-        handles.append(Patch(color="#888888", alpha=0.3, lw=0, label="range over seeds"))
+        found.append(Patch(color="#888888", alpha=0.3, lw=0, label="range over seeds"))
     if any(trace.diverged is not None for curve in curves for trace in curve.traces):
-        handles.append(Line2D([], [], color="#444444", label="diverged", **CROSS))
-    return handles
+        found.append(Line2D([], [], color="#444444", label="diverged", **CROSS))
+    return found
 
 
-def _legend(figure: Figure, handles: Sequence[Any]) -> int:
-    """Below the panels, in as few rows as the labels' lengths allow; returns how many."""
-    width = 0.7 + 0.08 * max(len(handle.get_label()) for handle in handles)
-    rows = -(-len(handles) // max(1, int(9.6 / width)))
-    columns = -(-len(handles) // rows)
+def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
+    """Below the panels of a figure that is `width` inches wide; returns how many rows it takes."""
+    rows, columns = legend_shape([0.7 + 0.08 * len(handle.get_label()) for handle in handles], width - 0.4)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6)
     return rows
+
+
+def legend_shape(widths: Sequence[float], room: float) -> tuple[int, int]:
+    """The fewest rows, and their columns, that hold entries of these widths, which go down column by column."""
+    for rows in range(1, len(widths)):
+        columns = -(-len(widths) // rows)
+        if sum(float(own.max()) for own in np.array_split(np.array(widths), columns)) <= room:
+            return rows, columns
+    return len(widths), 1

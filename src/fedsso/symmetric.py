@@ -140,8 +140,11 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 
 
 def _places(d: int, like: Tensor) -> Tensor:
-    """Rows and columns [2, n] of the triangle. On the meta device torch would load a compiler to make them (2 s)."""
-    return torch.tril_indices(d, d, device="cpu" if like.is_meta else like.device).to(like.device)
+    """Rows and columns [2, n] of the triangle; without numbers on the meta device, where torch would load a compiler to
+    make them (2 s)."""
+    if like.is_meta:
+        return torch.empty(2, entries(d), dtype=torch.int64, device=like.device)
+    return torch.tril_indices(d, d, device=like.device)
 
 
 class Packed(NamedTuple):

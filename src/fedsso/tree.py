@@ -162,10 +162,10 @@ def norm(a: Tensor) -> Tensor:
 def solve(A: Tensor, b: Tensor) -> Tensor:
     """A^-1 b for A [..., d, d] and b [..., d]; NaN where A is singular, which costs no neighbour its answer.
 
-    On a CPU one matrix after the other: with several at once, of more than some hundred rows and on more than one
-    thread, torch 2.13 fails in its LU factorisation.
+    Large matrices, and all on a CPU, one after the other: a GPU's batched routines are made for small ones, and with
+    several of more than some hundred rows, on more than one thread, torch 2.13 fails in its LU factorisation on a CPU.
     """
-    if A.is_cpu and A.dim() > 2:
+    if A.dim() > 2 and (A.is_cpu or A.shape[-1] > 512):
         parts = [solve(one, v) for one, v in zip(A.flatten(0, -3), b.flatten(0, -2), strict=True)]
         return torch.stack(parts).view(b.shape)
     z, failed = torch.linalg.solve_ex(A, b.unsqueeze(-1))

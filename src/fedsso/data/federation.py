@@ -207,6 +207,14 @@ class Federation:
             raise InputError(f"client must be in 0..{self.clients - 1}, got {i}")
         return rows[int(start[i]) : int(start[i + 1])]
 
+    def validation(self, fraction: float = 0.25, seed: int = 0) -> Federation:
+        """The same clients without their test rows: a part of the training rows takes that place, to choose by."""
+        fraction, seed = split_options(fraction, seed)
+        train, held = _split([self.rows_of(i) for i in range(self.clients)], fraction, seed)
+        (rows, start), (test_rows, test_start) = _pack(train), _pack(held)
+        parts: Any = {"train_rows": rows, "train_start": start, "test_rows": test_rows, "test_start": test_start}
+        return replace(self, **parts, source={}, optimum=None)
+
     def to(self, device: torch.device | str) -> Federation:
         """The same federation with every tensor on a device."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))

@@ -1,0 +1,106 @@
+"""What `run`, `compare` and `sweep` do before they run: check everything, then write the settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from . import cli_config, experiment
+from .algorithm import Algorithm
+from .algorithms import ALGORITHMS
+from .cli_view import messages
+from .context import Context, context
+from .data import Federation, load
+from .errors import InputError
+from .files import check_writable, to_toml, write_atomic
+from .options import complete
+from .runs import SPEC
+
+log = logging.getLogger("fedsso")
+
+Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
+SaveConfig = Annotated[Path | None, typer.Option(help="Write the settings in force to this TOML file.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done and why.")]
+
+
+class Plan(NamedTuple):
+    """Checked settings and the objects behind them."""
+
+    settings: Any
+    live: Context
+    grids: dict[str, list[Algorithm]]  # one record for each algorithm, or for a sweep all of its grid
+    options: dict[str, Any]
+    left_out: dict[str, str]  # why an algorithm of "all" cannot run here
+    table: dict[str, Any]  # the settings in force, as a file
+
+    @property
+    def fed(self) -> Federation:
+        """The data."""
+        return self.live.fed
+
+    @property
+    def records(self) -> list[Algorithm]:
+        """All that are to run."""
+        return [record for own in self.grids.values() for record in own]
+
+
+def plan(ctx: typer.Context, config: Path | None, key: str, base: type[cli_config.Base] = cli_config.Base) -> Plan:
+    """Everything that can be wrong with the settings is found here; nothing is written."""
+    given = ctx.obj
+    settings = cli_config.settings(config, given["run"], given["data"], base)
+    chosen = getattr(settings, key)
+    names = list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"{key} must list different names, at least one; got {', '.join(names) or 'none'}")
+    grids = cli_config.records(settings, names, given["hyper"])
+    fed = _federation(settings, config, given["data"])
+    full = complete({**settings.options, "seed": settings.seeds[0]})
+    live = context(fed, settings.model, full)
+    live.check(full)
+    left_out = _unsuited(grids, live, full)
+    if left_out and chosen != ["all"]:
+        raise InputError(next(iter(left_out.values())))
+    grids = {name: own for name, own in grids.items() if name not in left_out}
+    table = {key: chosen, **cli_config.effective(settings, fed, full, grids)}
+    return Plan(settings, live, grids, settings.options, left_out, table)
+
+
+def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) -> Federation:
+    """The data, and on standard error what is to be known of them."""
+    wish = settings.data.given()
+    fed = load(wish.pop("dataset", settings.data.dataset), **wish)
+    for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
+        messages.print(line, markup=False, soft_wrap=True, highlight=False)
+    recorded = (settings.record or {}).get("digest")
+    if recorded and not given and recorded != fed.digest():
+        log.warning("the data have changed since %s was written: this is another run", config)
+    return fed
+
+
+def _unsuited(grids: Mapping[str, Sequence[Algorithm]], live: Context, options: Mapping[str, Any]) -> dict[str, str]:
+    """Why some of the algorithms cannot run with this model and these cohorts."""
+    reasons = {}
+    for name, own in grids.items():
+        try:
+            for record in own:
+                experiment.suits(record, live, options)
+        except InputError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def begin(made: Plan, save: Path | None) -> None:
+    """Make sure of the folder for the results, then write the settings where they are wished."""
+    out = made.settings.out
+    if out is not None:
+        check_writable(out)
+        if any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
+            raise InputError(
+                f"{out} holds a run already; choose another folder (`fedsso resume {out}` completes a run)"
+            )
+    if save is not None:
+        write_atomic(save, to_toml(made.table))

@@ -1,0 +1,79 @@
+"""Runs what a table or figure needs, once: everything is kept below the folder of results and found there again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..algorithm import Algorithm
+from ..data import Federation
+from ..experiment import Progress
+from ..study import Setting, Study, study
+from .tasks import METHODS, SEEDS, Task
+
+SWEEPS = "sweeps"
+BATCH, TAU = 100, 5
+QUICK = 40  # rounds of a quick look
+
+
+def _quiet(_: str) -> None:
+    """Nobody listens."""
+
+
+@dataclass
+class Lab:
+    """Where, on what and how thoroughly the experiments run."""
+
+    out: Path
+    device: str = "auto"
+    quick: bool = False
+    jobs: int = 1
+    deadline: float = math.inf  # of time.monotonic()
+    progress: Progress | None = None
+    note: Callable[[str], None] = _quiet
+    federations: dict[str, Federation] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Those of the chosen settings."""
+        return SEEDS[:1] if self.quick else SEEDS
+
+    def federation(self, task: Task) -> Federation:
+        """The task's data, read once."""
+        if task.name not in self.federations:
+            self.federations = {task.name: task.federation()}  # one at a time: they are large
+        return self.federations[task.name]
+
+    def study(self, task: Task, records: Sequence[Algorithm], seeds: Iterable[int], **options: Any) -> Study:
+        """The records on a task, with the paper's τ = 5 and batches of 100 unless said otherwise."""
+        rounds = min(task.rounds, QUICK) if self.quick else task.rounds
+        common = {"rounds": rounds, "local_steps": TAU, "batch_size": BATCH, "device": self.device}
+        return study(
+            self.federation(task), task.model, records, seeds=seeds, out=self.out / SWEEPS / task.name,
+            jobs=self.jobs, deadline=self.deadline, progress=self._named(task), **{**common, **options},
+        )  # fmt: skip
+
+    def _named(self, task: Task) -> Progress | None:
+        progress = self.progress
+        if progress is None:
+            return None
+        return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
+
+    def grids(self, task: Task, methods: Sequence[str], **options: Any) -> dict[str, Study]:
+        """Every method's whole grid, under the seeds that settings are chosen by."""
+        records = {name: METHODS[name].records(thin=self.quick) for name in methods}
+        seeds = SEEDS[: 1 if self.quick else task.choosing]
+        every = self.study(task, [r for own in records.values() for r in own], seeds, **options)
+        settings, found = list(every), {}
+        for name, own in records.items():
+            found[name], settings = Study(settings[: len(own)]), settings[len(own) :]
+        return found
+
+    def again(self, task: Task, settings: Mapping[str, Setting], **options: Any) -> dict[str, Setting]:
+        """The chosen settings with all seeds."""
+        records = {s.label: s.spec.record for s in settings.values()}
+        found = {s.label: s for s in self.study(task, list(records.values()), self.seeds, **options)}
+        return {name: found[s.label] for name, s in settings.items()}

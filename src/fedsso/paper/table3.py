@@ -1,0 +1,169 @@
+"""The paper's Table 3, measured: bytes sent in a round and bytes kept, beside the formulas it prints.
+
+    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model: 4 d
+
+The paper counts the model that a client works on; measured is what stays there from round to round. Its squares are
+meant as d x d numbers: the square of a number of bytes is no number of bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import models
+from ..algorithms import make
+from ..costs import META, Bill, Cost, Work, measure
+from ..files import check_writable, write_atomic
+from ..objective import Layout
+
+SAMPLE, CLASSES = (1, 28, 28), 10
+MODELS = ("mclr", "cnn")  # d = 7 850 and 6 230
+
+
+class Printed(NamedTuple):
+    """One row of the paper's table; empty where it has none."""
+
+    round: str = ""
+    server: str = ""
+    client: str = ""
+
+
+class Entry(NamedTuple):
+    """One algorithm with its fields, what the paper prints, and where that is off."""
+
+    label: str
+    algorithm: str
+    values: dict[str, Any]
+    paper: Printed
+    remark: str
+
+
+DOUBLE = Printed("2n_c", "2n_m", "2n_m")
+FEDNL = Printed("n_c²", "2n_m² + 2n_m", "n_m² + 2n_m")
+FEDSSO = Printed("n_c", "n_m² + 4n_m", "n_m")
+PAIRS = "vectors and their products, all room taken at the start; after k rounds 2 min(k-1, {0}) vectors are in use"
+ENTRIES = (
+    Entry("FedAvg", "fedavg", {}, Printed("n_c", "n_m", "n_m"), "a client keeps nothing"),
+    Entry("SCAFFOLD", "scaffold", {}, DOUBLE, "a client keeps its control variate alone"),
+    Entry("FedDANE", "feddane", {}, DOUBLE, "a client keeps nothing; the round has two exchanges"),
+    Entry(
+        "FedNL, no compressor",
+        "fednl",
+        {"compressor": "none"},
+        FEDNL,
+        "twice too much: a symmetric matrix is d(d+1)/2 numbers and goes up only; one matrix, not two, at the server; "
+        "Table 2 charges n_c",
+    ),
+    Entry(
+        "FedNL, rank 1",
+        "fednl",
+        {"compressor": "rank:1"},
+        FEDNL,
+        "sends 2d + 2 numbers up; the matrices are kept all the same",
+    ),
+    Entry(
+        "FedSSO, dense BFGS",
+        "fedsso",
+        {"form": "bfgs-dense"},
+        FEDSSO,
+        "three vectors besides the matrix: x, g and the last step; a client keeps nothing",
+    ),
+    Entry(
+        "FedSSO, 200 pairs",
+        "fedsso",
+        {"form": "bfgs", "pairs": 200},
+        FEDSSO,
+        f"the same step without a matrix: 405 {PAIRS.format(200)}",
+    ),
+    Entry(
+        "FedSSO, L-BFGS, m = 20",
+        "fedsso",
+        {"form": "lbfgs", "m": 20},
+        FEDSSO,
+        f"no matrix: 45 {PAIRS.format(20)}",
+    ),
+    Entry("FedAC", "fedac", {}, Printed(), "not in the paper's table; two models travel each way"),
+    Entry("FedAdaGrad", "fedadagrad", {}, Printed(), "not in the paper's table; momentum and squares at the server"),
+)
+LEGEND = (
+    "Measured in float32 on the second round. n_c: bytes that FedAvg sends in a round, down and up, 8d; n_m: bytes of "
+    "one model, 4d. A client's memory is what it keeps from round to round; the paper also counts the model it works "
+    "on. The paper's squares are meant as d × d numbers."
+)
+HEADER = (
+    "| algorithm | exchanges | round | n_c | paper | server keeps | n_m | paper | client keeps | n_m | paper "
+    "| where the paper is off, and notes |\n"
+    "|---|---:|---:|---:|---|---:|---:|---|---:|---:|---|---|"
+)
+
+
+def table3(out: Path) -> None:
+    """Write table3.md and table3.csv for the paper's two models."""
+    check_writable(out)
+    rows = [row for model in MODELS for row in _rows(model)]
+    write_atomic(out / "table3.csv", _csv(rows))
+    write_atomic(out / "table3.md", _markdown(rows))
+
+
+def _rows(model: str) -> list[dict[str, Any]]:
+    """Every entry measured for a model, as plain values."""
+    with META:
+        module = models.build(model, SAMPLE, CLASSES)
+    work, bill = Work(SAMPLE, None), Bill(sum(Layout.of(module).sizes), [])
+    with torch.no_grad():
+        found = [measure(make(entry.algorithm, entry.values), module, work) for entry in ENTRIES]
+    return [_row(model, bill, entry, cost) for entry, cost in zip(ENTRIES, found, strict=True)]
+
+
+def _row(model: str, bill: Bill, entry: Entry, cost: Cost) -> dict[str, Any]:
+    units = bill.relative(cost)
+    return {
+        "model": model,
+        "d": bill.d,
+        "algorithm": entry.label,
+        **cost._asdict(),
+        "round": cost.down + cost.up,
+        "round_n_c": units["round"],
+        "server_n_m": units["server"],
+        "client_n_m": units["client"],
+        **{f"paper_{name}": text for name, text in entry.paper._asdict().items()},
+        "remark": entry.remark,
+    }
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    """One table for each model; bytes, their multiple of FedAvg's, and the paper's entry."""
+    parts = [f"# Table 3: bytes of a round and bytes kept, one client\n\n{LEGEND}\n"]
+    for model in MODELS:
+        own = [row for row in rows if row["model"] == model]
+        lines = "\n".join([HEADER, *map(_line, own)])
+        parts.append(f"## {model}, d = {_count(own[0]['d'])}\n\n{lines}\n")
+    return "\n".join(parts)
+
+
+def _line(row: dict[str, Any]) -> str:
+    cells = [row["algorithm"], str(row["exchanges"])]
+    for name, unit in (("round", "n_c"), ("server", "n_m"), ("client", "n_m")):
+        cells += [_count(row[name]), _multiple(row[f"{name}_{unit}"]), row[f"paper_{name}"] or "–"]
+    return "| " + " | ".join([*cells, row["remark"]]) + " |"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def _multiple(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"

@@ -1,0 +1,110 @@
+"""Traces in parts: what is read is what was written, and a damaged file is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsso import FedAvg, Federation, FedSSO, Runs, sweep
+from fedsso.errors import InputError
+from fedsso.store import Held, held, read, save_part
+
+
+@pytest.fixture(scope="module")
+def runs(fed: Federation) -> Runs:
+    """One that goes its way, one that stops early, one that diverges."""
+    records = [FedAvg(alpha=a) for a in (1e-6, 3.0, 1e9)]
+    return sweep(fed, "mlp", records, rounds=12, eval_every=2, stop_at=0.5, metrics=("f1",), device="cpu")
+
+
+def found(folder: Path, runs: Runs) -> list[Held]:
+    there = held(folder)
+    return [there[run.spec.identity] for run in runs]
+
+
+def test_a_part_gives_back_its_traces(tmp_path: Path, runs: Runs) -> None:
+    save_part(tmp_path, list(runs))
+    lengths = [len(run.trace) for run in runs]
+    assert lengths[1] < lengths[0] == lengths[2] == 13
+    assert [run.diverged is None for run in runs] == [True, True, False]
+    for run, trace in zip(runs, read(found(tmp_path, runs)), strict=True):
+        assert (trace.eval_every, trace.diverged) == (run.trace.eval_every, run.diverged)
+        assert trace.columns.keys() == run.trace.columns.keys()
+        for exact in ("test_accuracy", "round", "seed", "bytes_up", "bytes_down"):
+            np.testing.assert_array_equal(trace[exact], run.trace[exact])
+        for rounded in ("test_f1", "test_loss", "train_loss", "grad_norm"):
+            with np.errstate(over="ignore"):
+                np.testing.assert_array_equal(trace[rounded], run.trace[rounded].astype(np.float32))
+
+
+def test_a_trial_is_found_in_whatever_part_it_is(tmp_path: Path, runs: Runs) -> None:
+    save_part(tmp_path, [runs[2], runs[0]])
+    save_part(tmp_path, [runs[1]])
+    assert len(list(tmp_path.iterdir())) == 2
+    for run, trace in zip(runs, read(found(tmp_path, runs)), strict=True):
+        np.testing.assert_array_equal(trace["test_accuracy"], run.trace["test_accuracy"])
+
+
+def test_the_same_part_is_the_same_file(tmp_path: Path, runs: Runs) -> None:
+    save_part(tmp_path, list(runs))
+    (before,) = tmp_path.iterdir()
+    save_part(tmp_path, list(runs))
+    assert list(tmp_path.iterdir()) == [before]
+    assert before.name.startswith("fedavg-")
+
+
+def test_columns_that_only_some_trials_have_are_nan_for_the_others(tmp_path: Path, fed: Federation) -> None:
+    mixed = [sweep(fed, "mclr", [FedAvg()], rounds=2, metrics=m, device="cpu")[0] for m in ((), ("f1",))]
+    save_part(tmp_path, mixed)
+    without, own = read(found(tmp_path, Runs(mixed)))
+    assert np.isnan(without["test_f1"]).all()
+    assert np.isfinite(own["test_f1"]).all()
+
+
+def test_an_empty_or_missing_folder_holds_nothing(tmp_path: Path) -> None:
+    assert held(tmp_path) == held(tmp_path / "nowhere") == {}
+    assert read([]) == []
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory, fed: Federation) -> Path:
+    folder = tmp_path_factory.mktemp("part")
+    save_part(folder, list(sweep(fed, "mclr", [FedSSO()], rounds=2, device="cpu")))
+    return next(folder.iterdir())
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"\x93NUMPY", b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_part_is_named(damage: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(damage)
+    with pytest.raises(InputError, match=r"x\.npz is not a part of a sweep .*: remove it"):
+        held(tmp_path)
+
+
+def test_any_damaged_byte_is_harmless_or_refused(part: Path, tmp_path: Path) -> None:
+    """Every 97th byte turned round, and the file cut there."""
+    data = part.read_bytes()
+    refused = 0
+    for place in range(0, len(data), 97):
+        for damaged in (data[:place], data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]):
+            (tmp_path / part.name).write_bytes(damaged)
+            try:
+                read(list(held(tmp_path).values()))
+            except InputError:
+                refused += 1
+    assert refused > len(data) // 97
+
+
+def test_a_part_of_something_else(tmp_path: Path) -> None:
+    for content in ({"a": np.zeros(3)}, {"meta": np.frombuffer(b'[{"x": 1}]', np.uint8)}):
+        np.savez(tmp_path / "x.npz", **content)
+        with pytest.raises(InputError, match="not a part of a sweep"):
+            held(tmp_path)
+
+
+def test_a_copy_of_a_part_does_no_harm(part: Path, tmp_path: Path) -> None:
+    shutil.copy(part, tmp_path / "a.npz")
+    shutil.copy(part, tmp_path / "b.npz")
+    assert len(held(tmp_path)) == 1

@@ -1,0 +1,194 @@
+"""Studies: what they choose, count and keep."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsso import FedAvg, Federation, FedSSO, sweep
+from fedsso.errors import InputError
+from fedsso.spec import Spec
+from fedsso.study import LAST, Setting, Study, study
+from fedsso.trace import Trace
+
+FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
+GRID = [*(FedAvg(alpha=a) for a in (0.1, 1.0)), *(FedSSO(alpha=0.1, form=f) for f in ("bfgs", "dfp"))]
+
+
+def trace(*accuracies: float, diverged: int | None = None) -> Trace:
+    fixed = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 1, "bytes_down": 1}
+    return Trace.from_rows([{**fixed, "round": k, "test_accuracy": a} for k, a in enumerate(accuracies)], 1, diverged)
+
+
+def setting(*traces: Trace, alpha: float = 0.1, **hyper: Any) -> Setting:
+    values = {"alpha": alpha, "eta": 1.0, **hyper}
+    short = {k: str(v) for k, v in values.items()}
+    spec = Spec({}, "", "mclr", "", (4,), 3, "fedsso" if "form" in hyper else "fedavg", values, {"seed": 0}, 0, short)
+    return Setting(spec, tuple(range(len(traces))), traces)
+
+
+SLOW = setting(trace(0, 0.2, 0.6, 0.9), trace(0, 0.2, 0.3, 0.7))
+HALF = setting(trace(0, 0.9, 0.9, 0.9), trace(0, 0.1, 0.1, 0.1), alpha=0.3)
+LOST = setting(trace(0, 0.9, 0, 0, diverged=2), trace(0, 0.8, 0.8, 0.8), alpha=1.0)
+
+
+# ---- one setting ----
+
+
+def test_rounds_are_counted_seed_by_seed() -> None:
+    assert SLOW.rounds(0.6) == [2, 3]
+    assert SLOW.rounds(0.6, "last below") == [1, 2]
+    assert LOST.rounds(0.8) == [1, 1]
+    assert LOST.rounds(0.8, "last below") == [None, 0]
+    with pytest.raises(InputError, match="did you mean 'first hit'"):
+        SLOW.rounds(0.6, "frist hit")
+
+
+def test_a_miss_counts_as_never() -> None:
+    assert SLOW.mean_rounds(0.6) == 2.5
+    assert HALF.mean_rounds(0.6) == math.inf
+
+
+def test_the_end_is_the_mean_of_ten_evaluations() -> None:
+    rising = setting(trace(*(k / 100 for k in range(40))))
+    assert LAST == 10
+    assert rising.final() == pytest.approx(0.345)
+
+
+def test_a_diverged_seed_counts_as_zero_whenever_it_diverged() -> None:
+    late = trace(*[0.9] * 20, 0.0, diverged=20)
+    assert setting(late).finals() == [0.0]
+    assert LOST.finals() == [0.0, pytest.approx(0.6)]
+    assert (LOST.diverged, SLOW.diverged) == (1, 0)
+
+
+# ---- several ----
+
+
+def test_the_best_reaches_the_target_first_with_every_seed() -> None:
+    assert Study([SLOW, HALF]).best(0.6) is SLOW
+    assert Study([SLOW, HALF, LOST]).best(0.6) is LOST
+    assert Study([SLOW, HALF, LOST]).best(0.6, "last below") is SLOW
+
+
+def test_ties_and_no_target_go_by_the_end() -> None:
+    every = Study([SLOW, HALF, LOST])
+    assert every.best() is HALF
+    assert every.best(0.99) is HALF
+    assert every.working(0.6) == 2
+
+
+def test_there_must_be_something_to_choose_by() -> None:
+    with pytest.raises(InputError, match="no setting"):
+        Study([]).best()
+    with pytest.raises(InputError, match="these have none"):
+        Study([setting(trace(math.nan, math.nan))]).best()
+
+
+def test_a_study_is_a_sequence() -> None:
+    every = Study([SLOW, HALF, LOST])
+    assert [*every] == [every[0], every[1], every[2]]
+    assert isinstance(every[1:], Study)
+    assert len(every[1:]) == 2
+    assert repr(every) == "Study(3 settings of fedavg)"
+
+
+def test_rows_are_plain_numbers() -> None:
+    rows = Study([SLOW, LOST]).rows([0.6])
+    assert [row["seed"] for row in rows] == [0, 1, 0, 1]
+    assert rows[0] == {
+        "algorithm": "fedavg", "setting": "fedavg alpha=0.1 eta=1.0", "seed": 0, "first hit 0.6": 2,
+        "last below 0.6": 1, "final": 0.9, "best": 0.9, "diverged": None,
+    }  # fmt: skip
+    assert (rows[2]["best"], rows[2]["final"], rows[2]["diverged"]) == (0.9, 0.0, 2)
+
+
+def test_maps_of_one_two_and_three_axes() -> None:
+    one = Study([SLOW, HALF, LOST])
+    (strip,) = one.maps(0.6)
+    assert (strip.title, strip.down, strip.across, strip.rows, strip.columns) == (
+        "fedavg", "α", "", ["0.1", "0.3", "1"], [""],
+    )  # fmt: skip
+    np.testing.assert_array_equal(strip.values, [[2.5], [np.nan], [1.0]])
+    np.testing.assert_array_equal(strip.lost, [[False], [False], [True]])
+    three = [
+        setting(trace(0, a), alpha=a, eta=e, form=f) for f in ("bfgs", "dfp") for a in (0.1, 0.7) for e in (0.3, 1.0)
+    ]
+    maps = Study([*three, *one]).maps(0.6)
+    assert [m.title for m in maps] == ["fedsso form=bfgs", "fedsso form=dfp", "fedavg"]
+    np.testing.assert_array_equal(maps[1].values, [[np.nan, np.nan], [1.0, 1.0]])
+    assert (maps[0].down, maps[0].across, maps[0].columns) == ("α", "η", ["0.3", "1"])
+    (point,) = Study([SLOW]).maps(0.6)
+    assert (point.rows, point.columns, point.values.tolist()) == ([""], [""], [[2.5]])
+
+
+# ---- running ----
+
+
+def test_a_study_is_the_sweep_summed_up(fed: Federation) -> None:
+    found = study(fed, "mclr", GRID, seeds=(0, 1), **FAST)
+    runs = sweep(fed, "mclr", GRID, seeds=(0, 1), **FAST)
+    assert [s.label for s in found] == [run.label for run in runs[:4]]
+    assert [s.spec.record for s in found] == GRID
+    assert {s.seeds for s in found} == {(0, 1)}
+    assert list(found.algorithms()) == ["fedavg", "fedsso"]
+    traces = {(s.label, seed): t for s in found for seed, t in zip(s.seeds, s.traces, strict=True)}
+    for run in runs:
+        np.testing.assert_array_equal(traces[run.label, run.spec.seed]["test_accuracy"], run.trace["test_accuracy"])
+
+
+def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(fed: Federation, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        assert label
+        assert numbers.keys() == {"test_accuracy"}
+        told.append((k, rounds))
+
+    study(fed, "mclr", GRID[:2], out=tmp_path, progress=progress, **FAST)
+    assert told == [(2 * k, 12) for k in range(1, 7)]
+    told.clear()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    more = study(fed, "mclr", GRID, out=tmp_path, progress=progress, **FAST)
+    assert told == [(k, 12) for k in range(1, 13)]
+    assert len(more) == 4
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_part_that_stops_early_completes_the_bar(fed: Federation) -> None:
+    told: list[int] = []
+    study(fed, "mclr", [FedAvg()], stop_at=0.01, progress=lambda *row: told.append(row[1]), **FAST)
+    assert told[-1] == 6
+
+
+def test_validation_is_another_study(fed: Federation, tmp_path: Path) -> None:
+    held_out = fed.validation()
+    assert held_out.test_sizes.tolist() == [round(size / 4) for size in fed.train_sizes.tolist()]
+    assert not set(held_out.test_rows.tolist()) & {*held_out.train_rows.tolist(), *fed.test_rows.tolist()}
+    for data in (fed, held_out):
+        study(data, "mclr", GRID[:1], out=tmp_path, **FAST)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"jobs": 0}, "jobs must be an integer >= 1"),
+        ({"seeds": (0, 0)}, "seeds must be different"),
+        ({"round": 3}, "did you mean 'rounds'"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], message: str, fed: Federation) -> None:
+    with pytest.raises(InputError, match=message):
+        study(fed, "mclr", ["fedavg"], **wrong)
+
+
+def test_out_that_is_a_file(fed: Federation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot write"):
+        study(fed, "mclr", ["fedavg"], out=tmp_path / "file", **FAST)
