@@ -1,5 +1,5 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
-results of smoke.py; with `--figures` also the pictures.
+results of smoke.py, and those of results/README.md; with `--figures` also the pictures.
 
 python docs/build.py [--figures]
 """
@@ -21,6 +21,7 @@ from fedsso.data import TABLES, datasets, load
 from fedsso.data.show import picture
 
 DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "results"
 END = "<!-- end -->\n"
 HEAD = ("name", "what it does", "paper", "exchanges", "down", "up", "client keeps", "some clients absent")
 SETS = ("name", "what it is", "rows", "classes", "default partition, clients", "licence")
@@ -93,7 +94,16 @@ def paper(cls: type) -> str:
     return " ".join(own.split()).rstrip(".")
 
 
-TABLES_OF = {"algorithms.md": {"table": algorithms}, "datasets.md": {"sets": sets, "smoke": smoke}}
+def summary() -> str:
+    """Table 2 in short, as `fedsso paper table2` wrote it."""
+    return (RESULTS / "table2-summary.md").read_text()
+
+
+TABLES_OF = {
+    "algorithms.md": {"table": algorithms},
+    "datasets.md": {"sets": sets, "smoke": smoke},
+    "../results/README.md": {"table2-summary": summary},
+}
 
 
 def page(name: str) -> str:

@@ -243,8 +243,9 @@ BAD = {
     "minutes": (["--minutes", "0"], "--minutes must be > 0, got 0"),
     "regression": (["--dataset", "synthetic"], "a sweep chooses by accuracy"),
     "no test rows": (["--test-fraction", "0"], "no test rows to judge by: it takes --test-fraction above 0"),
+    "no test rows, val": (["--test-fraction", "0", "--select", "val"], "no test rows to judge by"),
     "tiny clients": (
-        ["--clients", "1797", "--partition", "iid", "--min-rows", "1", "--test-fraction", "0", "--select", "val"],
+        ["--clients", "898", "--partition", "iid", "--min-rows", "1", "--test-fraction", "0.5", "--select", "val"],
         "no held-out rows to judge by: it takes clients with three rows at least",
     ),
 }

@@ -215,7 +215,7 @@ def test_cells_of_all_maps_are_equal_and_a_single_column_is_a_strip() -> None:
     assert (two.width, two.height) == pytest.approx((one.width / 3, one.height))
     assert [text.get_text() for text in second.get_xticklabels()] == [""]
     assert bar.get_xlabel() == "rounds to the target (log scale)"
-    assert entries(figure.legends[0]) == ["not in 200 rounds", "diverged", "fewest rounds of its map"]
+    assert entries(figure.legends[0]) == ["not with every seed in 200 rounds", "diverged", "fewest rounds of its map"]
 
 
 def test_twelve_maps_wrap_without_touching() -> None:
@@ -251,7 +251,7 @@ def test_bars_are_sorted_and_ours_is_the_strong_one() -> None:
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["FedSSO", "FedAvg", "FedNL"]
     assert [tick.get_fontweight() for tick in axes.get_yticklabels()] == ["bold", "normal", "normal"]
     assert [bar.get_width() for bar in axes.patches] == [20, 150, 200]
-    assert [text.get_text() for text in axes.texts] == ["20.0 ± 1.5", "150", "not in 200 rounds"]
+    assert [text.get_text() for text in axes.texts] == ["20.0 ± 1.5", "150", "not with every seed in 200 rounds"]
     ours, other, never = (bar.get_facecolor() for bar in axes.patches)
     assert (ours, never) == (to_rgba(style("fedsso").color), to_rgba(NEVER))
     assert sum(other) > sum(to_rgba(style("fedavg").color))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedsso.errors import InputError
-from fedsso.paper import COMMANDS, table2
+from fedsso.paper import COMMANDS
 from fedsso.paper import curves as curves_module
 from fedsso.paper.curves import FIGURES, TAUS, Column, Figure, figure
 from fedsso.paper.lab import SWEEPS, Lab
 from fedsso.paper.published import TABLE2 as PUBLISHED
-from fedsso.paper.table2 import Block, _first, _head_of, _numbers, _rows, _section, _tuned, _write, ranking
+from fedsso.paper.released import same_setting
+from fedsso.paper.table2 import _tuned, table2
+from fedsso.paper.table2_pages import Block, _first, _head_of, _misses, _numbers, _rows, _section, ranking, write
 from fedsso.paper.tasks import METHODS, SEEDS, TABLE2, TASKS, Task
 from fedsso.paper.write import save_csv, settings, spread
 from fedsso.study import COUNTS, OutOfTime, Study
@@ -75,7 +78,7 @@ def test_rows_show_rounds_bytes_and_the_share_that_works(block: Block) -> None:
     assert fedavg["**0.80**"] == str(hit)
     d = 64 * 10 + 10
     assert float(fedavg["MB"]) == pytest.approx(hit * 8 * d / 1e6, abs=0.005)
-    assert fedavg["works"] == f"{block.grids['fedavg'].working(0.8)} of 3"
+    assert fedavg["works"].startswith(f"{block.grids['fedavg'].working(0.8)} of 3")
     assert fedavg["setting"] == f"α={setting.spec.hyper['alpha']:g}"
     scaffold, both = rows["SCAFFOLD"], block.chosen["first hit"]["scaffold"].rounds(0.8)[0]
     assert both is not None
@@ -95,7 +98,7 @@ def test_who_is_first_is_said_plainly(block: Block) -> None:
 
 
 def test_table2_is_written_as_markdown_csv_and_pictures(lab: Lab, block: Block) -> None:
-    _write(Lab(lab.out, device="cpu"), [block], slow=False)
+    write(Lab(lab.out, device="cpu"), [block], slow=False, name="table2")
     text = (lab.out / "table2.md").read_text()
     assert "## Digits, 4 clients" in text
     assert all(METHODS[name].title in text for name in block.grids)
@@ -131,7 +134,10 @@ def test_a_figure_is_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (lab.out / "fig-test.png").stat().st_size > 5000
     with (lab.out / "fig-test.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["alpha"] for row in rows] == ["0.1", "0.1", "best", "best"]
+    assert [row["panel"].partition(": ")[2] for row in rows] == ["α = 0.1", "α = 0.1", "best settings", "best settings"]
+    assert all(f"first hit {target:g}" in rows[0] for target in SMALL.targets)
+    assert "Settings that reach it: FedAvg" in text
+    assert "Diverged: none." in text or "seeds)" in text
 
 
 def test_every_command_of_the_paper_is_there() -> None:
@@ -167,3 +173,27 @@ def test_csv_has_empty_cells_for_none(tmp_path: Path) -> None:
 def test_the_share_of_an_empty_study() -> None:
     with pytest.raises(InputError, match="no setting"):
         Study([]).best()
+
+
+def test_released_curves_are_matched_by_partition_start_and_steps(block: Block) -> None:
+    """A curve of the 3-client set does not stand for the 20-client one."""
+    cnn = TABLE2["fashion-cnn"]
+    setting = block.grids["fedsso"][0]
+    hyper = {**setting.spec.hyper, "alpha": 0.003, "eta": 1.0}
+    known = setting._replace(spec=replace(setting.spec, hyper=hyper))
+    assert [c.last_below for c in same_setting(cnn, known)] == [(14, 17, 46, 67, 191)]
+    assert same_setting(cnn, known._replace(spec=replace(known.spec, hyper={**hyper, "guard": "adaptive"}))) == []
+    moved = replace(cnn, data={**cnn.data, "partition": "paper-20"})
+    assert same_setting(moved, known) == []
+    assert same_setting(SMALL, setting) == []
+
+
+def test_a_setting_that_misses_with_a_seed_is_named(block: Block) -> None:
+    fedavg = block.chosen["first hit"]["fedavg"]
+    never = block.grids["fedavg"].algorithms()["fedavg"][0]
+    mixed = fedavg._replace(seeds=(0, 1), traces=(fedavg.traces[0], never.traces[0]))
+    assert None in mixed.rounds(0.8)
+    two = {"fedavg": mixed, "scaffold": fedavg._replace(seeds=(0, 1), traces=fedavg.traces * 2)}
+    half = block._replace(chosen={"first hit": two})
+    assert _misses(half, "first hit") == ["The chosen setting gets there with some seeds only: FedAvg (1 of 2)."]
+    assert [name for name, _ in ranking(half, "first hit")] == ["scaffold"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -108,3 +110,44 @@ def test_a_copy_of_a_part_does_no_harm(part: Path, tmp_path: Path) -> None:
     shutil.copy(part, tmp_path / "a.npz")
     shutil.copy(part, tmp_path / "b.npz")
     assert len(held(tmp_path)) == 1
+
+
+def altered(folder: Path, runs: Runs, **changes: object) -> None:
+    """A part whose description of the first trial, or one of its columns, was changed."""
+    save_part(folder, list(runs))
+    (path,) = folder.glob("*.npz")
+    with np.load(path) as part:
+        columns = {name: part[name] for name in part.files}
+    meta = json.loads(columns.pop("meta").tobytes())
+    for name, value in changes.items():
+        if name in columns:
+            columns[name] = np.asarray(value)
+        else:
+            meta[0][name] = value
+    np.savez(path, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"rounds": wrong} for wrong in ("x", -1, 99)),
+        *({"eval_every": 0}, {"diverged": "no"}, {"seed": None}),
+        *({"test_accuracy": wrong} for wrong in ([[0.1]], [0.1], [["a"] * 13] * 3)),
+    ],
+    ids=str,
+)
+def test_a_part_that_contradicts_itself_is_named(changes: dict[str, object], tmp_path: Path, runs: Runs) -> None:
+    altered(tmp_path, runs, **changes)
+    with pytest.raises(InputError, match=r"is not a part of a sweep.*remove it"):
+        read(found(tmp_path, runs))
+
+
+def test_parts_of_another_version_do_not_count(tmp_path: Path, runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+    altered(tmp_path, runs, version="0.0.1")
+    assert held(tmp_path) == {}
+    assert "was made by fedsso 0.0.1" in caplog.text
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "waits.npz")
+    assert held(tmp_path) == {}

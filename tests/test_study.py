@@ -27,7 +27,8 @@ def trace(*accuracies: float, diverged: int | None = None) -> Trace:
 def setting(*traces: Trace, alpha: float = 0.1, **hyper: Any) -> Setting:
     values = {"alpha": alpha, "eta": 1.0, **hyper}
     short = {k: str(v) for k, v in values.items()}
-    spec = Spec({}, "", "mclr", "", (4,), 3, "fedsso" if "form" in hyper else "fedavg", values, {"seed": 0}, 0, short)
+    options = {"seed": 0, "rounds": max(map(len, traces)) - 1}
+    spec = Spec({}, "", "mclr", "", (4,), 3, "fedsso" if "form" in hyper else "fedavg", values, options, 0, short)
     return Setting(spec, tuple(range(len(traces))), traces)
 
 
@@ -54,15 +55,23 @@ def test_a_miss_counts_as_never() -> None:
 
 
 def test_the_end_is_the_mean_of_ten_evaluations() -> None:
-    rising = setting(trace(*(k / 100 for k in range(40))))
+    rising = setting(trace(*(k / 100 for k in range(60))))
     assert LAST == 10
-    assert rising.final() == pytest.approx(0.345)
+    assert rising.final() == pytest.approx(0.545)
+
+
+def test_the_end_of_a_short_run_is_its_last_quarter_and_of_a_stopped_one_its_last_round() -> None:
+    climb = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    assert setting(trace(*climb)).final() == pytest.approx(0.75)
+    assert setting(trace(0.1, 0.7)).final() == 0.7  # not the untrained model's
+    both = setting(trace(*climb), trace(0.1, 0.4, 0.9))  # the second stopped at its goal
+    assert both.finals() == [pytest.approx(0.75), 0.9]
 
 
 def test_a_diverged_seed_counts_as_zero_whenever_it_diverged() -> None:
     late = trace(*[0.9] * 20, 0.0, diverged=20)
     assert setting(late).finals() == [0.0]
-    assert LOST.finals() == [0.0, pytest.approx(0.6)]
+    assert LOST.finals() == [0.0, 0.8]
     assert (LOST.diverged, SLOW.diverged) == (1, 0)
 
 
@@ -77,9 +86,9 @@ def test_the_best_reaches_the_target_first_with_every_seed() -> None:
 
 def test_ties_and_no_target_go_by_the_end() -> None:
     every = Study([SLOW, HALF, LOST])
-    assert every.best() is HALF
-    assert every.best(0.99) is HALF
-    assert every.working(0.6) == 2
+    assert every.best() is SLOW
+    assert every.best(0.99) is SLOW
+    assert (every.working(0.6), every.lasting(0.6)) == (2, 1)
 
 
 def test_there_must_be_something_to_choose_by() -> None:
@@ -102,7 +111,7 @@ def test_rows_are_plain_numbers() -> None:
     assert [row["seed"] for row in rows] == [0, 1, 0, 1]
     assert rows[0] == {
         "algorithm": "fedavg", "setting": "fedavg alpha=0.1 eta=1.0", "seed": 0, "first hit 0.6": 2,
-        "last below 0.6": 1, "final": 0.9, "best": 0.9, "diverged": None,
+        "last below 0.6": 1, "final": 0.9, "last": 0.9, "best": 0.9, "diverged": None,
     }  # fmt: skip
     assert (rows[2]["best"], rows[2]["final"], rows[2]["diverged"]) == (0.9, 0.0, 2)
 

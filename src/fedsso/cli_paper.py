@@ -24,7 +24,8 @@ from .files import check_writable, read_text
 from .options import device_of
 from .paper import COMMANDS, Command, Entry
 from .paper.lab import Lab
-from .paper.table2 import SLOW, table2
+from .paper.table2 import table2
+from .paper.table2_pages import SLOW
 from .paper.tasks import TABLE2
 
 app = typer.Typer(
@@ -40,10 +41,10 @@ CPU: one seed, fewer rounds and settings. The whole is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
 """
-OUT = Path("results")
+RESULTS, QUICK = Path("results"), Path("quick")
 
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
-Out = Annotated[Path, typer.Option(help="Folder of the results.")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the results; left out: results, or quick with --quick.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes to share the work; left out: one a core, at most 4.")]
 Blocks = Annotated[Any, typer.Option(help=f"Left out: all. {', '.join(TABLE2)}.", click_type=Several(click.STRING))]
@@ -54,7 +55,7 @@ class How(NamedTuple):
     """The options that all commands have."""
 
     quick: bool
-    out: Path
+    out: Path | None
     device: str
     jobs: int | None
     minutes: float | None
@@ -62,17 +63,18 @@ class How(NamedTuple):
 
 def conduct(name: str, command: Command, how: How) -> None:
     """Run one command and show what it wrote."""
+    out = how.out or (QUICK if how.quick else RESULTS)
     check_minutes(how.minutes)
-    check_writable(how.out)
+    check_writable(out)
     began = time.monotonic()
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
     jobs = how.jobs or min(4, os.cpu_count() or 1)
     device = str(device_of(how.device))
     with watching(AGAIN) as watch, in_time():
-        command(Lab(how.out, device, how.quick, jobs, deadline, watch, _say))
-    _show(how.out / f"{name}.md")
-    where = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
-    _say(f"{name}: {time.monotonic() - began:.0f} s on {where}, processes: {jobs}")
+        command(Lab(out, device, how.quick, jobs, deadline, watch, _say))
+    _show(out / f"{name}.md")
+    where = f" on {torch.cuda.get_device_name()}" if device == "cuda" else ""
+    _say(f"{name}: {time.monotonic() - began:.0f} s{where}, processes: {jobs}")
 
 
 def _say(text: str) -> None:
@@ -96,12 +98,16 @@ def _prepare(data_dir: Path | None, verbose: bool) -> None:
 
 
 def _help(name: str, title: str) -> str:
-    return f"{title[0].upper()}{title[1:]}.{TEACH.format(name=name)}"
+    return f"{_sentence(title)}{TEACH.format(name=name)}"
+
+
+def _sentence(title: str) -> str:
+    return f"{title[0].upper()}{title[1:]}."
 
 
 @app.command("table2", help=_help("table2", COMMANDS["table2"].title))
 def _table2(
-    quick: Quick = False, out: Out = OUT, device: Device = "auto", blocks: Blocks = None, slow: Slow = False,
+    quick: Quick = False, out: Out = None, device: Device = "auto", blocks: Blocks = None, slow: Slow = False,
     jobs: Jobs = None, minutes: Minutes = None, data_dir: DataDir = None, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     _prepare(data_dir, verbose)
@@ -111,7 +117,7 @@ def _table2(
 
 def _add(name: str, entry: Entry) -> None:
     def run(
-        quick: Quick = False, out: Out = OUT, device: Device = "auto", jobs: Jobs = None, minutes: Minutes = None,
+        quick: Quick = False, out: Out = None, device: Device = "auto", jobs: Jobs = None, minutes: Minutes = None,
         data_dir: DataDir = None, verbose: Verbose = False,
     ) -> None:  # fmt: skip
         _prepare(data_dir, verbose)
@@ -120,6 +126,17 @@ def _add(name: str, entry: Entry) -> None:
     app.command(name, help=_help(name, entry.title))(run)
 
 
+def _add_plain(name: str, entry: Entry) -> None:
+    """A command that takes a minute on one core and keeps no runs."""
+
+    def run(quick: Quick = False, out: Out = None) -> None:
+        conduct(name, entry.command, How(quick, out, "cpu", 1, None))
+
+    app.command(name, help=f"{_sentence(entry.title)}\n\nWrites {name}.md and .csv into --out.")(run)
+
+
 for _name, _entry in COMMANDS.items():
-    if _name != "table2":
+    if _name in ("table3", "theory"):
+        _add_plain(_name, _entry)
+    elif _name != "table2":
         _add(_name, _entry)

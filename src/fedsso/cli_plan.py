@@ -97,6 +97,8 @@ def begin(made: Plan, save: Path | None) -> None:
     """Make sure of the folder for the results, then write the settings where they are wished."""
     out = made.settings.out
     if out is not None:
+        if not out:
+            raise InputError("--out must name a folder, got an empty name")
         check_writable(out)
         if any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
             raise InputError(

@@ -26,7 +26,7 @@ from .cli_plan import Config, Plan, SaveConfig, Verbose, begin, plan
 from .cli_view import messages, output, print_table, set_logging, watching
 from .data import Federation
 from .errors import InputError, one_of
-from .files import to_toml, write_atomic
+from .files import read_text, to_toml, write_atomic
 from .losses import mse
 from .study import LAST, Setting, Study, study
 from .version import __version__
@@ -90,13 +90,21 @@ def sweep(
     begin(made, save_config)
     out = None if made.settings.out is None else Path(made.settings.out)
     if out is not None:
-        write_atomic(out / SETTINGS, to_toml(made.table))
+        _settle(out / SETTINGS, to_toml(made.table))
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     with watching(None if out is None else AGAIN) as watch, in_time():
         found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
+    _show(made, found, as_json)
     if out is not None:
         _write(out, made, found)
-    _show(made, found, as_json)
+
+
+def _settle(path: Path, text: str) -> None:
+    """Write the settings; another sweep's are replaced, which is said."""
+    if path.is_file() and read_text(path) != text:
+        note = "note: the folder held another sweep; its traces stay, its tables and pictures are replaced"
+        messages.print(note, markup=False, soft_wrap=True, highlight=False)
+    write_atomic(path, text)
 
 
 def _judges(made: Plan) -> Federation:
@@ -105,9 +113,10 @@ def _judges(made: Plan) -> Federation:
     if made.live.loss is mse:
         raise InputError("a sweep chooses by accuracy, which the loss mse does not have: give labels and another loss")
     fed = made.fed.validation() if held_out else made.fed
+    if not len(made.fed.test_rows):
+        raise InputError("there are no test rows to judge by: it takes --test-fraction above 0")
     if not len(fed.test_rows):
-        wish = "clients with three rows at least" if held_out else "--test-fraction above 0"
-        raise InputError(f"there are no {'held-out' if held_out else 'test'} rows to judge by: it takes {wish}")
+        raise InputError("there are no held-out rows to judge by: it takes clients with three rows at least")
     return fed
 
 
@@ -165,7 +174,8 @@ def _sentences(settings: Any) -> str:
             "Chosen by a quarter of each client's training rows, held out; then run on all training rows and judged "
             "by the test rows."
         )
-    return f"Best setting: {rule}. {rows} Final accuracy: the mean of the last {LAST} evaluations."
+    end = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
+    return f"Best setting: {rule}. {rows} Final accuracy: {end}."
 
 
 def _works(own: Study, target: float | None) -> tuple[int, str]:
@@ -264,7 +274,8 @@ def _write(out: Path, made: Plan, found: Outcome) -> None:
 
 def _draw_grid(path: Path, settings: Any, grid: Study, target: float | None) -> None:
     """The grids as maps; where nothing was learned there is no accuracy to count rounds to, and no picture."""
-    path.unlink(missing_ok=True)
+    if path.is_file():
+        path.unlink()
     if target is not None:
         where = " on held-out rows" if settings.select == "val" else ""
         title = f"Mean rounds to an accuracy of {target:g}{where}"

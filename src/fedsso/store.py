@@ -9,6 +9,7 @@ their work.
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from .errors import InputError
 from .files import read_bytes, write_atomic
 from .runs import Run
 from .trace import INTEGERS, Trace
+from .version import __version__
+
+log = logging.getLogger("fedsso")
 
 EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
 INDEX = ("trial", "seed", "round")
@@ -54,6 +58,7 @@ def save_part(folder: Path, runs: Sequence[Run]) -> None:
 def _describe(run: Run) -> dict[str, Any]:
     spec, trace = run.spec, run.trace
     return {
+        "version": __version__,
         "identity": spec.identity,
         "label": spec.label,
         "seed": spec.seed,
@@ -74,20 +79,38 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
 
 
 def held(folder: Path) -> dict[str, Held]:
-    """The trials that a folder holds, by identity."""
-    found = {}
-    for path in sorted(folder.glob("*.npz")):
+    """The trials that a folder holds, by identity; those of another version of the package do not count."""
+    found: dict[str, Held] = {}
+    for path in sorted(p for p in folder.glob("*.npz") if p.is_file()):
         with _opened(path) as part:
-            meta = json.loads(part["meta"].tobytes())
-            found.update({m["identity"]: Held(path, i, m) for i, m in enumerate(meta)})
+            meta = [_checked(m) for m in json.loads(part["meta"].tobytes())]
+        if any(m["version"] != __version__ for m in meta):
+            log.warning("%s was made by fedsso %s, this is %s: it is run again", path, meta[0]["version"], __version__)
+            continue
+        found.update({m["identity"]: Held(path, i, m) for i, m in enumerate(meta)})
     return found
+
+
+def _checked(meta: Any) -> dict[str, Any]:
+    """What is told of a trial, each of its type."""
+    whole = {"version": __version__, **meta}
+    good = all(type(whole[key]) is int for key in ("seed", "rounds", "eval_every")) and whole["rounds"] > 0
+    if not (good and isinstance(whole["identity"], str) and isinstance(whole["diverged"], int | None)):
+        raise ValueError("a trial is described wrongly")
+    return whole
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    with _guarded(path), np.load(BytesIO(read_bytes(path)), allow_pickle=False) as part:
+        yield part
+
+
+@contextmanager
+def _guarded(path: Path) -> Iterator[None]:
+    """A file that cannot be understood is named, with the remedy."""
     try:
-        with np.load(BytesIO(read_bytes(path)), allow_pickle=False) as part:
-            yield part
+        yield
     except DAMAGED as error:
         raise InputError(f"{path} is not a part of a sweep ({error}): remove it, and it is computed again") from error
 
@@ -98,7 +121,11 @@ def read(wanted: Sequence[Held]) -> list[Trace]:
     for path in {one.path for one in wanted}:
         with _opened(path) as part:
             columns[path] = {name: part[name] for name in part.files if name != "meta"}
-    return [_trace(one, columns[one.path]) for one in wanted]
+    traces = []
+    for one in wanted:
+        with _guarded(one.path):
+            traces.append(_trace(one, columns[one.path]))
+    return traces
 
 
 def _trace(one: Held, columns: Mapping[str, NDArray[Any]]) -> Trace:

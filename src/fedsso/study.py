@@ -29,8 +29,17 @@ from .workers import in_order, in_processes
 
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the paper does."""
-LAST = 10  # evaluations whose mean is the accuracy at the end
+LAST = 10  # evaluations whose mean is the accuracy at the end, at most
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
+
+
+def at_end(trace: Trace, rounds: int) -> float:
+    """The mean accuracy of the last ten evaluations, of a short run of the last quarter; the last one of a run that
+    stopped early, and 0 of one that diverged."""
+    if trace.diverged is not None:
+        return 0.0
+    stopped = len(trace) <= rounds
+    return trace.final(last=1 if stopped else max(1, min(LAST, len(trace.evaluations()[0]) // 4)))
 
 
 class Setting(NamedTuple):
@@ -69,7 +78,7 @@ class Setting(NamedTuple):
 
     def finals(self) -> list[float]:
         """The same, seed by seed."""
-        return [trace.final(last=LAST) if trace.diverged is None else 0.0 for trace in self.traces]
+        return [at_end(trace, self.spec.options["rounds"]) for trace in self.traces]
 
     @property
     def diverged(self) -> int:
@@ -116,6 +125,10 @@ class Study(Sequence[Setting]):
     def working(self, target: float) -> int:
         """How many settings reach the target with every seed."""
         return sum(s.mean_rounds(target) < math.inf for s in self)
+
+    def lasting(self, target: float) -> int:
+        """How many of these never diverge afterwards."""
+        return sum(s.mean_rounds(target) < math.inf and not s.diverged for s in self)
 
     def axes(self) -> dict[str, list[Any]]:
         """The hyper-parameters of one algorithm's grid that have several values."""
@@ -168,7 +181,8 @@ def _row(setting: Setting, seed: int, trace: Trace, targets: Sequence[float]) ->
         row |= {f"{name} {target:g}": counted(trace, target) for target in targets}
     reached = trace.evaluations()[1]
     best = float(np.nanmax(reached)) if np.isfinite(reached).any() else math.nan
-    return row | {"final": trace.final(), "best": best, "diverged": trace.diverged}
+    end = at_end(trace, setting.spec.options["rounds"])
+    return row | {"final": end, "last": trace.final(), "best": best, "diverged": trace.diverged}
 
 
 def study(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -353,11 +352,12 @@ def _convolutions(module: nn.Module) -> Iterator[None]:
     if not sizes or max(sizes) > 1:
         yield
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.13 tells of GPUs that are not there
-        plain = torch.backends.mkldnn.flags(enabled=False)
-        with plain:
-            yield
+    before = torch._C._get_mkldnn_enabled()  # the public switch also touches others, and warns
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def run(simulation: Simulation, rounds: int, after: Callable[[Simulation], None] = lambda _: None) -> None:

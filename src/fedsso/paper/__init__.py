@@ -6,11 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from . import table2, table3, theory
 from .curves import FIGURES, figure, local_updates, newton
 from .lab import Lab
-from .table2 import table2
-from .table3 import table3
-from .theory import theory
 from .write import save_text
 
 Command = Callable[[Lab], None]
@@ -34,14 +32,16 @@ def _each(lab: Lab) -> None:
 
 
 COMMANDS: dict[str, Entry] = {
-    "table2": Entry("rounds and bytes to accuracies, every algorithm at its best setting", table2),
-    "table3": Entry("communication and memory, measured beside the paper's formulas", lambda lab: table3(lab.out)),
+    "table2": Entry("rounds and bytes to accuracies, every algorithm at its best setting", table2.table2),
+    "table3": Entry(
+        "communication and memory, measured beside the paper's formulas", lambda lab: table3.table3(lab.out)
+    ),
     **{name: Entry(f.title, partial(figure, name=name)) for name, f in FIGURES.items()},
     "fig-fednl": Entry("FedNL on text, where its matrices fit", lambda lab: newton(lab, "fig-fednl")),
     "fig-tau": Entry("the number of local steps", lambda lab: local_updates(lab, "fig-tau")),
     "theory": Entry(
         "rates, lemmas, lighthouse point and bias, by experiment",
-        lambda lab: theory(lab.out, quick=lab.quick, note=lab.note),
+        lambda lab: theory.theory(lab.out, quick=lab.quick, note=lab.note),
     ),
     "all": Entry("everything, one after the other", _each),
 }

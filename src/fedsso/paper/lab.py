@@ -47,6 +47,14 @@ class Lab:
             self.federations = {task.name: task.federation()}  # one at a time: they are large
         return self.federations[task.name]
 
+    def about(self, task: Task) -> str:
+        """What the data are, and where they differ from the set's own."""
+        fed = self.federation(task)
+        shared = task.data.get("partition", fed.source.get("partition"))
+        notes = "".join(f" Note: {note.rstrip('.')}." for note in fed.notes)
+        rows = f"{len(fed.train_rows)} training and {len(fed.test_rows)} test rows"
+        return f"Data: {fed.name}, {fed.clients} clients (partition {shared}), {rows}.{notes}"
+
     def study(self, task: Task, records: Sequence[Algorithm], seeds: Iterable[int], **options: Any) -> Study:
         """The records on a task, with the paper's τ = 5 and batches of 100 unless said otherwise."""
         rounds = min(task.rounds, QUICK) if self.quick else task.rounds
@@ -62,18 +70,18 @@ class Lab:
             return None
         return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
 
-    def grids(self, task: Task, methods: Sequence[str], **options: Any) -> dict[str, Study]:
+    def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Study]:
         """Every method's whole grid, under the seeds that settings are chosen by."""
         records = {name: METHODS[name].records(thin=self.quick) for name in methods}
         seeds = SEEDS[: 1 if self.quick else task.choosing]
-        every = self.study(task, [r for own in records.values() for r in own], seeds, **options)
+        every = self.study(task, [r for own in records.values() for r in own], seeds)
         settings, found = list(every), {}
         for name, own in records.items():
             found[name], settings = Study(settings[: len(own)]), settings[len(own) :]
         return found
 
-    def again(self, task: Task, settings: Mapping[str, Setting], **options: Any) -> dict[str, Setting]:
+    def again(self, task: Task, settings: Mapping[str, Setting]) -> dict[str, Setting]:
         """The chosen settings with all seeds."""
         records = {s.label: s.spec.record for s in settings.values()}
-        found = {s.label: s for s in self.study(task, list(records.values()), self.seeds, **options)}
+        found = {s.label: s for s in self.study(task, list(records.values()), self.seeds)}
         return {name: found[s.label] for name, s in settings.items()}

@@ -104,7 +104,7 @@ def _methods(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
 
-PUBLISHED = {"guard": "none"}  # Algorithm 1 as printed; R = 200 would reset B in the last of 200 rounds
+AS_PRINTED = {"guard": "none"}  # Algorithm 1 as printed; R = 200 would reset B in the last of 200 rounds
 METHODS = _methods(
     Method("fedavg", "FedAvg", "fedavg"),
     Method("fedsgd", "FedSGD", "fedsgd"),
@@ -114,8 +114,8 @@ METHODS = _methods(
     Method("fedac", "FedAC", "fedac"),
     Method("fedadagrad", "FedAdaGrad (FedOpt)", "fedadagrad"),
     Method("fedadam", "FedAdam", "fedadam"),
-    Method("fedsso", "FedSSO", "fedsso", PUBLISHED),
-    Method("fedsso-dfp", "FedSSO, DFP form", "fedsso", {**PUBLISHED, "form": "dfp"}),
-    Method("fedsso-lbfgs", "FedSSO, L-BFGS form", "fedsso", {**PUBLISHED, "form": "lbfgs"}),
+    Method("fedsso", "FedSSO", "fedsso", AS_PRINTED),
+    Method("fedsso-dfp", "FedSSO, DFP form", "fedsso", {**AS_PRINTED, "form": "dfp"}),
+    Method("fedsso-lbfgs", "FedSSO, L-BFGS form", "fedsso", {**AS_PRINTED, "form": "lbfgs"}),
     Method("fedsso-default", "FedSSO, our default, not tuned", "fedsso", tuned=False),
 )

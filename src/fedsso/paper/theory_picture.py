@@ -10,15 +10,16 @@ import numpy as np
 
 from ..report import FAMILIES
 from .theory_points import ALPHAS, ROUNDS, TAU
-from .theory_rates import KAPPA, KAPPA_BAR
+from .theory_rates import EXACT, KAPPA, KAPPA_BAR, LINE, NOISY, RESET
 from .theory_watch import Array, Fact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ORANGE, BLUE, GREEN = list(FAMILIES)[:3]
-SETTINGS = {"d = 1, mini-batches": ORANGE, "d = 5, exact gradients": BLUE, "d = 5, mini-batches": GREEN}
+ORANGE, BLUE, GREEN, OTHER = list(FAMILIES)[:4]
+SETTINGS = {LINE: ORANGE, EXACT: BLUE, NOISY: GREEN, RESET: OTHER}
+OVER = (0, (4, 3))  # lets the runs without the reset show, which are the same up to its first
 DASHED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (4, 2))}
 DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
@@ -77,13 +78,15 @@ def _legend(axes: Axes, **where: Any) -> None:
     axes.legend(fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none", **where)
 
 
-def _band(axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: str) -> None:
+def _band(axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: str, end: float) -> None:
     """The mean of the seeds that go to the end, with their range; the others thin, up to a cross."""
-    end = max(k[-1] for k, _ in curves)
+    line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": OVER if label == RESET else "-"}
+    axes.plot([], [], **line, label=label)
     whole = [(k, v) for k, v in curves if k[-1] == end]
-    values = np.array([v for _, v in whole])
-    axes.plot(whole[0][0], values.mean(0), color=color, lw=1.6, label=label)
-    axes.fill_between(whole[0][0], values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+    if whole:
+        values = np.array([v for _, v in whole])
+        axes.plot(whole[0][0], values.mean(0), **line)
+        axes.fill_between(whole[0][0], values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
     for k, v in curves:
         if k[-1] != end:
             axes.plot(k, v, color=color, lw=0.7)
@@ -93,24 +96,23 @@ def _band(axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: 
 def _convex(axes: Axes, book: Book) -> None:
     _title(axes, "Theorem 2.1: the gap, d = 1", "round k", "f(x_k) − f*")
     _logarithmic(axes)
-    _band(axes, book.curves("gap, corrected schedule"), ORANGE, "corrected schedule")
-    _band(axes, book.curves("gap, printed schedule"), BLUE, "printed schedule")
-    axes.plot(*book.curves("bound, corrected schedule")[0], **DASHED, label="ν/(k+γ), corrected")
+    k, bound = book.curves("bound, corrected schedule")[0]
+    for name, color in (("corrected schedule", ORANGE), ("printed schedule", BLUE)):
+        _band(axes, book.curves(f"gap, {name}"), color, name, k[-1])
+    axes.plot(k, bound, **DASHED, label="ν/(k+γ), corrected")
     _legend(axes, loc="lower left")
 
 
 def _rough(axes: Axes, book: Book) -> None:
-    _title(axes, "Theorem 3.1: squared gradients", "rounds K", "mean of ‖∇f(x_k)‖², weights η_k")
+    _title(axes, "Theorem 3.1: squared gradients", "rounds K", "Σ η_k ‖∇f(x_k)‖², k ≤ K")
     _logarithmic(axes)
+    k, value = book.curves(f"sum of squared gradient, {LINE}")[0]
     for name, color in SETTINGS.items():
-        _band(axes, book.curves(f"mean squared gradient, {name}"), color, name)
-    k, value = book.curves("mean squared gradient, d = 1, mini-batches")[0]
-    top = 3 * value.max()
-    k = k[k >= 10]
-    for label, order, look in (("ln K/√K", np.log(k) / np.sqrt(k), DASHED), ("1/√K", 1 / np.sqrt(k), DOTTED)):
-        axes.plot(k, top * order / order[0], **look, label=label)
-    axes.set_ylim(bottom=axes.get_ylim()[0] / 6)  # room for the legend
-    _legend(axes, loc="lower left")
+        _band(axes, book.curves(f"sum of squared gradient, {name}"), color, name, k[-1])
+    late = k[k >= 10]
+    axes.plot(late, 2 * value.max() * np.log(late) / np.log(late[-1]), **DOTTED, label="proportional to ln K")
+    axes.set_ylim(top=axes.get_ylim()[1] * 100)  # room for the legend
+    _legend(axes, loc="upper left")
 
 
 def _eigen(axes: Axes, book: Book) -> None:
@@ -120,7 +122,8 @@ def _eigen(axes: Axes, book: Book) -> None:
     for name, color in SETTINGS.items():
         for place, end in enumerate(("smallest", "largest")):
             for i, (k, value) in enumerate(book.curves(f"{end} eigenvalue of B^-1, {name}")):
-                axes.plot(k, value, color=color, lw=0.9, label=name if place == i == 0 else None)
+                look: dict[str, Any] = {"color": color, "lw": 0.9, "ls": OVER if name == RESET else "-"}
+                axes.plot(k, value, **look, label=name if place == i == 0 else None)
                 if k[-1] < last:  # it diverged
                     axes.plot(k[-1], value[-1], color=color, marker="x", ms=5)
     axes.set_ylim(top=axes.get_ylim()[1] * 1000)  # room for the legend

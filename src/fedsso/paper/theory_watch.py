@@ -39,11 +39,10 @@ Array = NDArray[np.float64]
 
 
 class Effort(NamedTuple):
-    """How long and how often the runs go, and where."""
+    """How long and how often the runs go."""
 
     rounds: int
     seeds: tuple[int, ...]
-    device: str
 
 
 class Fact(NamedTuple):
@@ -112,7 +111,7 @@ def problem(
     """
     copies = 1 if batch is None else 1 + 2 * effort.rounds * TAU * batch // ROWS
     x = torch.full((dim,), start / dim**0.5, dtype=torch.float64)
-    options = {"loss": loss, "batch_size": batch, "l2": l2, "init": x, "device": effort.device}
+    options = {"loss": loss, "batch_size": batch, "l2": l2, "init": x, "device": "cpu"}
     return Problem(labelled(dim, scale, copies), labelled(dim, scale, 1), options)
 
 
@@ -132,7 +131,7 @@ def labelled(dim: int, scale: float, copies: int) -> Federation:
 
 def whole(problem: Problem, simulation: Simulation) -> tuple[Backend, Batch]:
     """f and the batch of all rows; the clients are of equal size, so it needs no weights."""
-    fed = problem.rows.to(simulation.job.device)
+    fed = problem.rows
     x, y = fed.x[fed.train_rows][None], fed.y[fed.train_rows][None]
     return simulation.f, Batch(x, y, x.new_full(y.shape, 1 / y.shape[1]))
 
@@ -144,7 +143,7 @@ def minimiser(problem: Problem) -> tuple[Tensor, float]:
     x = simulation.server.x[None].clone()
     for _ in range(30):
         x = x - torch.linalg.solve(f.hessian(x, batch), f.value_and_grad(x, batch)[1])
-    return x[0, 0].cpu(), float(f.value(x, batch))
+    return x[0, 0], float(f.value(x, batch))
 
 
 # ---- round by round ----
@@ -171,7 +170,7 @@ Seen = dict[str, Array]
 
 
 def watch(problem: Problem, record: FedSSO, rounds: int, seed: int) -> Seen:
-    """A run with form="bfgs-dense", guard="none", R=None; shorter than asked for if it diverges."""
+    """A run with form="bfgs-dense", guard="none"; shorter than asked for if it diverges."""
     simulation = problem.simulation(record, rounds, seed)
     f, batch = whole(problem, simulation)
     seen: list[Round] = []
@@ -194,13 +193,15 @@ def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Simulation
     values = torch.linalg.eigvalsh(new.curvature.matrix[0])
     ends = (1 / float(values[-1]), 1 / max(float(values[0]), 1e-300))  # rounding may make a tiny one negative
     bent = float(grad @ new.s[0]) / -float(at(record.eta, now.k))
-    return Round(now.k, float(value), float(grad @ grad), *ends, bent, float(grad @ new.g[0]), *_pair(record, old, new))
+    return Round(now.k, float(value), float(grad @ grad), *ends, bent, float(grad @ new.g[0]), *_pair(record, old, now))
 
 
-def _pair(record: FedSSO, old: State, new: State) -> tuple[float, float, float, float]:
+def _pair(record: FedSSO, old: State, now: Simulation) -> tuple[float, float, float, float]:
     """Whether cur was overridden, and the change of log det B beside the two formulas for it."""
+    new: State = now.server
     verdict = qn.judge(gram(old.s, new.g - old.g), record.lam, record.Lam)
-    if not bool(verdict.accept):
+    reset = record.R is not None and now.k % record.R == 0  # it drops the pair
+    if reset or not bool(verdict.accept):
         return 0.0, nan, nan, nan
     B, s = old.curvature.matrix[0], old.s[0]
     grow = float(torch.linalg.slogdet(new.curvature.matrix[0])[1] - torch.linalg.slogdet(B)[1])
@@ -230,7 +231,9 @@ def curve(claim: str, quantity: str, seed: int | None, k: Array, value: Array) -
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and sample deviation over seeds."""
+    """Mean and sample deviation over seeds; a dash where no run is left."""
+    if not values:
+        return "–"
     sd = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{sd}"
 
