@@ -37,7 +37,7 @@ bench: .venv/.complete  ## time and memory against a plain loop and a hand-stack
 smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
 	$(BIN)/python docs/smoke.py
 
-docs: .venv/.complete  ## write what the docs take from the code: the table of algorithms and its figure
+docs: .venv/.complete  ## write what the docs take from the code and from results/: tables and figures
 	$(BIN)/python docs/build.py --figures
 
 clean:  ## remove what the other targets made

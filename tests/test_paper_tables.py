@@ -134,7 +134,7 @@ def test_a_figure_is_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (lab.out / "fig-test.png").stat().st_size > 5000
     with (lab.out / "fig-test.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["panel"].partition(": ")[2] for row in rows] == ["α = 0.1", "α = 0.1", "best settings", "best settings"]
+    assert [row["panel"].partition(": ")[2] for row in rows] == ["α\u00a0=\u00a00.1"] * 2 + ["best settings"] * 2
     assert all(f"first hit {target:g}" in rows[0] for target in SMALL.targets)
     assert "Settings that reach it: FedAvg" in text
     assert "Diverged: none." in text or "seeds)" in text

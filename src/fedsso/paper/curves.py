@@ -132,9 +132,10 @@ def _best(lab: Lab, column: Column) -> Drawn:
     grids = lab.grids(task, column.methods)
     best = lab.again(task, {name: grid.best(task.deciding) for name, grid in grids.items()})
     seeds = "one seed" if task.choosing == 1 or lab.quick else f"{task.choosing} seeds"
+    grid = "a thin grid" if lab.quick else "the whole grid"
     rule = (
-        f"Chosen on the whole grid with {seeds}: the fewest rounds to {task.deciding:g}, or the best accuracy at the "
-        f"end where that is not reached. Settings that reach it: {_shares(grids, task.deciding)}."
+        f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, or the best accuracy at the end where "
+        f"that is not reached. Settings that reach it: {_shares(grids, task.deciding)}."
     )
     return Drawn(task, "best settings", [Shown(_title(name), s) for name, s in best.items()], [rule])
 
@@ -150,7 +151,7 @@ def _same(lab: Lab, column: Column, alpha: float) -> Drawn:
     records = [m.at(alpha=alpha) if m.tuned else m.records()[0] for m in methods]
     found = lab.study(task, records, lab.seeds[:3])
     runs = [Shown(_title(name), s) for name, s in zip(column.methods, found, strict=True)]
-    return Drawn(task, f"α = {alpha:g}", runs)
+    return Drawn(task, f"α\u00a0=\u00a0{alpha:g}", runs)
 
 
 def _title(name: str) -> str:
@@ -165,7 +166,7 @@ def local_updates(lab: Lab, name: str) -> None:
         lab.note(task.title)
         found = lab.study(task, [METHODS["fedsso"].at(alpha=0.001)], lab.seeds, local_steps=list(taus))
         runs = [Shown(f"FedSSO τ={t}", s, told=False) for t, s in zip(taus, found, strict=True)]
-        drawn.append(Drawn(task, "α = 0.001, η = 1", runs))
+        drawn.append(Drawn(task, "α\u00a0=\u00a00.001, η\u00a0=\u00a01", runs))
     remark = "FedSSO as published, from zero; the paper has the 20 clients. Bytes in a round do not depend on τ."
     _write(lab, name, "The number of local steps", remark, drawn)
 
@@ -190,7 +191,11 @@ def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn])
     save_picture(lab.out / name, lambda path: figures.panels(path, columns, title=title))
     save_csv(lab.out / f"{name}.csv", [row for d in drawn for row in _numbers(d)])
     quick = "A quick look: one seed, 40 rounds at most, fewer settings." if lab.quick else ""
-    how = "τ = 5 unless said otherwise, batch 100; rounds are first hits, megabytes those of the whole federation."
+    how = (
+        "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not diverged. Rounds are "
+        "first hits, megabytes those of the whole federation; the final accuracy is the last round's, and 0 for a seed "
+        "that has diverged."
+    )
     tables = [part for d in drawn for part in (f"## {d.title}", *_facts(lab, d), table(_rows(d)))]
     save_text(lab.out / f"{name}.md", f"# {title}", quick, remark, how, f"![{title}]({name}.png)", *tables)
 

@@ -77,7 +77,7 @@ def _section(lab: Lab, block: Block) -> list[str]:
     if task.name in PUBLISHED:
         seeds = max((len(s.seeds) for s in block.published.values()), default=0)
         parts += [
-            f"At the paper's own settings, ours ({seeds} seeds) and the paper's numbers:",
+            f"At the paper's own settings, ours ({'one seed' if seeds == 1 else f'{seeds} seeds'}) and the paper's:",
             table(_paper_rows(block)),
         ]
         parts += [REMARKS.get(task.name, ""), *([] if lab.quick else against_released(lab, task, block.grids))]
@@ -252,6 +252,6 @@ def _draw_grids(block: Block, lab: Lab, name: str) -> None:
     task = block.task
     tuned = {METHODS[n].title: grid for n, grid in block.grids.items() if len(grid) > 1}
     maps = [heat._replace(title=title) for title, grid in tuned.items() for heat in grid.maps(task.deciding)]
-    title = f"{task.title}: mean rounds to {task.deciding:g} over the grid"
+    title = f"{task.title}: rounds to {task.deciding:g} over the grid, mean of seeds 0 to {task.choosing - 1}"
     path = lab.out / f"{name}-grid-{task.name}"
     save_picture(path, lambda where: figures.heat_maps(where, maps, title=title, most=task.rounds))
