@@ -7,10 +7,11 @@ of counting) and then run with all seeds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..algorithm import Algorithm
 from ..errors import one_of
-from ..study import COUNTS, Setting, Study
+from ..study import COUNTS, Study
 from .lab import Lab
 from .published import TABLE2 as PUBLISHED
 from .table2_pages import Block, write
@@ -30,21 +31,22 @@ def table2(lab: Lab, blocks: Sequence[str] = (), *, slow: bool = False) -> None:
     write(lab, done, slow, NAME if not blocks else f"{NAME}-part")
 
 
-def _at_published(lab: Lab, task: Task) -> dict[str, Setting]:
-    """The paper's own settings, FedNL's aside; of the slower model with the seeds of the grid."""
+def _at_published(task: Task) -> dict[str, Algorithm]:
+    """The paper's own settings, FedNL's aside."""
     points: dict[str, Algorithm] = {}
     for row in PUBLISHED[task.name].rows if task.name in PUBLISHED else ():
         if row.algorithm != "fednl":
             eta = {} if row.eta is None else {"eta": row.eta}
             points[row.algorithm] = METHODS[row.algorithm].at(alpha=row.alpha, **eta)
-    seeds = lab.seeds if task.convex else lab.seeds[: task.choosing]
-    return dict(zip(points, lab.study(task, list(points.values()), seeds), strict=True)) if points else {}
+    return points
 
 
 def _untuned(lab: Lab, task: Task) -> Block:
     """The paper's own settings and our default, nothing chosen."""
-    published = _at_published(lab, task)
-    chosen = published | {"fedsso-default": lab.study(task, METHODS["fedsso-default"].records(), lab.seeds)[0]}
+    points = _at_published(task) | {"fedsso-default": METHODS["fedsso-default"].at()}
+    alone = replace(lab, jobs=1) if task.convex else lab  # other processes take longer to start than they save
+    chosen = dict(zip(points, alone.study(task, list(points.values()), lab.seeds), strict=True))
+    published = {name: setting for name, setting in chosen.items() if name != "fedsso-default"}
     grids = {name: Study([s]) for name, s in chosen.items()}
     return Block(task, lab.federation(task).clients, grids, dict.fromkeys(COUNTS, chosen), published)
 
@@ -60,7 +62,11 @@ def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
         grids[dear] = lab.study(task, METHODS[dear].records(thin=lab.quick), SEEDS[:1])
         for count in COUNTS:
             chosen[count][dear] = grids[dear].best(task.deciding, count)
-    return Block(task, lab.federation(task).clients, grids, chosen, _at_published(lab, task))
+    points = _at_published(task)
+    seeds = lab.seeds if task.convex else lab.seeds[: task.choosing]  # the slower model has those of the grid
+    found = lab.study(task, list(points.values()), seeds) if points else ()
+    published = dict(zip(points, found, strict=True))
+    return Block(task, lab.federation(task).clients, grids, chosen, published)
 
 
 def _dear(task: Task) -> str:
