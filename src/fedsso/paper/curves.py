@@ -190,7 +190,7 @@ def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn])
     columns = [figures.Panel(d.title, [run.curve() for run in d.runs], _dots(d)) for d in drawn]
     save_picture(lab.out / name, lambda path: figures.panels(path, columns, title=title))
     save_csv(lab.out / f"{name}.csv", [row for d in drawn for row in _numbers(d)])
-    quick = "A quick look: one seed, 40 rounds at most, fewer settings." if lab.quick else ""
+    quick = "A quick look: one seed, few rounds, few settings." if lab.quick else ""
     how = (
         "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not diverged. Rounds are "
         "first hits, megabytes those of the whole federation; the final accuracy is the last round's, and 0 for a seed "

@@ -13,7 +13,7 @@ from ..grids import axes, grid
 from ..tree import fields_of
 
 SEEDS = (0, 1, 2, 3, 4)
-THIN = {"alpha": (0.001, 0.01, 0.1), "eta": (0.1, 1.0), "mu": (0.1,)}
+THIN = {"alpha": (0.01, 0.1), "eta": (0.1, 1.0), "mu": (0.1,)}
 DIGITS, CLOTHES = (0.40, 0.60, 0.80, 0.88, 0.90), (0.40, 0.60, 0.80, 0.83, 0.84)
 
 
