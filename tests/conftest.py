@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -34,6 +35,15 @@ def heterogeneous() -> Federation:
     A = Q @ torch.diag(torch.linspace(1 / 8, 1, 6, dtype=torch.float64)) @ Q.mT
     b = torch.randn(4, 6, generator=draw, dtype=torch.float64)
     return quadratic((A + A.mT) / 2, b, [0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.fixture(autouse=True)
+def _quiet_again() -> Iterator[None]:
+    """A command sets up the logger of the package; the other tests want it as it was."""
+    log = logging.getLogger("fedsso")
+    before = log.handlers, log.level
+    yield
+    log.handlers, log.level = before
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -34,15 +33,6 @@ from fedsso.options import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet_again() -> Iterator[None]:
-    """A command sets up the logger of the package; the other tests want it as it was."""
-    log = logging.getLogger("fedsso")
-    before = log.handlers, log.level
-    yield
-    log.handlers, log.level = before
 
 
 def fedsso(*args: object, code: int = 0) -> Any:

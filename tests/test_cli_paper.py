@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,15 +20,6 @@ from fedsso.paper.lab import Lab
 from fedsso.paper.tasks import METHODS, Task
 
 TINY = Task("digits-mclr", "Digits", {"name": "digits", "clients": 3}, "mclr", (0.5,), 0.5, rounds=3)
-
-
-@pytest.fixture(autouse=True)
-def _quiet_again() -> Iterator[None]:
-    """A command sets up the logger of the package; the other tests want it as it was."""
-    log = logging.getLogger("fedsso")
-    before = log.handlers, log.level
-    yield
-    log.handlers, log.level = before
 
 
 def paper(*args: object, code: int = 0) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +28,6 @@ from fedsso.study import study
 
 SMALL = ["--clients", "3", "--rounds", "6", "--device", "cpu"]
 GRID = [*SMALL, "--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet_again() -> Iterator[None]:
-    """A command sets up the logger of the package; the other tests want it as it was."""
-    log = logging.getLogger("fedsso")
-    before = log.handlers, log.level
-    yield
-    log.handlers, log.level = before
 
 
 def sweep(*args: object, code: int = 0) -> Any:

@@ -34,10 +34,11 @@ app = typer.Typer(
 )
 TEACH = """
 
-Writes {name}.md, .csv and pictures (PNG, PDF) into --out. All runs are kept in its
-folder sweeps, which the commands share, so that nothing runs twice. Killed or
-stopped, the same command goes on. --quick is a look of about two minutes on a
-CPU: one seed, fewer rounds and settings. The whole is meant for a GPU.
+Writes {name}.md, .csv and pictures (PNG, PDF) into --out. All runs are
+kept in its folder sweeps, which the commands share, so that nothing runs
+twice. Killed or stopped, the same command goes on. --quick is a look of
+about two minutes on a CPU: one seed, fewer rounds and settings. The whole
+is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
 """

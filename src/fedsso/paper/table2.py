@@ -61,7 +61,7 @@ def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
     for count in COUNTS:
         chosen[count] = lab.again(task, {name: grid.best(task.deciding, count) for name, grid in grids.items()})
     if slow:
-        grids[dear] = lab.study(task, METHODS[dear].records(thin=lab.quick), SEEDS[:1])
+        grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
         for count in COUNTS:
             chosen[count][dear] = grids[dear].best(task.deciding, count)
     points = _at_published(task)

@@ -119,8 +119,8 @@ def _edges(block: Block) -> str:
     told = []
     for name, setting in block.chosen["first hit"].items():
         tuned = axes(setting.algorithm) if METHODS[name].tuned else {}
-        ends = [k for k, values in tuned.items() if setting.spec.hyper[k] in (values[0], values[-1])]
-        if (ends and "eta" not in ends) or len(ends) > 1:
+        steps = {key: values for key, values in tuned.items() if key != "eta"}  # η = 1, the whole step, is no end
+        if any(setting.spec.hyper[key] in (values[0], values[-1]) for key, values in steps.items()):
             told.append(METHODS[name].title)
     return f"Best settings (first hit) at an end of the grid in α or μ: {', '.join(told)}." if told else ""
 
