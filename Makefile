@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench smoke docs clean
+.PHONY: help demo test test-slow test-deploy test-frameworks check format bench smoke docs clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -21,6 +21,18 @@ test: .venv/.complete  ## install and run the tests
 
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow
+
+FRAMEWORKS := build/frameworks
+$(FRAMEWORKS)/pfl/.complete: FRAMEWORK := pfl==0.6.0
+$(FRAMEWORKS)/nvflare/.complete: FRAMEWORK := nvflare==2.9.0
+$(FRAMEWORKS)/%/.complete: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 $(FRAMEWORK) 'setuptools>=77'
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation torch==2.13.0 --editable .
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/pfl/.complete $(FRAMEWORKS)/nvflare/.complete  ## FedSSO in pfl and NVFlare, each in its own environment, against the simulator
+	for name in pfl nvflare; do PYTHONPATH=$(CURDIR)/tests $(FRAMEWORKS)/$$name/bin/python tests_frameworks/$${name}_run.py || exit 1; done
 
 check: .venv/.complete  ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff check .

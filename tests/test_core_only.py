@@ -9,7 +9,7 @@ from pathlib import Path
 BLOCK = """
 import sys
 
-BLOCKED = {"pandas", "sklearn", "scipy", "matplotlib", "rich", "typer", "click", "pydantic"}
+BLOCKED = {"pandas", "sklearn", "scipy", "matplotlib", "rich", "typer", "click", "pydantic", "flwr", "ray"}
 for name in BLOCKED:
     sys.modules[name] = None  # importing it raises as if it were not installed
 """
@@ -51,3 +51,8 @@ def test_the_block_blocks() -> None:
     done = run(BLOCK + "import pandas")
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr
+
+
+def test_flower_is_named_where_it_is_missing() -> None:
+    done = run(BLOCK + "import fedsso.flower")
+    assert 'pip install "fedsso[flower]"' in done.stderr

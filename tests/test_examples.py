@@ -20,7 +20,7 @@ def run(script: Path, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("own_*.py")), ids=lambda script: script.stem)
 def test_an_example_is_short_and_runs_anywhere(script: Path, tmp_path: Path) -> None:
-    assert len(script.read_text(encoding="utf-8").splitlines()) < 40
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
     text = run(script, cwd=tmp_path)
     assert "fedsso" in text
     assert "fedavg" in text

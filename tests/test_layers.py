@@ -27,9 +27,10 @@ LAYERS = (
     {"chained"},
     {"objective"},
     {"algorithms"},
-    {"grids"},
-    {"engine"},
+    {"grids", "server"},
+    {"engine", "optim"},
     {"options", "costs"},
+    {"flower"},
     {"context"},
     {"spec"},
     {"runs"},
@@ -60,7 +61,7 @@ ALLOWED = {  # tighter than the order
     "algorithms": {*BESIDE, "algorithm", "checks", "errors", "schedule", "tree", "algorithms"},
     "engine": RANK.keys() - {"algorithms"},
 }
-HEAVY = ("pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
+HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 

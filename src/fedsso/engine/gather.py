@@ -60,7 +60,7 @@ class Chunk:
         self.steps = int(steps.max())
         self._gather, self._loaded = gather, (-1, -1)
         self._rounds, self._clients = rounds, clients
-        self._seed = key(rounds.protocol.seed, "module", int(clients[0]), int(position[0]), k)
+        self._seed = key(rounds.protocol.seed, "module", rounds.first + int(clients[0]), int(position[0]), k)
         self._same = rounds.constant(clients)
         self._drawn = self._on_device(*_index(rounds, clients, position, 1 if self._same else self.steps))
         self.own_steps = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype).view(-1, 1, 1)

@@ -61,8 +61,8 @@ class Plan(NamedTuple):
 class Rounds:
     """Draws of a run, and each client's endless stream of reshuffled mini-batches."""
 
-    def __init__(self, fed: Federation, protocol: Protocol) -> None:
-        self.protocol = protocol
+    def __init__(self, fed: Federation, protocol: Protocol, first: int = 0) -> None:
+        self.protocol, self.first = protocol, first  # the number that client 0 goes by in all draws
         self.start = fed.train_start.cpu().numpy()
         self.rows = fed.train_rows.cpu().numpy()
         self.sizes: Ints = np.diff(self.start)
@@ -96,8 +96,8 @@ class Rounds:
 
     def own_uniform(self, purpose: str, client: int, k: int, n: int) -> Tensor:
         """A client's own draws in round k, inside (0, 1)."""
-        draw = torch.rand(n, generator=generator(self.protocol.seed, purpose, client, k), dtype=torch.float64)
-        return draw.clamp_(min=2**-54)
+        draw = generator(self.protocol.seed, purpose, self.first + client, k)
+        return torch.rand(n, generator=draw, dtype=torch.float64).clamp_(min=2**-54)
 
     def constant(self, clients: Ints) -> bool:
         """Whether every step of these clients sees the same rows (all they have)."""
@@ -120,7 +120,7 @@ class Rounds:
         if kept is None or kept[0] != epoch:
             own = self.rows[self.start[client] : self.start[client + 1]]
             if self.per_epoch[client] > 1:
-                draw = generator(self.protocol.seed, "rows", client, epoch)
+                draw = generator(self.protocol.seed, "rows", self.first + client, epoch)
                 own = own[torch.randperm(len(own), generator=draw).numpy()]
             kept = self._epochs[client] = epoch, own
         return kept[1]

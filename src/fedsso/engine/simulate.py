@@ -60,9 +60,9 @@ class Job:
     l2: float = 0.0
 
 
-def fitted(record: A, module: nn.Module) -> A:
+def fitted(record: A, model: nn.Module | Layout) -> A:
     """The record for this model: it learns the sizes of the layers, the parameters of one submodule together."""
-    layout, layers = Layout.of(module), dict[str, int]()
+    layout, layers = model if isinstance(model, Layout) else Layout.of(model), dict[str, int]()
     for name, size in zip(layout.names, layout.sizes, strict=True):
         owner = name.rpartition(".")[0]
         layers[owner] = layers.get(owner, 0) + size

@@ -1,0 +1,1 @@
+"""Logistic regression of heart disease over four hospitals, for Flower."""

@@ -1,0 +1,18 @@
+"""FedSSO, and every algorithm of the registry, on Flower (`pip install "fedsso[flower]"`).
+
+>>> from fedsso.flower import FedSSO
+>>> strategy = FedSSO(eta_l=0.01, local_steps=5, fraction_train=1.0)
+>>> strategy.rounds_left(100)
+100
+"""
+
+try:
+    import flwr as _flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError('fedsso.flower needs Flower: pip install "fedsso[flower]"') from error
+
+from .client import client_app
+from .phased import PhasedStrategy
+from .strategy import FedSSO
+
+__all__ = ["FedSSO", "PhasedStrategy", "client_app"]

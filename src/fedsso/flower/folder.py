@@ -1,0 +1,68 @@
+"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and trace.csv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from ..engine import checkpoint
+from ..errors import InputError
+from ..files import check_writable, user_path
+from ..trace import Trace
+from .wire import arrays_of
+
+MODEL, ABOUT, KIND = "model.", "about", "a run on Flower"
+
+
+class Saved(NamedTuple):
+    """What a run needs to go on."""
+
+    k: int  # rounds done
+    arrays: ArrayRecord
+    tensors: Mapping[str, Tensor]  # of the server; none before its first step
+
+
+class Folder:
+    """Checkpoints of runs with the same settings."""
+
+    def __init__(self, path: str | Path, settings: str) -> None:
+        self.path, self.settings = user_path("checkpoint_dir", path).absolute(), settings
+        self.file, self.trace = self.path / "checkpoint.safetensors", self.path / "trace.csv"
+
+    def check(self, fresh: bool) -> None:
+        """Refuse a folder that cannot be written, and to overwrite a run that was not resumed."""
+        check_writable(self.path)
+        if fresh and self.file.exists():
+            raise InputError(
+                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
+                "or another checkpoint_dir"
+            )
+
+    def save(self, run: Saved, trace: Trace) -> None:
+        """Write the trace, then the checkpoint: so there is a row for every round that the checkpoint counts."""
+        about = json.dumps({"settings": self.settings, "round": run.k, "names": list(run.arrays)})
+        model = {f"{MODEL}{name}": torch.from_numpy(np.array(a)) for name, a in arrays_of(run.arrays).items()}
+        trace.save(self.trace)
+        tensors = {**run.tensors, **model, ABOUT: torch.frombuffer(bytearray(about.encode()), dtype=torch.uint8)}
+        checkpoint.save(self.file, tensors, KIND)
+
+    def load(self) -> Saved | None:
+        """The last complete round; None if there is none."""
+        if not self.file.exists():
+            return None
+        tensors = checkpoint.load(self.file, KIND)
+        about = json.loads(bytes(tensors.pop(ABOUT).tolist()))
+        if about["settings"] != self.settings:
+            raise InputError(
+                f"{self.path} holds a run with other settings: {about['settings']}; these are {self.settings}. "
+                "Use the same or another checkpoint_dir"
+            )
+        arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
+        return Saved(about["round"], arrays, tensors)

@@ -1,0 +1,141 @@
+"""What the strategies have in common: rounds that count on after a resume, a trace, a folder with checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ..report import Curve
+from ..trace import Trace
+from .folder import Folder, Saved
+from .journal import Journal
+from .screen import screen, tell
+
+log = logging.getLogger("flwr")
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Recorded(Strategy):
+    """A strategy with a trace and, if wished, checkpoints; `inner` does the evaluation."""
+
+    inner: Strategy
+
+    def __init__(self, name: str, settings: str, checkpoint_dir: str | Path | None) -> None:
+        self.name = name  # of the algorithm, in the registry
+        self.journal = Journal()
+        self.folder = None if checkpoint_dir is None else Folder(checkpoint_dir, settings)
+        self.k = 0  # rounds done
+        self._before = 0  # rounds done before this start
+        self._moved = False  # whether one of them moved the model
+        self._evaluates: set[int] = set()
+
+    @abstractmethod
+    def _restore(self, saved: Saved) -> None:
+        """Take over the state of a checkpoint."""
+
+    def resume(self) -> ArrayRecord | None:
+        """The model of the last complete round, with everything else restored; None without a checkpoint."""
+        saved = self.folder.load() if self.folder else None
+        if saved is None or self.folder is None:
+            return None
+        self._restore(saved)
+        self.k = self._before = saved.k
+        self.journal.restore(saved.k, self.folder.trace)
+        log.info("%s goes on after round %d (%s)", self.name, saved.k, self.folder.path)
+        return saved.arrays
+
+    def rounds_left(self, rounds: int) -> int:
+        """How many of so many rounds are still to do."""
+        return max(0, rounds - self.k)
+
+    @property
+    def trace(self) -> Trace:
+        """One row per round, as of a simulation: losses, curvature, bytes, seconds."""
+        return self.journal.trace
+
+    def curve(self, label: str = "") -> Curve:
+        """The run for `fedsso.report`: tables and plots, beside simulations if wished."""
+        return self.journal.curve(label or f"{self.name} on Flower", self.name)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Run the rounds; a resumed run counts on, also towards clients and evaluate_fn."""
+        if self.folder is not None:
+            self.folder.check(fresh=self.k == 0)
+        self._before, self._moved = self.k, False
+        central = None if evaluate_fn is None else self._recorded(evaluate_fn)
+        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
+        if not len(result.arrays):  # no round, or none that moved the model
+            result.arrays = initial_arrays
+        if num_rounds > 0 and not self._moved:
+            log.error("%s: no round moved the model; see above who was dropped, and why", self.name)
+        return result
+
+    def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
+        """Round k is over: say so if it kept the model, and put everything on the disk."""
+        if reason:
+            log.warning("%s: round %d keeps the model: %s", self.name, k, reason)
+        self.k, self._moved = k, self._moved or not reason
+        if self.folder is not None:
+            self.folder.save(saved(), self.trace)
+
+    # ---- evaluation ----
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages."""
+        messages = list(self.inner.configure_evaluate(self._before + server_round, arrays, config, grid))
+        self._evaluates = {message.metadata.dst_node_id for message in messages}
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The inner strategy's metrics of the replies that can be used."""
+        if not self._evaluates:
+            return None
+        k = self._before + server_round
+        found = screen(replies, self._evaluates, None, of(self.inner, "weighted_by_key", "num-examples"))
+        tell("aggregate_evaluate", found)
+        if not found.good:
+            return None
+        metrics = self.inner.aggregate_evaluate(k, [reply.message for reply in found.good])
+        self._evaluated(k, metrics)
+        return metrics
+
+    def _recorded(self, evaluate_fn: Evaluate) -> Evaluate:
+        """The user's central evaluation, with round numbers that count on; its metrics enter the trace."""
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            k = self._before + server_round
+            metrics = evaluate_fn(k, arrays)
+            self._evaluated(k, metrics)
+            return metrics
+
+        return evaluate
+
+    def _evaluated(self, k: int, metrics: MetricRecord | None) -> None:
+        self.journal.evaluated(k, metrics)
+        if self.folder is not None and self.k:
+            self.trace.save(self.folder.trace)
+
+
+def of(strategy: Strategy, name: str, default: Any) -> Any:
+    """An attribute of a strategy or of one that it wraps."""
+    while not hasattr(strategy, name) and isinstance(inside := getattr(strategy, "strategy", None), Strategy):
+        strategy = inside
+    return getattr(strategy, name, default)

@@ -1,0 +1,187 @@
+"""FedSSO as a Flower strategy: FedAvg's clients unchanged, one other line on the server.
+
+    alpha   eta_l         the clients' learning rate         v   what the inner strategy makes of the replies
+    tau     local_steps   their local steps                  g   (x - v) / (alpha tau)
+    eta     eta           the server's step
+
+Another strategy (FedAvg, a robust or a private one) sits inside and does what it always does: it samples nodes and
+turns replies into one model v. So a guarantee that it gives for v holds, whatever FedSSO makes of v.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from .. import algorithms
+from ..errors import InputError
+from ..schedule import Step
+from ..server import Server
+from . import privacy
+from .folder import Saved
+from .recorded import Recorded, of
+from .screen import Screened, screen, tell
+from .settings import split, told
+from .wire import BUFFERS, Arrays, Model, arrays_of
+
+log = logging.getLogger("flwr")
+FEDAVG = tuple(signature(FedAvg).parameters)
+OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers")
+STEPPING = (
+    *(flower.FedAdagrad, flower.FedAdam, flower.FedYogi, flower.FedAvgM, flower.QFedAvg),
+    *(flower.FedXgbBagging, flower.FedXgbCyclic),
+)
+
+
+class FedSSO(Recorded):
+    """FedSSO around an inner strategy, FedAvg by default, whose keywords are taken as well.
+
+    eta_l and local_steps must be what the clients use (a mean, where they differ); `eta`, `form`, `guard`, `R`, ... are
+    those of `fedsso.FedSSO`. `buffers` are patterns of the names that are averaged, never stepped; integers always are.
+    `checkpoint_dir` keeps the whole state after every round, for `resume`.
+    """
+
+    def __init__(
+        self,
+        eta_l: Step,
+        local_steps: float,
+        *,
+        inner: Strategy | None = None,
+        checkpoint_dir: str | Path | None = None,
+        buffers: Sequence[str] = BUFFERS,
+        **keywords: Any,
+    ) -> None:
+        values, rest = split(keywords, OWN, FEDAVG)
+        record = algorithms.FedSSO(alpha=eta_l, **values)
+        super().__init__("fedsso", f"{record}, local_steps={float(local_steps)}", checkpoint_dir)
+        self.server = Server(record, local_steps)
+        self.inner = _inner(inner, rest)
+        self.buffers = tuple(buffers)
+        self._model: Model | None = None
+        self._current, self._sent = ArrayRecord(), Arrays()  # the model that the clients have
+        self._asked: Collection[int] = ()
+
+    def _restore(self, saved: Saved) -> None:
+        arrays = arrays_of(saved.arrays)
+        model = self._layout(arrays)
+        if saved.tensors:
+            self.server.restore(model.ravel(arrays), dict(saved.tensors))
+
+    def summary(self) -> None:
+        """Log the settings of FedSSO and of the strategy inside."""
+        privacy.refuse_outside()
+        record = self.server.record
+        log.info("\t├──> FedSSO settings:")
+        log.info("\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, self.server.local_steps)
+        log.info("\t│\t├── Server: eta = %s, form = %s, guard = %s", record.eta, record.form, record.guard)
+        log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, record.R or "never")
+        log.info("\t│\t├── Checkpoints: %s", self.folder.path if self.folder else "none")
+        log.info("\t│\t└── Inner strategy: %s", type(self.inner).__name__)
+        self.inner.summary()
+
+    # ---- training ----
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's messages; round numbers go on where an earlier run ended."""
+        privacy.refuse_outside()
+        k = self._before + server_round
+        self.journal.begin(k)
+        self._current, self._sent = arrays, arrays_of(arrays)
+        self._layout(self._sent)
+        privacy.check(self.inner, self._sent)
+        messages = list(self.inner.configure_train(k, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        self.journal.sent(k, messages)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """One FedSSO step on what the inner strategy makes of the good replies; without enough of them, none."""
+        k, replies = self._before + server_round, list(replies)
+        self.journal.received(k, replies)
+        found = screen(replies, self._asked, self._sent, of(self.inner, "weighted_by_key", "num-examples"))
+        tell("aggregate_train", found)
+        reason, mean, arrays, metrics = self._too_few(found), None, None, None
+        if not reason:
+            reason, mean, metrics = self._averaged(k, found)
+        if not reason:
+            reason, arrays = self._stepped(k, mean)
+        numbers = {"dropped": float(len(found.dropped)), "kept": float(bool(reason))}
+        numbers |= {} if reason else self.server.diagnostics()
+        self.journal.trained(k, metrics, **numbers)
+        self._settle(k, reason, lambda: Saved(k, arrays or self._current, self.server.tensors()))
+        return arrays, MetricRecord({**(metrics or {}), **told(numbers)})
+
+    def _too_few(self, found: Screened) -> str:
+        """Why this round cannot step; empty if it can."""
+        least = max(1, of(self.inner, "min_train_nodes", 1))
+        private = of(self.inner, "num_sampled_clients", 0)
+        if len(found.good) < least:
+            return f"{len(found.good)} good replies, min_train_nodes is {least}"
+        if len(found.good) < private:
+            return f"{len(found.good)} good replies, but the noise is scaled for num_sampled_clients = {private}"
+        return ""
+
+    def _averaged(self, k: int, found: Screened) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of the good replies; if it fails on them, the federation still goes on."""
+        try:
+            return "", *self.inner.aggregate_train(k, [reply.message for reply in found.good])
+        except Exception as error:
+            log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
+            return f"the inner strategy failed ({type(error).__name__}: {error})", None, None
+
+    def _stepped(self, k: int, mean: ArrayRecord | None) -> tuple[str, ArrayRecord | None]:
+        """The new model from the inner strategy's, or why there is none."""
+        if not mean:
+            return "the inner strategy gave no model", None
+        v, model = arrays_of(mean), self._layout(self._sent)
+        if v.keys() != self._sent.keys() or any(v[n].shape != self._sent[n].shape for n in v):
+            return "the inner strategy gave a model of another shape", None
+        if not all(np.isfinite(array).all() for array in v.values()):
+            return "the inner strategy gave a model that is not finite", None
+        before = self.server.state, self.server.k
+        x = self.server.step(model.ravel(self._sent), model.ravel(v), k)
+        if not torch.isfinite(x).all():
+            self.server.state, self.server.k = before
+            return "the step is not finite", None
+        return "", model.record(x, v)
+
+    def _layout(self, arrays: Arrays) -> Model:
+        """The layout of the model, which stays the same in all rounds."""
+        model = Model(arrays, self.buffers)
+        if self._model is not None and self._model.like != model.like:
+            raise InputError(f"the model has changed from {self._model.like} to {model.like}; use a new strategy")
+        self._model = model
+        return model
+
+
+def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
+    """The strategy inside: the user's, or FedAvg with the user's keywords."""
+    if inner is None:
+        return FedAvg(**keywords)
+    if keywords:
+        raise InputError(f"{', '.join(keywords)}: give these to the inner strategy {type(inner).__name__} itself")
+    if not isinstance(inner, Strategy):
+        raise InputError(f"inner must be a strategy of flwr.serverapp.strategy, got {inner!r}")
+    if isinstance(_innermost(inner), (*STEPPING, Recorded)):
+        raise InputError(f"{type(inner).__name__} steps on its own; inner must only average, as FedAvg or FedMedian do")
+    return inner
+
+
+def _innermost(strategy: Strategy) -> Strategy:
+    while isinstance(inside := getattr(strategy, "strategy", None), Strategy):
+        strategy = inside
+    return strategy

@@ -1,0 +1,181 @@
+"""FedSSO's server step as a torch optimizer: for NVFlare, pfl, or any loop that averages what its clients send.
+
+`p.grad` holds the clients' mean of x - v: the model they were sent minus the one they came back with. It is not
+divided by anything; `local_lr` and `local_steps` say what the clients did. Names: local_lr is the paper's alpha,
+local_steps its tau, lr its eta.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from .algorithms.fedsso import FedSSO
+from .checks import HUGE
+from .errors import InputError, number
+from .server import Server
+
+log = logging.getLogger("fedsso")
+FIXED = ("R", "form", "guard", "pairs", "m")  # the state is made for these: they stay as they are
+RECORD = ("lam", "Lam", *FIXED)
+GROUP = ("lr", "local_lr", "local_steps", *RECORD)
+
+
+class ServerBFGS(Optimizer):
+    """Server-side BFGS on the clients' averaged update.
+
+    The parameters that require a gradient when it is made are one vector, in order; one whose `grad` is None counts
+    as unmoved. The group's lr (by a scheduler), local_lr, local_steps, lam and Lam may change between steps; with
+    lr = 0, or if every `grad` is None, nothing happens. A mean that is not finite is logged, and the model kept.
+    `server` tells the round `k` and `diagnostics()`; `state_dict()` is a copy of all that is needed to go on.
+
+    >>> x = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    >>> optimizer = ServerBFGS([x], local_lr=0.1, local_steps=2)
+    >>> x.grad = torch.tensor([0.2, 0.4])  # clients came back with 0.8 and 1.6
+    >>> optimizer.step()
+    >>> x.detach()
+    tensor([0.8000, 1.6000])
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        local_lr: float,
+        local_steps: float,
+        lr: float = 1.0,
+        R: int | None = None,
+        lam: float = 1e-4,
+        Lam: float = 9999.0,
+        form: str = "bfgs",
+        guard: str = "adaptive",
+        pairs: int = 200,
+        m: int = 20,
+    ) -> None:
+        record = {"lam": lam, "Lam": Lam, "R": R, "form": form, "guard": guard, "pairs": pairs, "m": m}
+        self.server = _server({"lr": lr, "local_lr": local_lr, "local_steps": local_steps, **record})
+        made = self.server.record
+        steps = {"lr": made.eta, "local_lr": made.alpha, "local_steps": self.server.local_steps}
+        super().__init__(params, steps | {name: getattr(made, name) for name in RECORD})
+        self._sizes = self._layout()
+        if not any(self._sizes):
+            raise InputError("no parameter requires a gradient, so there is nothing to train; unfreeze one first")
+        if any(p.is_complex() for p in self._trained()):
+            raise InputError("complex parameters are not supported; hold them as real ones (torch.view_as_real)")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The one group of parameters."""
+        if self.param_groups:
+            raise InputError(
+                "ServerBFGS takes one parameter group, got another: the curvature ties all parameters together; give "
+                "them in one list to a new ServerBFGS"
+            )
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One server step from the clients' mean in `p.grad`."""
+        if closure is not None:
+            raise InputError(
+                "step() takes no closure: it would put gradients where the clients' mean of x - v is; call step()"
+            )
+        trained, group = self._trained(), self.param_groups[0]
+        self._check_unchanged()
+        if group["lr"] == 0 or all(p.grad is None for p in trained):
+            return
+        now = _server(group)
+        self.server.record, self.server.local_steps = now.record, now.local_steps
+        x, grads = _flat(trained), [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        mean = _flat(grads).to(x.dtype)
+        if not (mean / (group["local_lr"] * now.local_steps)).isfinite().all():
+            log.warning("round %d: the clients' mean is not finite; the model is kept", self.server.k + 1)
+            return
+        _write(self.server.advance(x, -mean), trained)
+
+    def _trained(self) -> list[Tensor]:
+        return [p for p in self.param_groups[0]["params"] if p.requires_grad]
+
+    def _layout(self) -> list[int]:
+        """The size of every parameter, 0 of a frozen one."""
+        return [p.numel() if p.requires_grad else 0 for p in self.param_groups[0]["params"]]
+
+    def _check_unchanged(self) -> None:
+        if self._layout() != self._sizes:
+            raise InputError("a parameter was frozen, unfrozen or resized; make a new ServerBFGS for the new model")
+        changed = [name for name in FIXED if self.param_groups[0][name] != self.defaults[name]]
+        if changed:
+            raise InputError(f"{', '.join(changed)} cannot change between steps; make a new ServerBFGS")
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the curvature, as the first parameter's state, beside torch's parameter groups."""
+        packed = super().state_dict()
+        tensors = {name: tensor.clone() for name, tensor in self.server.tensors().items()}
+        return {**packed, "state": {0: {"sizes": torch.tensor(self._sizes), **tensors}} if tensors else {}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict()`: settings as torch takes them, the curvature in the precision it was saved in."""
+        tensors, x = self._saved(state_dict), _flat(self._trained())
+        server = Server(self.server.record, self.server.local_steps)
+        if tensors:
+            server.restore(x, tensors)
+        super().load_state_dict({**state_dict, "state": {}})
+        self.server = server
+
+    def _saved(self, state_dict: dict[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a saved state, none before the first step; an error if it is not that of a twin."""
+        group = (state_dict.get("param_groups") or [{}])[0]
+        missing = [name for name in GROUP if name not in group]
+        if missing:
+            raise InputError(f"the saved state is not one of ServerBFGS: its group lacks {', '.join(missing)}")
+        for name in FIXED:
+            if group[name] != (own := self.defaults[name]):
+                raise InputError(
+                    f"the saved state was made with {name}={group[name]!r}, this optimizer with {name}={own!r}; "
+                    "make it with the same settings"
+                )
+        tensors: dict[str, Tensor] = next(iter(state_dict["state"].values()), {})
+        if tensors:
+            self._check_model(tensors["sizes"].tolist(), tensors["server.x"].dtype)
+        return tensors
+
+    def _check_model(self, sizes: list[int], dtype: torch.dtype) -> None:
+        own = _wide(self._trained())
+        if sizes != self._sizes or dtype != own:
+            raise InputError(
+                f"the saved state is that of another model: {sum(sizes)} trained numbers of {dtype} in {len(sizes)} "
+                f"tensors; this one has {sum(self._sizes)} of {own} in {len(self._sizes)} (sizes {self._sizes[:4]}..., "
+                f"saved {sizes[:4]}...); make the optimizer for the model that was saved"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "server": self.server, "_sizes": self._sizes}
+
+
+def _server(group: Mapping[str, Any]) -> Server:
+    """A new server with the settings of a parameter group."""
+    for name in ("lr", "local_lr"):
+        if not 0 < number(name, group[name]) < HUGE:
+            raise InputError(f"{name} must be > 0 and finite, got {name}={group[name]}")
+    record = FedSSO(alpha=group["local_lr"], eta=group["lr"], **{name: group[name] for name in RECORD})
+    return Server(record, group["local_steps"])
+
+
+def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The precision to compute in: float64 if any tensor has it, else float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors as one new vector, on the device of the first."""
+    device, dtype = tensors[0].device, _wide(tensors)
+    return torch.cat([t.detach().reshape(-1).to(device, dtype) for t in tensors])
+
+
+def _write(x: Tensor, tensors: Sequence[Tensor]) -> None:
+    """A vector into tensors, rounded to what they can hold."""
+    for tensor, part in zip(tensors, torch.split(x, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

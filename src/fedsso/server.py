@@ -1,0 +1,99 @@
+"""FedSSO's server for a federation that somebody else runs: from x_k and the clients' mean v_k to x_{k+1}.
+
+The step is that of the simulator, for one trial. Whoever runs the clients may round the model on the way or change it
+between rounds; s is then what the clients really saw, x_k - x_{k-1}.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .algorithm import Cohort
+from .algorithms.fedsso import FedSSO, State
+from .errors import InputError
+from .tree import dot, named_leaves, stack, tree_map
+
+STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
+
+
+class Server:
+    """The state of FedSSO between rounds.
+
+    >>> server = Server(FedSSO(alpha=0.1), local_steps=2)
+    >>> server.step(torch.tensor([1.0, 2.0]), torch.tensor([0.8, 1.6]))
+    tensor([0.8000, 1.6000])
+    >>> server.k
+    1
+    """
+
+    def __init__(self, record: FedSSO, local_steps: float) -> None:
+        if not isinstance(local_steps, int | float) or isinstance(local_steps, bool) or not 1 <= local_steps < 1e9:
+            raise InputError(f"local_steps must be a number >= 1, the clients' mean tau, got {local_steps!r}")
+        self.record, self.local_steps = record, float(local_steps)
+        self.k = 0
+        self.state: State | None = None  # until the first model is seen
+
+    def step(self, x: Tensor, v: Tensor, k: int | None = None) -> Tensor:
+        """The next model [d] from this one and the mean of what clients made of it; neither is changed."""
+        return self.advance(x, v.detach() - x.detach(), k)
+
+    def advance(self, x: Tensor, delta: Tensor, k: int | None = None) -> Tensor:
+        """The same from delta = v - x, for who has it: at small alpha the sum would round away what counts.
+
+        Rounds count 1, 2, ... unless k says otherwise: the server may have sat out some.
+        """
+        x = x.detach()
+        state, k = self._at(x), self.k + 1 if k is None else k
+        cohort = Cohort(k, 1, torch.arange(1), 1.0, self.local_steps)
+        with torch.no_grad():
+            self.state, self.k = self._algorithm(x).server(state, delta.detach().unsqueeze(0), cohort), k
+        return self.state.x[0].clone()
+
+    def _algorithm(self, x: Tensor) -> FedSSO:
+        return stack([self.record], x.dtype, x.device)
+
+    def _at(self, x: Tensor) -> State:
+        """The state with x as its model; where that is not the model of the last step, the step to it counts."""
+        x = x.unsqueeze(0)
+        if self.state is None:
+            return self._algorithm(x).server_init(x.clone())
+        state = self.state
+        if x.shape != state.x.shape:
+            raise InputError(f"the model has {x.shape[-1]} parameters, in earlier rounds it had {state.x.shape[-1]}")
+        if torch.equal(x, state.x):
+            return state
+        s = state.s + (x - state.x)
+        return state._replace(x=x.clone(), s=s, guard=state.guard._replace(slope=-dot(state.g, s)))
+
+    def diagnostics(self) -> dict[str, float]:
+        """What the last step knows: ys, overridden, skipped, grad_norm, radius (NaN without the guard)."""
+        if self.state is None:
+            return {}
+        return {name: float(value[0]) for name, value in self.record.diagnostics(self.state).items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a later process needs to go on, by name."""
+        if self.state is None:
+            return {}
+        tensors = dict(named_leaves(self.state, "server"))
+        if STORE in tensors:  # the slots in use
+            tensors[STORE] = tensors[STORE][:, : self.k]
+        return {"k": torch.tensor(self.k), **tensors}
+
+    def restore(self, x: Tensor, tensors: dict[str, Tensor]) -> None:
+        """Go on from `tensors()`; x [d] has the model's size, type and device."""
+        blank = self._algorithm(x).server_init(x.detach().unsqueeze(0))
+        names = [name for name, _ in named_leaves(blank, "server")]
+        missing = [name for name in ("k", *names) if name not in tensors]
+        if missing:
+            raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form of FedSSO")
+        parts = iter([tensors[name] for name in names])
+        self.state, self.k = tree_map(lambda leaf: _written(leaf, next(parts)), blank), int(tensors["k"])
+
+
+def _written(leaf: Tensor, saved: Tensor) -> Tensor:
+    """A saved tensor at the beginning of a blank one."""
+    leaf = leaf.clone()
+    leaf[tuple(slice(n) for n in saved.shape)] = saved
+    return leaf

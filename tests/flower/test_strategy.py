@@ -1,0 +1,280 @@
+"""The Flower strategy: the step of the simulator, checkpoints, evaluation, metrics, and every wrong use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from clients import ALPHA, STEPS, app, federation, initial, rows, vector
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
+from grid import LocalGrid
+
+import fedsso
+from fedsso import report
+from fedsso.flower import FedSSO
+from fedsso.server import Server
+
+
+def sso(**keywords: object) -> FedSSO:
+    return FedSSO(eta_l=ALPHA, local_steps=STEPS, **keywords)  # type: ignore[arg-type]
+
+
+def by_hand(rounds: int, clients: Iterable[int] = range(3)) -> np.ndarray:
+    """The same rounds with the core alone, in float64."""
+    server, w = Server(fedsso.FedSSO(alpha=ALPHA), STEPS), torch.zeros(4, dtype=torch.float64)
+    data = [rows(i) for i in clients]
+    n = sum(len(y) for _, y in data)
+    for _ in range(rounds):
+        mean = np.zeros(4)
+        for x, y in data:
+            v = w.numpy().copy()
+            for _ in range(STEPS):
+                v -= ALPHA * x.T @ (x @ v - y) / len(y)
+            mean += len(y) / n * v
+        w = server.step(w, torch.from_numpy(mean))
+    return w.numpy()
+
+
+def test_unmodified_clients_take_the_step_of_the_core() -> None:
+    result = sso().start(federation(), initial(), num_rounds=8)
+    np.testing.assert_allclose(vector(result.arrays), by_hand(8), atol=1e-5)
+
+
+def test_it_beats_averaging_with_the_same_clients() -> None:
+    averaged = FedAvg().start(federation(), initial(), num_rounds=40)
+    ours = sso().start(federation(), initial(), num_rounds=8)
+    train = [r.train_metrics_clientapp for r in (averaged, ours)]
+    assert train[1][8]["train_loss"] <= train[0][40]["train_loss"]
+
+
+def test_bytes_on_the_wire_are_those_of_fedavg() -> None:
+    sizes = []
+    for strategy in (FedAvg(), sso()):
+        grid = federation()
+        strategy.start(grid, initial(), num_rounds=3)
+        sizes.append((sum(grid.down), sum(grid.up)))
+    for ours, theirs in zip(*sizes, strict=True):
+        assert ours / theirs == pytest.approx(1.0, abs=0.002)  # a time stamp takes a byte more or less
+
+
+def test_buffers_are_averaged_and_keep_their_types() -> None:
+    arrays = sso().start(federation(), initial(), num_rounds=2).arrays
+    weights = np.array([30, 50, 20]) / 100
+    np.testing.assert_allclose(arrays["bn.running_mean"].numpy(), np.full(2, weights @ [0, 1, 2]), rtol=1e-6)
+    count = arrays["bn.num_batches_tracked"].numpy()
+    assert count.dtype == np.int64
+    assert count == round(weights @ [10, 11, 12])
+    assert arrays["a.weight"].numpy().dtype == np.float32
+    assert list(arrays) == list(initial())
+
+
+def test_a_name_can_be_declared_a_buffer() -> None:
+    arrays = sso(buffers=("b.*", "bn.*")).start(federation(), initial(), num_rounds=1).arrays
+    plain = FedAvg().start(federation(), initial(), num_rounds=1).arrays
+    np.testing.assert_allclose(arrays["b.bias"].numpy(), plain["b.bias"].numpy(), rtol=1e-6)
+    with pytest.raises(fedsso.InputError, match="no trainable array"):
+        sso(buffers=("*",)).start(federation(), initial(), num_rounds=1)
+
+
+def test_a_double_model_stays_double() -> None:
+    start = ArrayRecord([np.zeros((3, 1)), np.zeros(1)])
+    wide = ArrayRecord(dict(zip(("a.weight", "b.bias"), start.values(), strict=True)))
+    for name in ("bn.running_mean", "bn.num_batches_tracked"):
+        wide[name] = initial()[name]
+    arrays = sso().start(federation(), wide, num_rounds=2).arrays
+    assert arrays["a.weight"].numpy().dtype == np.float64
+
+
+def test_the_order_of_replies_changes_nothing() -> None:
+    class Shuffled(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            return super().send_and_receive(messages, timeout=timeout)[::-1]
+
+    nodes = [{"partition-id": i} for i in range(3)]
+    results = [sso().start(grid(app, nodes), initial(), num_rounds=6) for grid in (LocalGrid, Shuffled)]
+    assert (vector(results[0].arrays) == vector(results[1].arrays)).all()
+
+
+# ---- metrics, evaluation, trace ----
+
+
+def test_curvature_is_among_the_metrics() -> None:
+    metrics = sso().start(federation(), initial(), num_rounds=3).train_metrics_clientapp[3]
+    assert metrics["fedsso-ys"] > 0
+    assert metrics["fedsso-grad-norm"] > 0
+    assert metrics["fedsso-dropped"] == metrics["fedsso-kept"] == 0
+    assert {"train_loss", "fedsso-radius", "fedsso-overridden", "fedsso-skipped"} <= set(metrics)
+
+
+def test_a_run_becomes_a_trace_with_the_plots_of_a_simulation(tmp_path: Path) -> None:
+    grid, strategy = federation(), sso()
+    result = strategy.start(grid, initial(), num_rounds=4, evaluate_fn=None)
+    trace = strategy.trace
+    assert trace["round"].tolist() == [0, 1, 2, 3, 4]
+    assert trace["train_loss"][4] == result.train_metrics_clientapp[4]["train_loss"]
+    assert trace["test_loss"][4] == result.evaluate_metrics_clientapp[4]["eval_loss"]
+    assert trace["test_accuracy"][1:].tolist() == [0.5] * 4
+    assert trace["bytes_up"][1] > 3 * 4 * 4
+    assert (trace["seconds"][1:] > 0).all()
+    simulated = fedsso.simulate(fedsso.load("digits", clients=3), "mclr", fedsso.FedAvg(), rounds=4)
+    curves = [strategy.curve(), *fedsso.Runs([simulated]).curves()]
+    report.plot(curves, tmp_path / "both.png")
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+    assert "fedsso on Flower" in report.markdown(report.rounds_table(curves, (0.5,)))
+
+
+def test_rounds_without_evaluation_are_left_out_of_the_curve() -> None:
+    strategy = sso(fraction_evaluate=0.0)
+    seen = []
+
+    def central(k: int, _: ArrayRecord) -> MetricRecord | None:
+        seen.append(k)
+        return MetricRecord({"accuracy": float(k), "auc": 0.75}) if k % 2 == 0 else None
+
+    strategy.start(federation(), initial(), num_rounds=6, evaluate_fn=central)
+    assert seen == [0, 1, 2, 3, 4, 5, 6]
+    assert strategy.trace.evaluations()[0].tolist() == [0, 2, 4, 6]
+    assert strategy.trace.evaluations("test_auc")[1].tolist() == [0.75] * 4
+    assert strategy.trace.rounds_to(4.0) == 4
+
+
+def test_the_summary_names_the_settings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        sso(guard="none", R=200).summary()
+    assert "eta_l = 0.05, local_steps = 4" in caplog.text
+    assert "guard = none" in caplog.text
+    assert "FedAvg" in caplog.text
+    assert "Minimum nodes" in caplog.text
+
+
+# ---- checkpoints ----
+
+
+def test_interrupted_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    whole = sso().start(federation(), initial(), num_rounds=7)
+    first = sso(checkpoint_dir=tmp_path)
+    assert first.resume() is None
+    assert first.rounds_left(7) == 7
+    first.start(federation(), initial(), num_rounds=3)
+    second = sso(checkpoint_dir=tmp_path)
+    arrays = second.resume()
+    assert arrays is not None
+    assert second.rounds_left(7) == 4
+    grid = federation()
+    result = second.start(grid, arrays, num_rounds=second.rounds_left(7))
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+    assert second.trace["round"].tolist() == list(range(8))
+    assert [m.content["config"]["server-round"] for m in grid.sent[:3]] == [4, 4, 4]
+    third = sso(checkpoint_dir=tmp_path)
+    done = third.start(federation(), third.resume() or initial(), num_rounds=third.rounds_left(7))
+    assert (vector(done.arrays) == vector(whole.arrays)).all()  # nothing left to do, and the model is there
+
+
+def test_a_second_start_goes_on(tmp_path: Path) -> None:
+    whole = sso().start(federation(), initial(), num_rounds=5)
+    strategy = sso(checkpoint_dir=tmp_path)
+    arrays = strategy.start(federation(), initial(), num_rounds=2).arrays
+    assert (vector(strategy.start(federation(), arrays, num_rounds=3).arrays) == vector(whole.arrays)).all()
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    with pytest.raises(fedsso.InputError, match=r"strategy\.resume"):
+        sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    with pytest.raises(fedsso.InputError, match="other settings"):
+        sso(checkpoint_dir=tmp_path, eta=0.5).resume()
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=2)
+    (tmp_path / "trace.csv").write_text("round,")
+    strategy = sso(checkpoint_dir=tmp_path)
+    assert strategy.resume() is not None
+    assert strategy.trace["round"].tolist() == [0]
+    whole = (tmp_path / "checkpoint.safetensors").read_bytes()
+    (tmp_path / "checkpoint.safetensors").write_bytes(whole[:-20])
+    with pytest.raises(fedsso.InputError, match="not a whole checkpoint"):
+        sso(checkpoint_dir=tmp_path).resume()
+
+
+def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+    class Killed(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            messages = list(messages)
+            if messages and messages[0].content["config"]["server-round"] == 4:
+                raise KeyboardInterrupt
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Killed(app, [{"partition-id": i} for i in range(3)])
+    with pytest.raises(KeyboardInterrupt):
+        sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=6)
+    strategy = sso(checkpoint_dir=tmp_path)
+    arrays = strategy.resume()
+    assert strategy.rounds_left(6) == 3
+    result = strategy.start(federation(), arrays, num_rounds=3)  # type: ignore[arg-type]
+    whole = sso().start(federation(), initial(), num_rounds=6)
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+
+
+# ---- wrong use ----
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"alpha": 0.1}, "alpha is called eta_l"),
+        ({"tau": 3}, "tau is called local_steps"),
+        ({"fraction_trian": 0.5}, "did you mean 'fraction_train'"),
+        ({"guard": "nope"}, "guard"),
+        ({"eta": -1.0}, "eta"),
+        ({"inner": FedAvg(), "fraction_train": 0.5}, "fraction_train: give these to the inner strategy FedAvg"),
+        ({"inner": FedAdam()}, "FedAdam steps on its own"),
+        ({"inner": FedSSO(0.1, 1)}, "FedSSO steps on its own"),
+        ({"inner": "FedAvg"}, "inner must be a strategy"),
+    ],
+)
+def test_wrong_keywords_name_the_remedy(keywords: dict[str, object], message: str) -> None:
+    with pytest.raises(fedsso.InputError, match=message):
+        sso(**keywords)
+
+
+@pytest.mark.parametrize("local_steps", [0, -1, "5", True, float("nan"), float("inf")])
+def test_local_steps_must_be_a_count(local_steps: object) -> None:
+    with pytest.raises(fedsso.InputError, match="local_steps"):
+        FedSSO(eta_l=0.1, local_steps=local_steps)  # type: ignore[arg-type]
+
+
+def test_the_keywords_of_fedavg_reach_it() -> None:
+    inner = sso(fraction_train=0.5, min_train_nodes=1, min_available_nodes=3).inner
+    assert isinstance(inner, FedAvg)
+    assert (inner.fraction_train, inner.min_train_nodes, inner.min_available_nodes) == (0.5, 1, 3)
+
+
+def test_a_model_of_another_size_between_rounds_is_refused() -> None:
+    strategy = sso()
+    strategy.start(federation(), initial(), num_rounds=1)
+    with pytest.raises(fedsso.InputError, match="use a new strategy"):
+        strategy.start(federation(), ArrayRecord([np.zeros(3, "float32")]), num_rounds=1)
+
+
+def test_half_of_the_clients_in_each_round_works() -> None:
+    strategy = sso(fraction_train=0.5, min_train_nodes=1, inner=None)
+    strategy.start(federation(6), initial(), num_rounds=12)
+    losses = strategy.trace["test_loss"]
+    assert losses[12] < 0.2 * losses[1]
+
+
+def test_a_robust_strategy_inside() -> None:
+    result = FedSSO(ALPHA, STEPS, inner=FedMedian()).start(federation(5), initial(), num_rounds=6)
+    losses = [result.evaluate_metrics_clientapp[k]["eval_loss"] for k in (1, 6)]
+    assert losses[1] < 0.2 * losses[0]

@@ -1,0 +1,111 @@
+"""The server's step outside the simulator: equal to it, restorable, and honest about what the clients saw."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedsso
+from fedsso.algorithms.fedsso import State
+from fedsso.data import quadratic
+from fedsso.engine import checkpoint
+from fedsso.server import STORE, Server
+
+FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
+A = torch.diag(torch.tensor([1.0, 0.5, 0.2, 0.05], dtype=torch.float64))
+B = torch.tensor([1.0, -1.0, 0.5, 0.2], dtype=torch.float64)
+
+
+def trained(x: Tensor, alpha: float, steps: int) -> Tensor:
+    """What one client with f(x) = (x - b)^T A (x - b) / 2 makes of x."""
+    for _ in range(steps):
+        x = x - alpha * A.to(x.dtype) @ (x - B.to(x.dtype))
+    return x
+
+
+def go(server: Server, x: Tensor, rounds: int) -> Tensor:
+    for _ in range(rounds):
+        x = server.step(x, trained(x, 0.3, 3))
+    return x
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("guard", ["adaptive", "none"])
+def test_it_is_the_simulators_step(form: str, guard: str) -> None:
+    record = fedsso.FedSSO(alpha=0.3, form=form, guard=guard)
+    fed = quadratic(A[None], B[None], [1.0])
+    options = {"rounds": 9, "local_steps": 3, "batch_size": None, "dtype": "float64", "init": "zero"}
+    run = fedsso.simulate(fed, "linear", record, **options)
+    x = go(Server(record, 3), torch.zeros(4, dtype=torch.float64), 9)
+    torch.testing.assert_close(x, run.x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_restored_it_goes_on_to_the_bit(form: str, tmp_path: Path) -> None:
+    record = fedsso.FedSSO(alpha=0.3, form=form, pairs=3)  # a ring that is full after a few rounds
+    for rounds in (0, 1, 2, 6):
+        server, start = Server(record, 3), torch.zeros(4)
+        x = go(server, start, rounds)
+        again = Server(record, 3)
+        if rounds:
+            path = tmp_path / f"{rounds}.safetensors"
+            checkpoint.save(path, server.tensors(), "a server")
+            again.restore(x, checkpoint.load(path))
+        assert torch.equal(go(again, x, 5), go(server, x, 5))
+        assert again.k == rounds + 5
+
+
+def test_only_the_slots_in_use_are_saved() -> None:
+    server = Server(fedsso.FedSSO(alpha=0.3), 3)
+    go(server, torch.zeros(4), 2)
+    assert server.tensors()[STORE].shape == (1, 2, 2, 4)
+
+
+def test_a_model_that_was_changed_between_rounds_counts_as_the_step() -> None:
+    """Rounded to halves on the way to the clients, s and y stay those of the models that the clients saw."""
+    server, x = Server(fedsso.FedSSO(alpha=0.3), 3), torch.zeros(4)
+    seen = []
+    for _ in range(6):
+        seen.append(x)
+        x = server.step(x, trained(x, 0.3, 3)).half().float()
+    state = server.state
+    assert isinstance(state, State)
+    kept = state.curvature.store[0, :5, 0]  # type: ignore[union-attr]
+    assert torch.equal(kept, torch.stack([b - a for a, b in pairwise(seen)]))
+
+
+def test_neither_model_is_changed() -> None:
+    server, x = Server(fedsso.FedSSO(alpha=0.3), 3), torch.ones(4)
+    v = trained(x, 0.3, 3)
+    before = x.clone(), v.clone()
+    new = server.step(x, v)
+    assert torch.equal(x, before[0])
+    assert torch.equal(v, before[1])
+    kept = new.clone()
+    new += 1  # the caller's own
+    assert isinstance(server.state, State)
+    assert torch.equal(server.state.x[0], kept)
+
+
+def test_a_round_that_the_server_sat_out_counts_for_resets() -> None:
+    record = fedsso.FedSSO(alpha=0.3, R=4)
+    server, x = Server(record, 3), torch.zeros(4)
+    for k in (1, 2, 4, 5):
+        x = server.step(x, trained(x, 0.3, 3), k)
+    assert isinstance(server.state, State)
+    assert int(server.state.curvature.held) == 1  # type: ignore[union-attr]
+
+
+def test_another_size_and_another_form_are_refused() -> None:
+    server = Server(fedsso.FedSSO(alpha=0.3), 3)
+    x = go(server, torch.zeros(4), 2)
+    with pytest.raises(fedsso.InputError, match="the model has 3 parameters"):
+        server.step(x[:3], x[:3])
+    with pytest.raises(fedsso.InputError, match="another form"):
+        Server(fedsso.FedSSO(alpha=0.3, form="bfgs-dense"), 3).restore(x, server.tensors())
+    with pytest.raises(fedsso.InputError, match="local_steps"):
+        Server(fedsso.FedSSO(alpha=0.3), 0)
