@@ -22,6 +22,10 @@ test: .venv/.complete  ## install and run the tests
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow
 
+test-deploy: .venv/.complete  ## a real federation on this machine: SuperLink and SuperNodes over TLS, with authentication (minutes)
+	command -v openssl ssh-keygen pgrep > /dev/null || apt-get install --yes --quiet openssl openssh-client procps
+	$(BIN)/python -m pytest tests_deploy
+
 FRAMEWORKS := build/frameworks
 $(FRAMEWORKS)/pfl/.complete: FRAMEWORK := pfl==0.6.0
 $(FRAMEWORKS)/nvflare/.complete: FRAMEWORK := nvflare==2.9.0

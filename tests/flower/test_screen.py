@@ -186,10 +186,22 @@ def test_flowers_own_average_takes_nan_where_ours_does_not() -> None:
 
 
 def test_who_was_not_asked_or_answers_twice_is_dropped() -> None:
-    replies = list(federation().send_and_receive(train_messages()))
-    found = screen([*replies, replies[0]], {FIRST_NODE, FIRST_NODE + 1}, sent(), "num-examples")
+    messages = train_messages()
+    replies = list(federation().send_and_receive(messages))
+    found = screen([*replies, replies[0]], messages[:2], sent(), "num-examples")
     assert found.dropped == {FIRST_NODE + 2: "it was not asked", FIRST_NODE: "it answered twice"}
     assert [reply.node for reply in found.good] == [FIRST_NODE, FIRST_NODE + 1]  # the first of two counts
+
+
+def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
+    messages = train_messages()
+    replies = list(federation().send_and_receive(messages))
+    for i, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"id{i}"  # as the grid sets it
+    lost = Message(Error(4, "Node Unavailable"), reply_to=messages[1])
+    lost.metadata.__dict__["_src_node_id"] = 1  # the SuperLink
+    found = screen([replies[0], lost, replies[2]], messages, sent(), "num-examples")
+    assert found.dropped == {FIRST_NODE + 1: "error 4: Node Unavailable"}
 
 
 def test_a_client_far_from_the_others_but_not_absurdly_stays() -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import patients
 import pytest
 
 from fedsso.trace import Trace
@@ -116,15 +117,7 @@ def flower(home: Path) -> Iterator[Flower]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files in the format of the four hospitals."""
-    folder, draw = tmp_path_factory.mktemp("hospitals"), np.random.default_rng(0)
-    typical = np.array([54, 0.7, 3, 132, 247, 0.15, 1, 150, 0.3, 1, 1.6, 0.7, 4.7])
-    for name, n in zip(("cleveland", "hungarian", "switzerland", "va"), (60, 50, 30, 40), strict=True):
-        z = draw.normal(size=(n, 13))
-        sick = (z @ draw.normal(size=13) > 0).astype(int)
-        lines = [",".join(f"{v:.3f}" for v in row) for row in typical * (1 + 0.2 * z)]
-        text = "".join(f"{line},{label}\n" for line, label in zip(lines, sick, strict=True))
-        (folder / f"processed.{name}.data").write_text(text)
-    return folder
+    return patients.write(tmp_path_factory.mktemp("hospitals"))
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -79,4 +79,4 @@ def _write(folder: Path, result: Result, strategy: FedAvg | FedSSO) -> None:
     (folder / "model.csv").write_text("".join(f"{name},{value}\n" for name, value in weights), encoding="utf-8")
     if isinstance(strategy, FedSSO):
         strategy.trace.save(folder / "trace.csv")
-        report.plot([strategy.curve("FedSSO")], folder / "curves.png", title="Heart disease in four hospitals")
+        report.plot([strategy.curve("FedSSO")], folder / "curves.png", title="Heart disease over the hospitals")

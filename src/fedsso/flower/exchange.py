@@ -101,6 +101,7 @@ class Round:
         self.before = self.state = state
         self.phase = 0  # the exchange under way
         self.asked: Collection[int] = ()  # its nodes
+        self.messages: list[Message] = []  # to them
         self.answered: list[int] = []  # nodes whose last reply was good
         self.reason = ""  # why the round failed
         self.dropped = 0
@@ -119,7 +120,8 @@ class Round:
         names = [self._name(leaf) for leaf in leaves(self._functions.broadcast(state.server))]
         new = {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()} if self._any_new() else {}
         task = Task(self.number, state.done + 1, phase, 0, names, self._name(state.buffers), new, 0, 0, 0)
-        return [self._message(node, task, config) for node in self.asked]
+        self.messages = [self._message(node, task, config) for node in self.asked]
+        return self.messages
 
     @property
     def _functions(self) -> Phase:

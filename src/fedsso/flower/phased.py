@@ -175,7 +175,7 @@ class PhasedStrategy(Recorded):
         self.journal.received(now.number, replies)
         key = self.inner.weighted_by_key
         with torch.no_grad():
-            mean, found = now.average(screen(replies, now.asked, now.expected(), key))
+            mean, found = now.average(screen(replies, now.messages, now.expected(), key))
             tell(f"exchange {now.phase + 1} of {len(self.record.phases)}", found)
             now.dropped += len(found.dropped)
             now.reason = self._failed(found)
@@ -206,7 +206,7 @@ class PhasedStrategy(Recorded):
         for message in messages:
             own = ConfigRecord({**setup, OWN: state.versions.get(message.metadata.dst_node_id, 0)})
             message.content = RecordDict({**message.content, self.inner.configrecord_key: own})
-        self._evaluates = {message.metadata.dst_node_id for message in messages}
+        self._evaluates = messages
         return messages
 
 

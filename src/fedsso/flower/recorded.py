@@ -34,7 +34,7 @@ class Recorded(Strategy):
         self.k = 0  # rounds done
         self._before = 0  # rounds done before this start
         self._moved = False  # whether one of them moved the model
-        self._evaluates: set[int] = set()
+        self._evaluates: list[Message] = []  # the last messages
 
     @abstractmethod
     def _restore(self, saved: Saved) -> None:
@@ -100,9 +100,8 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages."""
-        messages = list(self.inner.configure_evaluate(self._before + server_round, arrays, config, grid))
-        self._evaluates = {message.metadata.dst_node_id for message in messages}
-        return messages
+        self._evaluates = list(self.inner.configure_evaluate(self._before + server_round, arrays, config, grid))
+        return self._evaluates
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's metrics of the replies that can be used."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
@@ -52,29 +52,30 @@ class _Unfit(Exception):
 
 def screen(
     replies: Iterable[Message],
-    asked: Collection[int],
+    asked: Sequence[Message],
     sent: Mapping[str, NDArray[Any]] | None,
     weight_key: str,
 ) -> Screened:
-    """Sort the replies of the nodes that were asked; `sent` is what an upload must look like, and lie near to.
+    """Sort the replies to these messages; `sent` is what an upload must look like, and lie near to.
 
     Without `sent` no arrays are expected (an evaluation). Good replies come in an order that depends on nothing but
     their content, so that a sum over them does, too.
     """
+    nodes = {message.metadata.dst_node_id for message in asked}
     good: list[Good] = []
     dropped: dict[int, str] = {}
-    for message in replies:
-        node = message.metadata.src_node_id
+    for reply in replies:
+        node = _sender(reply, asked)
         try:
-            if node not in asked:
+            if node not in nodes:
                 raise _Unfit("it was not asked")
             if any(node == other.node for other in good):
                 raise _Unfit("it answered twice")
-            good.append(_read(message, sent, weight_key))
+            good.append(_read(reply, node, sent, weight_key))
         except _Unfit as reason:
             dropped[node] = str(reason)
     heard = {reply.node for reply in good} | dropped.keys()
-    dropped |= {node: "no reply" for node in asked if node not in heard}
+    dropped |= {node: "no reply" for node in nodes if node not in heard}
     size = 0.0 if sent is None else _length(sent, None)
     for refuse in (_odd_metrics, _heavy, lambda replies: _far(replies, size)):
         dropped |= (found := refuse(good))
@@ -94,7 +95,14 @@ def tell(where: str, found: Screened) -> None:
 # ---- one reply ----
 
 
-def _read(message: Message, sent: Mapping[str, NDArray[Any]] | None, weight_key: str) -> Good:
+def _sender(reply: Message, asked: Sequence[Message]) -> int:
+    """The node that replies; for one that is lost, the SuperLink does, in its own name."""
+    to = reply.metadata.reply_to_message_id
+    found = (message.metadata.dst_node_id for message in asked if to and message.metadata.message_id == to)
+    return next(found, reply.metadata.src_node_id)
+
+
+def _read(message: Message, node: int, sent: Mapping[str, NDArray[Any]] | None, weight_key: str) -> Good:
     """A reply's arrays, weight and metrics."""
     if message.has_error():
         raise _Unfit(f"error {message.error.code}: {message.error.reason}")
@@ -104,7 +112,7 @@ def _read(message: Message, sent: Mapping[str, NDArray[Any]] | None, weight_key:
     metrics = _only(content.metric_records, "MetricRecord")
     arrays = {} if sent is None else _arrays(content, sent)
     length = 0.0 if sent is None else _length(arrays, sent)
-    return Good(message, message.metadata.src_node_id, arrays, _weight(metrics, weight_key), metrics, length)
+    return Good(message, node, arrays, _weight(metrics, weight_key), metrics, length)
 
 
 def _only(records: Mapping[str, Any], kind: str) -> Any:

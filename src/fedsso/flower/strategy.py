@@ -11,7 +11,7 @@ turns replies into one model v. So a guarantee that it gives for v holds, whatev
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class FedSSO(Recorded):
         self.buffers = tuple(buffers)
         self._model: Model | None = None
         self._current, self._sent = ArrayRecord(), Arrays()  # the model that the clients have
-        self._asked: Collection[int] = ()
+        self._asked: list[Message] = []
 
     def _restore(self, saved: Saved) -> None:
         arrays = arrays_of(saved.arrays)
@@ -101,10 +101,9 @@ class FedSSO(Recorded):
         self._current, self._sent = arrays, arrays_of(arrays)
         self._layout(self._sent)
         privacy.check(self.inner, self._sent)
-        messages = list(self.inner.configure_train(k, arrays, config, grid))
-        self._asked = {message.metadata.dst_node_id for message in messages}
-        self.journal.sent(k, messages)
-        return messages
+        self._asked = list(self.inner.configure_train(k, arrays, config, grid))
+        self.journal.sent(k, self._asked)
+        return self._asked
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
