@@ -91,13 +91,19 @@ def test_neither_model_is_changed() -> None:
     assert torch.equal(server.state.x[0], kept)
 
 
-def test_a_round_that_the_server_sat_out_counts_for_resets() -> None:
+def test_resets_count_steps_and_step_sizes_count_rounds() -> None:
     record = fedsso.FedSSO(alpha=0.3, R=4)
     server, x = Server(record, 3), torch.zeros(4)
-    for k in (1, 2, 4, 5):
+    held = []
+    for k in (1, 2, 3, 6, 7):  # rounds 4 and 5 were sat out
         x = server.step(x, trained(x, 0.3, 3), k)
-    assert isinstance(server.state, State)
-    assert int(server.state.curvature.held) == 1  # type: ignore[union-attr]
+        assert isinstance(server.state, State)
+        held.append(int(server.state.curvature.held))  # type: ignore[union-attr]
+    assert held == [0, 1, 2, 0, 1]
+    assert (server.k, server.steps) == (7, 5)
+    late = Server(fedsso.FedSSO(alpha=fedsso.Decay(1.0, 1.0), guard="none", eta=1.0), 1)
+    x, v = torch.ones(2), torch.zeros(2)
+    assert torch.allclose(late.step(x, v, 9), x - (x - v) / fedsso.Decay(1.0, 1.0)(9))
 
 
 def test_another_size_and_another_form_are_refused() -> None:
@@ -107,5 +113,7 @@ def test_another_size_and_another_form_are_refused() -> None:
         server.step(x[:3], x[:3])
     with pytest.raises(fedsso.InputError, match="another form"):
         Server(fedsso.FedSSO(alpha=0.3, form="bfgs-dense"), 3).restore(x, server.tensors())
+    with pytest.raises(fedsso.InputError, match=r"the saved server.x has the shape \(1, 4\)"):
+        Server(fedsso.FedSSO(alpha=0.3), 3).restore(x[:3], server.tensors())
     with pytest.raises(fedsso.InputError, match="local_steps"):
         Server(fedsso.FedSSO(alpha=0.3), 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -94,7 +95,13 @@ class ServerBFGS(Optimizer):
         if not (mean / (group["local_lr"] * now.local_steps)).isfinite().all():
             log.warning("round %d: the clients' mean is not finite; the model is kept", self.server.k + 1)
             return
-        _write(self.server.advance(x, -mean), trained)
+        before = copy(self.server)
+        new = self.server.advance(x, -mean)
+        if not all(part.to(p.dtype).isfinite().all() for p, part in zip(trained, _parts(new, trained), strict=True)):
+            log.warning("round %d: the step is not finite; the model is kept", self.server.k)
+            self.server = before
+            return
+        _write(new, trained)
 
     def _trained(self) -> list[Tensor]:
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
@@ -177,5 +184,11 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _write(x: Tensor, tensors: Sequence[Tensor]) -> None:
     """A vector into tensors, rounded to what they can hold."""
-    for tensor, part in zip(tensors, torch.split(x, [t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    for tensor, part in zip(tensors, _parts(x, tensors), strict=True):
+        tensor.copy_(part)
+
+
+def _parts(x: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A vector cut into the shapes of tensors."""
+    parts = x.split_with_sizes([t.numel() for t in tensors])
+    return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]

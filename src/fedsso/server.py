@@ -6,12 +6,16 @@ between rounds; s is then what the clients really saw, x_k - x_{k-1}.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
 from .algorithm import Cohort
 from .algorithms.fedsso import FedSSO, State
 from .errors import InputError
+from .schedule import at
 from .tree import dot, named_leaves, stack, tree_map
 
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
@@ -31,7 +35,8 @@ class Server:
         if not isinstance(local_steps, int | float) or isinstance(local_steps, bool) or not 1 <= local_steps < 1e9:
             raise InputError(f"local_steps must be a number >= 1, the clients' mean tau, got {local_steps!r}")
         self.record, self.local_steps = record, float(local_steps)
-        self.k = 0
+        self.k = 0  # the last round
+        self.steps = 0  # steps taken: R counts these
         self.state: State | None = None  # until the first model is seen
 
     def step(self, x: Tensor, v: Tensor, k: int | None = None) -> Tensor:
@@ -41,13 +46,14 @@ class Server:
     def advance(self, x: Tensor, delta: Tensor, k: int | None = None) -> Tensor:
         """The same from delta = v - x, for who has it: at small alpha the sum would round away what counts.
 
-        Rounds count 1, 2, ... unless k says otherwise: the server may have sat out some.
+        Rounds count 1, 2, ... unless k says otherwise: the server may have sat out some. Step sizes go by the round.
         """
-        x = x.detach()
-        state, k = self._at(x), self.k + 1 if k is None else k
-        cohort = Cohort(k, 1, torch.arange(1), 1.0, self.local_steps)
+        x, k = x.detach(), self.k + 1 if k is None else k
+        cohort = Cohort(self.steps + 1, 1, torch.arange(1), 1.0, self.local_steps)
+        now = replace(cast(Any, self.record), alpha=at(self.record.alpha, k), eta=at(self.record.eta, k))
         with torch.no_grad():
-            self.state, self.k = self._algorithm(x).server(state, delta.detach().unsqueeze(0), cohort), k
+            self.state = stack([now], x.dtype, x.device).server(self._at(x), delta.detach().unsqueeze(0), cohort)
+        self.k, self.steps = k, self.steps + 1
         return self.state.x[0].clone()
 
     def _algorithm(self, x: Tensor) -> FedSSO:
@@ -78,22 +84,27 @@ class Server:
             return {}
         tensors = dict(named_leaves(self.state, "server"))
         if STORE in tensors:  # the slots in use
-            tensors[STORE] = tensors[STORE][:, : self.k]
-        return {"k": torch.tensor(self.k), **tensors}
+            tensors[STORE] = tensors[STORE][:, : self.steps]
+        return {"k": torch.tensor(self.k), "steps": torch.tensor(self.steps), **tensors}
 
     def restore(self, x: Tensor, tensors: dict[str, Tensor]) -> None:
         """Go on from `tensors()`; x [d] has the model's size, type and device."""
         blank = self._algorithm(x).server_init(x.detach().unsqueeze(0))
         names = [name for name, _ in named_leaves(blank, "server")]
-        missing = [name for name in ("k", *names) if name not in tensors]
+        missing = [name for name in ("k", "steps", *names) if name not in tensors]
         if missing:
             raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form of FedSSO")
-        parts = iter([tensors[name] for name in names])
-        self.state, self.k = tree_map(lambda leaf: _written(leaf, next(parts)), blank), int(tensors["k"])
+        parts = iter([(name, tensors[name]) for name in names])
+        self.state = tree_map(lambda leaf: _written(leaf, *next(parts)), blank)
+        self.k, self.steps = int(tensors["k"]), int(tensors["steps"])
 
 
-def _written(leaf: Tensor, saved: Tensor) -> Tensor:
-    """A saved tensor at the beginning of a blank one."""
+def _written(leaf: Tensor, name: str, saved: Tensor) -> Tensor:
+    """A saved tensor in the shape of a blank one: of the store, the slots that were in use."""
+    slots = saved.shape[1] if name == STORE and saved.dim() == leaf.dim() else None
     leaf = leaf.clone()
-    leaf[tuple(slice(n) for n in saved.shape)] = saved
+    room = leaf[:, :slots] if slots is not None else leaf
+    if room.shape != saved.shape:
+        raise InputError(f"the saved {name} has the shape {tuple(saved.shape)}, this model's has {tuple(leaf.shape)}")
+    room.copy_(saved)
     return leaf

@@ -275,3 +275,61 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
     strategy = FedSSO(ALPHA, STEPS, inner=inner)
     strategy.start(grid, record(np.zeros(D)), num_rounds=3)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 0]
+
+
+def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None:
+    """However heavy a client says it is, it moves the average by its share of the clipping norm at most."""
+
+    def heavy(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE:
+            reply.content["metrics"]["num-examples"] = 900_000
+        return reply
+
+    grids = [clients([]), clients([])]
+    grids[1].tamper = heavy
+    results = []
+    for grid in grids:
+        inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS)
+        results.append(FedSSO(ALPHA, STEPS, inner=inner).start(grid, record(np.zeros(D)), num_rounds=1))
+    np.testing.assert_allclose(*(result.arrays["w"].numpy() for result in results), atol=1e-12)
+
+
+def test_swapped_arrays_are_clipped_as_all_others() -> None:
+    """Flower's clipping pairs arrays by position."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, _: Context) -> Message:
+        sent = message.content["arrays"]
+        arrays = ArrayRecord({name: sent[name] for name in ("b", "a")})
+        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    start = ArrayRecord({"a": Array(np.full(9, 5.0)), "b": Array(np.full(9, -5.0))})
+    inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e-3, 3)
+    strategy = FedSSO(ALPHA, STEPS, inner=inner)
+    result = strategy.start(LocalGrid(app, [{}] * 3), start, num_rounds=1)
+    assert abs(result.arrays["a"].numpy() - 5).max() <= 1e-3
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(adaptive: bool, tmp_path: Any) -> None:
+    fixed, adapted = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping
+
+    def make() -> FedSSO:
+        inner = private(adapted if adaptive else fixed, FedAvg(fraction_evaluate=0.0))
+        return FedSSO(ALPHA, STEPS, inner=inner, checkpoint_dir=tmp_path)
+
+    make().start(clients([]), record(np.zeros(D)), num_rounds=1)
+    if adaptive:
+        with pytest.raises(InputError, match="the adapted clipping norm"):
+            make().resume()
+    else:
+        assert make().resume() is not None
+
+
+def test_who_merely_has_such_a_name_may_call_it() -> None:
+    class DifferentialPrivacyStudy:
+        def run(self) -> None:
+            FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=1)
+
+    DifferentialPrivacyStudy().run()

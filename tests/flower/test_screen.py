@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 from grid import FIRST_NODE, LocalGrid
 
 from fedsso.flower import FedSSO
-from fedsso.flower.screen import screen
+from fedsso.flower.screen import medians, screen
 
 BAD = FIRST_NODE + 1
 Spoil = Callable[[Message], Message | None]
@@ -66,6 +67,24 @@ def scaled(factor: float) -> Spoil:
     return spoil
 
 
+def reordered(reply: Message | None) -> Message:
+    assert reply is not None
+    arrays = reply.content["arrays"]
+    reply.content["arrays"] = ArrayRecord({name: arrays[name] for name in reversed(list(arrays))})
+    return reply
+
+
+def cast(dtype: str) -> Spoil:
+    """The upload in another type, which is no fault."""
+
+    def spoil(reply: Message) -> Message:
+        for name in ("a.weight", "b.bias"):
+            reply.content["arrays"][name] = Array(reply.content["arrays"][name].numpy().astype(dtype))
+        return reply
+
+    return spoil
+
+
 def failed(reply: Message) -> Message:
     return Message(Error(3, "out of memory"), reply_to=asked_by(reply))
 
@@ -93,6 +112,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "not numpy": (with_array("b.bias", Array("float32", (1,), "numpy.ndarray", b"junk")), "b.bias cannot be read"),
     "other bytes": (with_array("b.bias", Array("float32", (1,), "cbor", b"")), "b.bias cannot be read"),
     "lying header": (with_array("a.weight", lying((2**38,))), "a.weight has the shape"),
+    "reordered, and NaN": (lambda reply: reordered(with_array("a.weight", NAN)(reply)), "a.weight holds NaN"),
     "missing key": (without("b.bias"), "it lacks b.bias"),
     "extra key": (with_array("c.extra", np.zeros(1, "float32")), "it adds c.extra"),
     "no weight": (with_metric(train_loss=1.0), "no 'num-examples' among its metrics"),
@@ -202,6 +222,54 @@ def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
     lost.metadata.__dict__["_src_node_id"] = 1  # the SuperLink
     found = screen([replies[0], lost, replies[2]], messages, sent(), "num-examples")
     assert found.dropped == {FIRST_NODE + 1: "error 4: Node Unavailable"}
+
+
+@pytest.mark.parametrize("harmless", [reordered, cast("float64"), cast(">f4"), cast("longdouble")])
+def test_order_and_types_of_an_upload_change_nothing(harmless: Spoil) -> None:
+    strategy = FedSSO(ALPHA, STEPS)
+    result = strategy.start(spoiling(harmless, BAD, FIRST_NODE + 2), initial(), num_rounds=4)
+    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+    assert strategy.trace["dropped"][1:].tolist() == [0] * 4
+
+
+def test_where_two_disagree_on_metrics_both_models_count() -> None:
+    grid = federation(2, lambda r: with_metric(num_examples=30, mine=1.0)(r) if from_first(r) else r)
+    strategy = FedSSO(ALPHA, STEPS)
+    result = strategy.start(grid, initial(), num_rounds=2)
+    whole = FedSSO(ALPHA, STEPS).start(federation(2), initial(), num_rounds=2)
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+    assert "train_loss" not in result.train_metrics_clientapp[2]
+
+
+def from_first(reply: Message) -> bool:
+    return reply.metadata.src_node_id == FIRST_NODE and reply.metadata.message_type == "train"
+
+
+def test_alone_a_client_may_move_far() -> None:
+    grid = federation(1, lambda r: scaled(1e6)(r) if r.metadata.message_type == "train" else r)
+    strategy = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    strategy.start(grid, initial(), num_rounds=1)
+    assert strategy.trace["dropped"][1] == 0
+
+
+def test_a_long_text_of_a_client_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def shout(reply: Message) -> Message:
+        return Message(Error(3, "no\n" * 10_000), reply_to=asked_by(reply))
+
+    with caplog.at_level(logging.WARNING, "flwr"):
+        FedSSO(ALPHA, STEPS).start(spoiling(shout, BAD), initial(), num_rounds=1)
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
+
+
+def test_a_thousand_replies_are_screened_in_a_moment() -> None:
+    values = np.random.default_rng(0).lognormal(size=1001).tolist()
+    began = time.process_time()
+    found = medians(values)
+    assert time.process_time() - began < 0.1
+    for i in (0, 17, 1000):
+        others = sorted(values[:i] + values[i + 1 :])
+        assert found[i] == others[(len(others) - 1) // 2]
 
 
 def test_a_client_far_from_the_others_but_not_absurdly_stays() -> None:

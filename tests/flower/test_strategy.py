@@ -188,10 +188,57 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
 
 
-def test_a_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"eta": 0.5}, {"inner": FedMedian()}, {"buffers": ("b.*", "bn.*")}])
+def test_a_run_with_other_settings_is_refused(other: dict[str, object], tmp_path: Path) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
     with pytest.raises(fedsso.InputError, match="other settings"):
-        sso(checkpoint_dir=tmp_path, eta=0.5).resume()
+        sso(checkpoint_dir=tmp_path, **other).resume()
+
+
+def test_rounds_left_is_the_same_before_and_after_resuming(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
+    strategy = sso(checkpoint_dir=tmp_path)
+    assert strategy.rounds_left(5) == 2
+    assert strategy.resume() is not None
+    assert strategy.rounds_left(5) == 2
+    assert strategy.rounds_left(2) == 0
+
+
+def test_another_model_starts_anew() -> None:
+    strategy = sso()
+    strategy.start(federation(), initial(), num_rounds=4)
+    again = strategy.start(federation(), initial(), num_rounds=3)
+    whole = sso().start(federation(), initial(), num_rounds=3)
+    assert (vector(again.arrays) == vector(whole.arrays)).all()
+
+
+def test_an_inner_strategy_that_always_fails_ends_the_run() -> None:
+    def broken(*_: object) -> MetricRecord:
+        raise ZeroDivisionError
+
+    strategy = sso(train_metrics_aggr_fn=broken)
+    with pytest.raises(ZeroDivisionError):
+        strategy.start(federation(), initial(), num_rounds=9)
+    assert strategy.k == 2
+
+
+def test_a_reset_that_falls_into_a_kept_round_comes_with_the_next_step() -> None:
+    def tamper(reply: Message) -> Message | None:
+        return None if strategy.k == 1 else reply
+
+    strategy = sso(R=2, fraction_evaluate=0.0)
+    result = strategy.start(federation(3, tamper), initial(), num_rounds=6)
+    whole = sso(R=2).start(federation(), initial(), num_rounds=5)
+    assert strategy.trace["kept"][1:].tolist() == [0, 1, 0, 0, 0, 0]
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+
+
+def test_odd_names_of_metrics_do_not_spoil_the_trace(tmp_path: Path) -> None:
+    strategy = sso(checkpoint_dir=tmp_path, fraction_evaluate=0.0)
+    odd = {"a,b": 1.0, "c\nd": 2.0, "auc": 0.5}
+    strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda *_: MetricRecord(odd))
+    assert sso(checkpoint_dir=tmp_path, fraction_evaluate=0.0).resume() is not None
+    assert fedsso.trace.Trace.load(tmp_path / "trace.csv")["test_auc"][1] == 0.5
 
 
 def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Path) -> None:
@@ -200,6 +247,8 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Pa
     strategy = sso(checkpoint_dir=tmp_path)
     assert strategy.resume() is not None
     assert strategy.trace["round"].tolist() == [0]
+    strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda k, _: MetricRecord({"loss": float(k)}))
+    assert strategy.trace["test_loss"][-2] == 2.0  # the row of round 2 is there again
     whole = (tmp_path / "checkpoint.safetensors").read_bytes()
     (tmp_path / "checkpoint.safetensors").write_bytes(whole[:-20])
     with pytest.raises(fedsso.InputError, match="not a whole checkpoint"):

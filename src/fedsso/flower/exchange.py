@@ -176,7 +176,7 @@ class Round:
         for reply in found.good:
             try:
                 upload = self._functions.decode(self._read(reply))
-            except (RuntimeError, IndexError) as error:
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 dropped[reply.node] = f"its upload cannot be decoded ({error})"
                 continue
             part = tree_map(lambda leaf, w=reply.weight / heaviest: w * leaf[0], upload)
@@ -187,10 +187,8 @@ class Round:
 
     def _read(self, reply: Good) -> Tree:
         """A reply's upload, leaves [1, 1, ...]."""
-        names = iter(name for name, _ in named_leaves(self._upload, "upload"))
-        return tree_map(
-            lambda leaf: torch.from_numpy(reply.arrays[next(names)]).to(leaf.dtype)[None, None], self._upload
-        )
+        names, arrays = iter(name for name, _ in named_leaves(self._upload, "upload")), reply.arrays
+        return tree_map(lambda leaf: torch.from_numpy(arrays[next(names)]).to(leaf.dtype)[None, None], self._upload)
 
     def move(self, mean: Tree, good: list[Good], everybody: Collection[int]) -> None:
         """The server's function, and what is now known of the nodes that answered."""

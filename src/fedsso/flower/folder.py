@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,12 +57,22 @@ class Folder:
         """The last complete round; None if there is none."""
         if not self.file.exists():
             return None
-        tensors = checkpoint.load(self.file, KIND)
-        about = json.loads(bytes(tensors.pop(ABOUT).tolist()))
-        if about["settings"] != self.settings:
+        try:
+            about, tensors = self._parts()
+            arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
+            k, settings = int(about["round"]), str(about["settings"])
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"{self.path} holds a run with other settings: {about['settings']}; these are {self.settings}. "
+                f"{self.file} is not a whole checkpoint of a run on Flower ({error}); give another checkpoint_dir"
+            ) from error
+        if settings != self.settings:
+            raise InputError(
+                f"{self.path} holds a run with other settings: {settings}; these are {self.settings}. "
                 "Use the same or another checkpoint_dir"
             )
-        arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
-        return Saved(about["round"], arrays, tensors)
+        return Saved(k, arrays, tensors)
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the file tells of itself, and its tensors."""
+        tensors = checkpoint.load(self.file)
+        return json.loads(bytes(tensors.pop(ABOUT).tolist())), tensors

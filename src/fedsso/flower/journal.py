@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Message
@@ -14,6 +14,7 @@ from .. import report
 from ..errors import InputError
 from ..trace import COLUMNS, Trace
 
+log = logging.getLogger("flwr")
 TRAIN_LOSS = ("train_loss", "loss")
 SYNONYMS = {  # the names that ClientApps use
     "test_loss": ("test_loss", "eval_loss", "val_loss", "loss"),
@@ -50,12 +51,12 @@ class Journal:
 
     def evaluated(self, k: int, metrics: Mapping[str, object] | None) -> None:
         """Metrics of the model after round k."""
-        found = _scalars(metrics)
+        found, row = _scalars(metrics), self.rows.setdefault(k, {**COUNTED, "round": k})
         for column, names in SYNONYMS.items():
             name = next((name for name in names if name in found), None)
             if name is not None:
-                self.rows[k][column] = found.pop(name)
-        self.rows[k] |= {f"test_{name}": value for name, value in found.items() if f"test_{name}" not in COLUMNS}
+                row[column] = found.pop(name)
+        row |= {f"test_{name}": value for name, value in found.items() if f"test_{name}" not in COLUMNS}
 
     def has(self, k: int) -> bool:
         """Whether the model after round k was evaluated."""
@@ -70,8 +71,10 @@ class Journal:
 
     def restore(self, k: int, path: Path) -> None:
         """Go on after round k with the rows of a file; they only tell, so a run goes on without them."""
-        with suppress(InputError):
+        try:
             self.rows |= {round_: row for round_, row in _rows(Trace.load(path)) if round_ <= k}
+        except InputError as error:
+            log.warning("the rounds so far are missing in the trace: %s", error)
 
     def curve(self, label: str, algorithm: str) -> report.Curve:
         """The run for tables and plots, beside simulations if wished."""
@@ -94,6 +97,6 @@ def size(message: Message) -> int:
 
 
 def _scalars(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """The metrics that are single numbers, by name with underscores."""
+    """The metrics that are single numbers, by name with underscores; a column's name is a word."""
     found = {name.replace("-", "_"): v for name, v in (metrics or {}).items() if isinstance(v, int | float)}
-    return {name: float(v) for name, v in found.items() if name != "num_examples"}
+    return {name: float(v) for name, v in found.items() if name.isidentifier() and name != "num_examples"}

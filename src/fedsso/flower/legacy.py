@@ -21,7 +21,7 @@ whose training failed must raise an error, which leaves it out of the round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from inspect import signature
 from typing import Any
 
@@ -35,7 +35,8 @@ from .. import algorithms
 from ..errors import InputError, integer
 from ..schedule import Step
 from ..server import Server
-from .screen import BEYOND
+from . import privacy
+from .screen import farthest
 from .settings import split, told
 from .wire import Arrays, Model
 
@@ -61,6 +62,7 @@ class LegacyFedSSO(FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """FedAvg's instructions; the model that is sent is x_k."""
+        privacy.refuse_outside()
         self.sent = _named(parameters)
         _check(self.sent, self.buffers)
         return super().configure_fit(server_round, parameters, client_manager)
@@ -73,7 +75,7 @@ class LegacyFedSSO(FedAvg):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """The next model and what its step knows of the curvature; no model where there is no usable mean."""
         model = Model(self.sent, [str(i) for i in self.buffers])
-        faults = [_fault(model, self.sent, reply) for _, reply in results]
+        faults = _faults(model, self.sent, [reply for _, reply in results])
         for fault in sorted({*faults} - {""}):
             log.warning("round %d: %d of %d replies dropped: %s", server_round, faults.count(fault), len(faults), fault)
         good = [pair for pair, fault in zip(results, faults, strict=True) if not fault]
@@ -104,8 +106,19 @@ def _check(arrays: Arrays, buffers: list[int]) -> None:
         )
 
 
-def _fault(model: Model, sent: Arrays, reply: FitRes) -> str:
-    """Why a reply, with SecAgg+ the mean itself, cannot be used; nothing if it can."""
+def _faults(model: Model, sent: Arrays, replies: Sequence[FitRes]) -> list[str]:
+    """Why each reply, with SecAgg+ the mean itself, cannot be used; nothing if it can."""
+    faults = [_fault(sent, reply) for reply in replies]
+    x = model.ravel(sent).double()
+    fit = [i for i, fault in enumerate(faults) if not fault]
+    lengths = [float((model.ravel(_named(replies[i].parameters)).double() - x).norm()) for i in fit]
+    for i, length, most in zip(fit, lengths, farthest(lengths, float(x.norm())), strict=True):
+        if not length <= most:
+            faults[i] = f"its update of length {length:.3g} is too long, at most {most:.3g} would do"
+    return faults
+
+
+def _fault(sent: Arrays, reply: FitRes) -> str:
     arrays = _named(reply.parameters)
     if reply.num_examples <= 0:
         return f"num_examples is {reply.num_examples}, not positive"
@@ -113,6 +126,4 @@ def _fault(model: Model, sent: Arrays, reply: FitRes) -> str:
         return "its arrays have other shapes than the model's"
     if not all(np.isfinite(array).all() for array in arrays.values()):
         return "it holds NaN or infinite numbers"
-    x, v = model.ravel(sent).double(), model.ravel(arrays).double()
-    away, most = float((v - x).norm()), BEYOND * max(1.0, float(x.norm()))
-    return "" if away <= most else f"its update of length {away:.3g} is too long (at most {most:.3g})"
+    return ""

@@ -13,7 +13,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -31,7 +30,7 @@ from .recorded import Evaluate, Recorded
 from .screen import Screened, screen, tell
 from .settings import told
 from .task import OWN, SETUP, Setup, write
-from .wire import arrays_of
+from .wire import arrays_of, same
 
 log = logging.getLogger("flwr")
 
@@ -145,7 +144,7 @@ class PhasedStrategy(Recorded):
 
     def _at(self, arrays: ArrayRecord) -> tuple[Problem, State]:
         """The state whose model these arrays are; a new one where they are another model."""
-        if self._problem is None or self._state is None or not _same(arrays, self._problem.arrays(self._state)):
+        if self._problem is None or self._state is None or not same(arrays, self._problem.arrays(self._state)):
             self._problem = Problem(self.record, arrays_of(arrays))
             self._state = self._problem.start
         return self._problem, self._state
@@ -240,9 +239,3 @@ def _penalty(l2: float) -> float:
     if not 0 <= number("l2", l2) < inf:
         raise InputError(f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={l2}")
     return float(l2)
-
-
-def _same(a: ArrayRecord, b: ArrayRecord) -> bool:
-    """Whether two records hold the same arrays, to the bit."""
-    left, right = arrays_of(a), arrays_of(b)
-    return list(left) == list(right) and all(np.array_equal(left[n], right[n]) for n in left)

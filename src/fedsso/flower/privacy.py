@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 from flwr.serverapp.strategy import Strategy
 
@@ -10,9 +11,22 @@ from ..errors import InputError
 from .wire import Arrays
 
 
+def chain(strategy: Strategy) -> Iterator[Strategy]:
+    """A strategy and those that it wraps, from outside to inside."""
+    yield strategy
+    while isinstance(strategy := getattr(strategy, "strategy", None), Strategy):  # type: ignore[assignment]
+        yield strategy
+
+
 def is_private(kind: type) -> bool:
     """Whether a class is one of Flower's strategies of differential privacy, or derived from one."""
-    return any(cls.__name__.startswith("DifferentialPrivacy") for cls in kind.__mro__)
+    known = (cls for cls in kind.__mro__ if cls.__module__.startswith("flwr."))
+    return any(cls.__name__.startswith("DifferentialPrivacy") for cls in known)
+
+
+def private(strategy: Strategy) -> Strategy | None:
+    """The strategy of differential privacy among those inside, if there is one."""
+    return next((one for one in chain(strategy) if is_private(type(one))), None)
 
 
 def refuse_outside() -> None:
@@ -24,7 +38,7 @@ def refuse_outside() -> None:
             raise InputError(
                 f"{caller.__name__} around this strategy adds noise to the model after the server's step, which can be "
                 "many times longer than the average of the clipped updates: too little noise for its guarantee. "
-                f"Put it inside: FedSSO(..., inner={caller.__name__}(FedAvg(...), ...))"
+                f"Put it inside: fedsso.flower.FedSSO(..., inner={caller.__name__}(FedAvg(...), ...))"
             )
         frame = frame.f_back
 
@@ -32,8 +46,23 @@ def refuse_outside() -> None:
 def check(inner: Strategy, arrays: Arrays) -> None:
     """Refuse arrays that Flower's clipping leaves as they are (single numbers) or fails on (integers)."""
     names = [name for name, a in arrays.items() if a.ndim == 0 or a.dtype.kind != "f"]
-    if names and is_private(type(inner)):
+    noisy = private(inner)
+    if names and noisy is not None:
         raise InputError(
-            f"{type(inner).__name__} cannot clip {', '.join(names)}: single numbers without an axis and integers would "
+            f"{type(noisy).__name__} cannot clip {', '.join(names)}: single numbers without an axis and integers would "
             "travel unprotected; leave them out of the model (BatchNorm's num_batches_tracked: use GroupNorm)"
+        )
+
+
+def check_resumable(inner: Strategy) -> None:
+    """Refuse to go on where the strategy inside has learnt what no checkpoint holds."""
+    noisy = private(inner)
+    if noisy is None:
+        return
+    spent = "the privacy spent so far" if getattr(noisy, "accountant", None) is not None else ""
+    adapted = "the adapted clipping norm" if "Adaptive" in type(noisy).__name__ else ""
+    if spent or adapted:
+        raise InputError(
+            f"{type(noisy).__name__} holds {spent or adapted}, which a checkpoint does not: this run cannot go on. "
+            "Start again with another checkpoint_dir"
         )

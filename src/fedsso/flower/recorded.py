@@ -16,6 +16,7 @@ from ..report import Curve
 from ..trace import Trace
 from .folder import Folder, Saved
 from .journal import Journal
+from .privacy import chain
 from .screen import screen, tell
 
 log = logging.getLogger("flwr")
@@ -42,8 +43,11 @@ class Recorded(Strategy):
 
     def resume(self) -> ArrayRecord | None:
         """The model of the last complete round, with everything else restored; None without a checkpoint."""
-        saved = self.folder.load() if self.folder else None
-        if saved is None or self.folder is None:
+        if self.folder is None:
+            return None
+        saved = self.folder.load()
+        if saved is None:
+            log.info("%s: no checkpoint in %s, it starts with round 1", self.name, self.folder.path)
             return None
         self._restore(saved)
         self.k = self._before = saved.k
@@ -52,8 +56,9 @@ class Recorded(Strategy):
         return saved.arrays
 
     def rounds_left(self, rounds: int) -> int:
-        """How many of so many rounds are still to do."""
-        return max(0, rounds - self.k)
+        """How many of so many rounds are still to do, for this run and those that it resumes."""
+        saved = self.folder.load() if self.folder is not None and self.k == 0 else None
+        return max(0, rounds - (self.k if saved is None else saved.k))
 
     @property
     def trace(self) -> Trace:
@@ -135,6 +140,4 @@ class Recorded(Strategy):
 
 def of(strategy: Strategy, name: str, default: Any) -> Any:
     """An attribute of a strategy or of one that it wraps."""
-    while not hasattr(strategy, name) and isinstance(inside := getattr(strategy, "strategy", None), Strategy):
-        strategy = inside
-    return getattr(strategy, name, default)
+    return next((getattr(one, name) for one in chain(strategy) if hasattr(one, name)), default)

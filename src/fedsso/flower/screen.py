@@ -12,31 +12,37 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .wire import Arrays
+from .wire import Arrays, arrays_of
 
 log = logging.getLogger("flwr")
 FAR = 1e3  # an update is refused if it is longer than so many times the others'
 BEYOND = 1e2  # and than so many times the model, or 1
 HEAVY = 1e6  # so is a weight of so many times the others'
+SHOWN = 200  # letters of a client's own text in the log
+Kind = frozenset[tuple[str, int]]
 
 
 class Good(NamedTuple):
-    """A reply that can be used."""
+    """A reply that can be used; its arrays are in the order and of the types that were sent."""
 
     message: Message
     node: int
-    arrays: Arrays
     weight: float
     metrics: MetricRecord
     length: float  # of the update
+
+    @property
+    def arrays(self) -> Arrays:
+        """The upload."""
+        return arrays_of(_only(self.message.content.array_records, "ArrayRecord"))
 
 
 class Screened(NamedTuple):
@@ -62,25 +68,26 @@ def screen(
     their content, so that a sum over them does, too.
     """
     nodes = {message.metadata.dst_node_id for message in asked}
-    good: list[Good] = []
+    good: dict[int, Good] = {}
     dropped: dict[int, str] = {}
     for reply in replies:
-        node = _sender(reply, asked)
+        node = _sender(reply, nodes, asked)
         try:
             if node not in nodes:
                 raise _Unfit("it was not asked")
-            if any(node == other.node for other in good):
+            if node in good:
                 raise _Unfit("it answered twice")
-            good.append(_read(reply, node, sent, weight_key))
+            good[node] = _read(reply, node, sent, weight_key)
         except _Unfit as reason:
-            dropped[node] = str(reason)
-    heard = {reply.node for reply in good} | dropped.keys()
-    dropped |= {node: "no reply" for node in nodes if node not in heard}
+            dropped[node] = _short(str(reason))
+    dropped |= {node: "no reply" for node in nodes if node not in good and node not in dropped}
     size = 0.0 if sent is None else _length(sent, None)
     for refuse in (_odd_metrics, _heavy, lambda replies: _far(replies, size)):
-        dropped |= (found := refuse(good))
-        good = [reply for reply in good if reply.node not in found]
-    return Screened(sorted(good, key=lambda reply: (reply.weight, reply.length)), dropped)
+        found = refuse(list(good.values()))
+        dropped |= found
+        good = {node: reply for node, reply in good.items() if node not in found}
+    _share_metrics(list(good.values()))
+    return Screened(sorted(good.values(), key=lambda reply: (reply.weight, reply.length)), dropped)
 
 
 def tell(where: str, found: Screened) -> None:
@@ -95,24 +102,31 @@ def tell(where: str, found: Screened) -> None:
 # ---- one reply ----
 
 
-def _sender(reply: Message, asked: Sequence[Message]) -> int:
+def _sender(reply: Message, nodes: set[int], asked: Sequence[Message]) -> int:
     """The node that replies; for one that is lost, the SuperLink does, in its own name."""
-    to = reply.metadata.reply_to_message_id
-    found = (message.metadata.dst_node_id for message in asked if to and message.metadata.message_id == to)
-    return next(found, reply.metadata.src_node_id)
+    node, to = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+    if node in nodes or not to:
+        return node
+    found = (message.metadata.dst_node_id for message in asked if message.metadata.message_id == to)
+    return next(found, node)
+
+
+def _short(text: str) -> str:
+    """What a client wrote, on one line of the log."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
 
 
 def _read(message: Message, node: int, sent: Mapping[str, NDArray[Any]] | None, weight_key: str) -> Good:
-    """A reply's arrays, weight and metrics."""
+    """A reply's weight, metrics and, put in order, its arrays."""
     if message.has_error():
         raise _Unfit(f"error {message.error.code}: {message.error.reason}")
     if not message.has_content():
         raise _Unfit("an empty reply")
-    content = message.content
-    metrics = _only(content.metric_records, "MetricRecord")
-    arrays = {} if sent is None else _arrays(content, sent)
-    length = 0.0 if sent is None else _length(arrays, sent)
-    return Good(message, node, arrays, _weight(metrics, weight_key), metrics, length)
+    metrics = _only(message.content.metric_records, "MetricRecord")
+    weight = _weight(metrics, weight_key)
+    length = 0.0 if sent is None else _ordered(message.content, sent)
+    return Good(message, node, weight, metrics, length)
 
 
 def _only(records: Mapping[str, Any], kind: str) -> Any:
@@ -130,14 +144,20 @@ def _weight(metrics: MetricRecord, key: str) -> float:
     return float(weight)
 
 
-def _arrays(content: RecordDict, sent: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The arrays of an upload, which must be those that were sent."""
+def _ordered(content: RecordDict, sent: Mapping[str, NDArray[Any]]) -> float:
+    """The length of an upload's update; its arrays, which must be those that were sent, get their order and types:
+    strategies inside pair arrays by position, and add them up in the type of the first."""
     record = _only(content.array_records, "ArrayRecord")
     missing, extra = sent.keys() - record.keys(), record.keys() - sent.keys()
     if missing or extra:
         parts = (("lacks", missing), ("adds", extra))
         raise _Unfit("; ".join(f"it {verb} {', '.join(sorted(names))}" for verb, names in parts if names))
-    return {name: _array(name, record[name], like) for name, like in sent.items()}
+    arrays = {name: _array(name, record[name], like) for name, like in sent.items()}
+    if list(record) != list(sent) or any(arrays[n].dtype != _type(arrays[n], like) for n, like in sent.items()):
+        with np.errstate(over="ignore"):  # what becomes infinite is too long as well
+            typed = {name: arrays[name].astype(_type(arrays[name], like)) for name, like in sent.items()}
+        content[next(iter(content.array_records))] = ArrayRecord({name: Array(value) for name, value in typed.items()})
+    return _length(arrays, sent)
 
 
 def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
@@ -146,7 +166,7 @@ def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
         shape = _shape(array.data)
         value = array.numpy() if shape == like.shape else None
     except Exception as error:  # whatever a client may have put there
-        raise _Unfit(f"{name} cannot be read ({type(error).__name__}: {str(error)[:80]})") from error
+        raise _Unfit(f"{name} cannot be read ({type(error).__name__}: {error})") from error
     if value is None:
         raise _Unfit(f"{name} has the shape {shape} instead of {like.shape}")
     if value.dtype.kind not in ("f" if like.dtype.kind == "f" else "fiub"):
@@ -154,6 +174,11 @@ def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
     if not np.isfinite(value).all():
         raise _Unfit(f"{name} holds NaN or infinite numbers")
     return value
+
+
+def _type(value: NDArray[Any], like: NDArray[Any]) -> np.dtype[Any]:
+    """The type that a value is taken in: what was sent, but a count that comes as a fraction stays one."""
+    return np.dtype(np.float64) if value.dtype.kind == "f" and like.dtype.kind != "f" else like.dtype
 
 
 def _shape(data: bytes) -> tuple[int, ...]:
@@ -178,44 +203,59 @@ def _length(arrays: Mapping[str, NDArray[Any]], origin: Mapping[str, NDArray[Any
 
 
 def _odd_metrics(good: Sequence[Good]) -> dict[int, str]:
-    """Replies whose metrics go by other names, or are lists of other lengths, than most: they cannot be averaged."""
+    """Replies whose metrics go by other names, or are lists of other lengths, than those of more than half."""
     kinds = {reply.node: _kind(reply.metrics) for reply in good}
-    if len(set(kinds.values())) < 2:
+    usual, count = Counter(kinds.values()).most_common(1)[0] if kinds else (Kind(), 0)
+    if 2 * count <= len(good):
         return {}
-    usual = Counter(kinds.values()).most_common(1)[0][0]
     told = ", ".join(sorted(name for name, _ in usual))
     return {node: f"its metrics are not those of the others ({told})" for node, kind in kinds.items() if kind != usual}
 
 
-def _kind(metrics: MetricRecord) -> frozenset[tuple[str, int]]:
+def _share_metrics(good: Sequence[Good]) -> None:
+    """Where no kind of metrics is that of most, leave those that all have: only they can be averaged."""
+    kinds = [_kind(reply.metrics) for reply in good]
+    if len(set(kinds)) > 1:
+        shared = {name for name, _ in frozenset.intersection(*kinds)}
+        for reply in good:
+            for name in reply.metrics.keys() - shared:
+                del reply.metrics[name]
+
+
+def _kind(metrics: MetricRecord) -> Kind:
     return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
 
 
 def _heavy(good: Sequence[Good]) -> dict[int, str]:
-    bounds = _bounds([reply.weight for reply in good], HEAVY)
-    pairs = zip(good, bounds, strict=True)
+    others = medians([reply.weight for reply in good])
     return {
         reply.node: f"its weight {reply.weight:.3g} is more than {HEAVY:g} times the others'"
-        for reply, bound in pairs
-        if reply.weight > bound > 0
+        for reply, other in zip(good, others, strict=True)
+        if reply.weight > HEAVY * other
     }
 
 
 def _far(good: Sequence[Good], size: float) -> dict[int, str]:
-    usual = BEYOND * max(size, 1.0)
-    bounds = [max(bound, usual) for bound in _bounds([reply.length for reply in good], FAR)]
-    pairs = zip(good, bounds, strict=True)
+    bounds = farthest([reply.length for reply in good], size)
     return {
         reply.node: f"its update of length {reply.length:.3g} is too long, at most {bound:.3g} would do"
-        for reply, bound in pairs
+        for reply, bound in zip(good, bounds, strict=True)
         if not reply.length <= bound
     }
 
 
-def _bounds(values: Sequence[float], times: float) -> list[float]:
-    """For each value so many times the median of the others, the lower of two; 0 where there is no other."""
-    out = []
-    for i in range(len(values)):
-        others = sorted([*values[:i], *values[i + 1 :]])
-        out.append(times * others[(len(others) - 1) // 2] if others else 0.0)
+def farthest(lengths: Sequence[float], size: float) -> list[float]:
+    """How long each update may be beside the others, for a model of this length; alone, any finite length will do."""
+    most = np.finfo(np.float64).max
+    return [most if other == inf else max(FAR * other, BEYOND * max(size, 1.0)) for other in medians(lengths)]
+
+
+def medians(values: Sequence[float]) -> list[float]:
+    """For each value the median of the others, the lower of two; infinite where there is no other."""
+    order = np.argsort(values, kind="stable")
+    middle = (len(values) - 2) // 2
+    out = [inf] * len(values)
+    if len(values) > 1:
+        for place, i in enumerate(order.tolist()):
+            out[i] = values[order[middle if middle < place else middle + 1]]
     return out

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from copy import copy
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
@@ -32,10 +32,11 @@ from .folder import Saved
 from .recorded import Recorded, of
 from .screen import Screened, screen, tell
 from .settings import split, told
-from .wire import BUFFERS, Arrays, Model, arrays_of
+from .wire import BUFFERS, Arrays, Model, arrays_of, same
 
 log = logging.getLogger("flwr")
 FEDAVG = tuple(signature(FedAvg).parameters)
+PATIENCE = 3  # rounds in a row in which the inner strategy may fail
 OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers")
 STEPPING = (
     *(flower.FedAdagrad, flower.FedAdam, flower.FedYogi, flower.FedAvgM, flower.QFedAvg),
@@ -63,15 +64,19 @@ class FedSSO(Recorded):
     ) -> None:
         values, rest = split(keywords, OWN, FEDAVG)
         record = algorithms.FedSSO(alpha=eta_l, **values)
-        super().__init__("fedsso", f"{record}, local_steps={float(local_steps)}", checkpoint_dir)
         self.server = Server(record, local_steps)
         self.inner = _inner(inner, rest)
-        self.buffers = tuple(buffers)
+        self.buffers = _patterns(buffers)
+        inside = " of ".join(type(one).__name__ for one in privacy.chain(self.inner))
+        settings = f"{record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
+        super().__init__("fedsso", settings, checkpoint_dir)
         self._model: Model | None = None
-        self._current, self._sent = ArrayRecord(), Arrays()  # the model that the clients have
+        self._current, self._sent = ArrayRecord(), Arrays()  # the model, and as the clients have it
         self._asked: list[Message] = []
+        self._failures = 0  # rounds in a row in which the inner strategy failed
 
     def _restore(self, saved: Saved) -> None:
+        privacy.check_resumable(self.inner)
         arrays = arrays_of(saved.arrays)
         model = self._layout(arrays)
         if saved.tensors:
@@ -98,6 +103,9 @@ class FedSSO(Recorded):
         privacy.refuse_outside()
         k = self._before + server_round
         self.journal.begin(k)
+        if server_round == 1 and len(self._current) and not same(arrays, self._current):
+            log.info("FedSSO: another model than that of the last round, the curvature starts anew")
+            self.server = Server(self.server.record, self.server.local_steps)
         self._current, self._sent = arrays, arrays_of(arrays)
         self._layout(self._sent)
         privacy.check(self.inner, self._sent)
@@ -121,26 +129,37 @@ class FedSSO(Recorded):
         numbers = {"dropped": float(len(found.dropped)), "kept": float(bool(reason))}
         numbers |= {} if reason else self.server.diagnostics()
         self.journal.trained(k, metrics, **numbers)
-        self._settle(k, reason, lambda: Saved(k, arrays or self._current, self.server.tensors()))
+        self._current = arrays or self._current
+        self._settle(k, reason, lambda: Saved(k, self._current, self.server.tensors()))
         return arrays, MetricRecord({**(metrics or {}), **told(numbers)})
 
     def _too_few(self, found: Screened) -> str:
         """Why this round cannot step; empty if it can."""
         least = max(1, of(self.inner, "min_train_nodes", 1))
-        private = of(self.inner, "num_sampled_clients", 0)
+        noisy = privacy.private(self.inner)
+        scaled = getattr(noisy, "num_sampled_clients", 0)
         if len(found.good) < least:
             return f"{len(found.good)} good replies, min_train_nodes is {least}"
-        if len(found.good) < private:
-            return f"{len(found.good)} good replies, but the noise is scaled for num_sampled_clients = {private}"
+        if len(found.good) < scaled:
+            return f"{len(found.good)} good replies, but the noise is scaled for num_sampled_clients = {scaled}"
         return ""
 
     def _averaged(self, k: int, found: Screened) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of the good replies; if it fails on them, the federation still goes on."""
+        """What the inner strategy makes of the good replies; if it fails on them, the federation still goes on, unless
+        it does so again and again."""
+        if privacy.private(self.inner) is not None:  # its noise is scaled for equal weights
+            for reply in found.good:
+                reply.metrics[of(self.inner, "weighted_by_key", "num-examples")] = 1.0
         try:
-            return "", *self.inner.aggregate_train(k, [reply.message for reply in found.good])
+            averaged = self.inner.aggregate_train(k, [reply.message for reply in found.good])
         except Exception as error:
+            self._failures += 1
+            if self._failures == PATIENCE:
+                raise
             log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
             return f"the inner strategy failed ({type(error).__name__}: {error})", None, None
+        self._failures = 0
+        return "", *averaged
 
     def _stepped(self, k: int, mean: ArrayRecord | None) -> tuple[str, ArrayRecord | None]:
         """The new model from the inner strategy's, or why there is none."""
@@ -151,12 +170,12 @@ class FedSSO(Recorded):
             return "the inner strategy gave a model of another shape", None
         if not all(np.isfinite(array).all() for array in v.values()):
             return "the inner strategy gave a model that is not finite", None
-        before = self.server.state, self.server.k
-        x = self.server.step(model.ravel(self._sent), model.ravel(v), k)
-        if not torch.isfinite(x).all():
-            self.server.state, self.server.k = before
+        before = copy(self.server)
+        new = model.record(self.server.step(model.ravel(self._sent), model.ravel(v), k), v)
+        if not all(np.isfinite(array).all() for array in arrays_of(new).values()):
+            self.server = before
             return "the step is not finite", None
-        return "", model.record(x, v)
+        return "", new
 
     def _layout(self, arrays: Arrays) -> Model:
         """The layout of the model, which stays the same in all rounds."""
@@ -167,6 +186,12 @@ class FedSSO(Recorded):
         return model
 
 
+def _patterns(buffers: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(buffers, str) or not all(isinstance(pattern, str) for pattern in buffers):
+        raise InputError(f"buffers must be a list of patterns such as '*running_mean', got {buffers!r}")
+    return tuple(buffers)
+
+
 def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
     """The strategy inside: the user's, or FedAvg with the user's keywords."""
     if inner is None:
@@ -175,12 +200,9 @@ def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
         raise InputError(f"{', '.join(keywords)}: give these to the inner strategy {type(inner).__name__} itself")
     if not isinstance(inner, Strategy):
         raise InputError(f"inner must be a strategy of flwr.serverapp.strategy, got {inner!r}")
-    if isinstance(_innermost(inner), (*STEPPING, Recorded)):
-        raise InputError(f"{type(inner).__name__} steps on its own; inner must only average, as FedAvg or FedMedian do")
+    for one in privacy.chain(inner):
+        if isinstance(one, (*STEPPING, Recorded)):
+            raise InputError(
+                f"{type(one).__name__} steps on its own; inner must only average, as FedAvg or FedMedian do"
+            )
     return inner
-
-
-def _innermost(strategy: Strategy) -> Strategy:
-    while isinstance(inside := getattr(strategy, "strategy", None), Strategy):
-        strategy = inside
-    return strategy

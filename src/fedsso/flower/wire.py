@@ -24,6 +24,12 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}
 
 
+def same(a: ArrayRecord, b: ArrayRecord) -> bool:
+    """Whether two records hold the same arrays, to the bit."""
+    left, right = arrays_of(a), arrays_of(b)
+    return list(left) == list(right) and all(np.array_equal(left[n], right[n]) for n in left)
+
+
 class Model:
     """How the arrays of one model become x [d] and back."""
 
