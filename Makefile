@@ -23,7 +23,7 @@ test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (nee
 	$(BIN)/python -m pytest -m slow
 
 test-deploy: .venv/.complete  ## a real federation on this machine: SuperLink and SuperNodes over TLS, with authentication (minutes)
-	command -v openssl ssh-keygen pgrep > /dev/null || apt-get install --yes --quiet openssl openssh-client procps
+	command -v openssl > /dev/null && command -v ssh-keygen > /dev/null || apt-get install --yes --quiet openssl openssh-client
 	$(BIN)/python -m pytest tests_deploy
 
 FRAMEWORKS := build/frameworks

@@ -33,9 +33,9 @@ sys.path += [str(APP), str(ROOT / "tests" / "flower")]
 task, patients = import_module("hospitals.task"), import_module("patients")
 NAMES = task.HOSPITALS[:2]
 PATIENCE = 240.0  # seconds until a thing that does not happen is a failure
-MISSING = [tool for tool in ("openssl", "ssh-keygen", "pgrep") if shutil.which(tool) is None]
+MISSING = [tool for tool in ("openssl", "ssh-keygen") if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {', '.join(MISSING)}: apt-get install openssl openssh-client procps"
+    bool(MISSING), reason=f"needs {', '.join(MISSING)}: apt-get install openssl openssh-client"
 )
 
 
@@ -244,5 +244,20 @@ def test_the_script_shows_the_result_and_leaves_nothing(data: Path, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "eval_acc" in done.stdout
     assert np.abs(model(out) - simulated(data, NAMES, 1)).max() < 1e-5
+    assert not list(home.iterdir())
+    assert not left(home)
+
+
+def test_the_script_cleans_up_when_it_is_hung_up(data: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    command = [APP / "deploy.sh", "--nodes", "1", "--data", str(data), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, text=True) as script:
+        for line in script.stdout or ():
+            if "[ROUND 1" in line:
+                break
+        script.send_signal(signal.SIGHUP)
+        script.communicate(timeout=PATIENCE)
+    assert script.returncode == 129
     assert not list(home.iterdir())
     assert not left(home)

@@ -24,12 +24,12 @@ fail() {
 }
 
 rounds=8 nodes=4 strategy=fedsso out=out
-data=${FEDSSO_DATA:-${XDG_CACHE_HOME:-$HOME/.cache}/fedsso}
+data=${FEDSSO_DATA:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/fedsso}
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage && exit ;;
     --rounds | --nodes | --strategy | --data | --out)
-      [ $# -gt 1 ] || fail "$1 needs a value; see --help"
+      case ${2:-} in '' | --*) fail "$1 needs a value; see --help" ;; esac
       printf -v "${1#--}" %s "$2"
       shift 2
       ;;
@@ -45,23 +45,24 @@ has() { command -v "$1" >/dev/null || fail "there is no $1: install $2"; }
 has flower-superlink "fedsso with its extra: pip install 'fedsso[flower]'"
 has openssl "openssl (Debian, Ubuntu: apt-get install openssl)"
 has ssh-keygen "OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"
-has pgrep "procps (Debian, Ubuntu: apt-get install procps)"
 hospitals=(cleveland hungarian switzerland va)
 case $nodes in [1-4]) ;; *) fail "--nodes must be 1 to 4, got $nodes" ;; esac
+case $rounds in '' | 0* | *[!0-9]*) fail "--rounds must be a whole number from 1 on, got $rounds" ;; esac
+case $strategy in fedsso | fedavg) ;; *) fail "--strategy must be fedsso or fedavg, got $strategy" ;; esac
 for name in "${hospitals[@]:0:nodes}"; do
   [ -f "$data/processed.$name.data" ] || fail "no file $data/processed.$name.data: run fedsso data get heart, or say --data"
 done
 data=$(cd "$data" && pwd)
-mkdir -p "$out" && out=$(cd "$out" && pwd)
+mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || fail "cannot write to $out: say another folder with --out"
+out=$(cd "$out" && pwd)
 
 # ---- every process that is started here ends here ----
 
 work=$(mktemp -d)
 
-family() { # a process and all below it
-  local child
-  for child in $(pgrep -P "$1"); do family "$child"; done
-  echo "$1"
+ours() { # all processes below this script, whoever is their parent by now: they have its FLWR_HOME
+  grep -lsz "^FLWR_HOME=$work/flwr$" /proc/[0-9]*/environ | cut -d/ -f3 || true
+  jobs -p
 }
 
 alive() { # those of the processes given that still run
@@ -76,24 +77,26 @@ done_with() {
 }
 
 finish() {
-  local code=$? all='' process
+  local code=$? all
   mark=$SECONDS
   trap - EXIT
-  trap '' INT TERM
-  for process in $(jobs -rp); do all="$all $(family "$process")"; done
+  trap '' HUP INT PIPE TERM
+  all=$(alive $(ours | sort -u))
   kill $all 2>/dev/null || true
   for _ in $(seq 50); do [ -z "$(alive $all)" ] || sleep 0.1; done
-  kill -9 $(alive $all) 2>/dev/null || true
+  kill -9 $(alive $all $(ours)) 2>/dev/null || true
   wait
   [ -z "$all" ] || done_with "$(echo $all | wc -w) processes ended"
   case $code in
-    0 | 130 | 143) rm -rf "$work" ;;
+    0 | 129 | 130 | 141 | 143) rm -rf "$work" ;;
     *) echo "deploy.sh: failed; keys and logs are in $work" >&2 ;;
   esac
   exit "$code"
 }
 trap finish EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
+trap 'exit 141' PIPE
 trap 'exit 143' TERM
 
 # ---- certificates, keys, folders ----
@@ -122,8 +125,8 @@ done_with "certificates, keys, data folders"
 
 # ---- the SuperLink, the hospitals' keys, the SuperNodes ----
 
-flower-superlink --host 127.0.0.1 --port "${ports[0]}" --enable-supernode-auth --database state.db \
-  --disable-runtime-dependency-installation \
+flower-superlink --host 127.0.0.1 --port "${ports[0]}" --enable-supernode-auth \
+  --database state.db --disable-runtime-dependency-installation \
   --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key >superlink.log 2>&1 &
 until (: <"/dev/tcp/127.0.0.1/${ports[0]}") 2>/dev/null; do
   [ -n "$(jobs -rp)" ] || fail "the SuperLink did not start: $(tail -n 3 superlink.log)"
@@ -134,9 +137,10 @@ done_with "SuperLink with TLS on $superlink"
 for i in $(seq 0 $((nodes - 1))); do
   name=${hospitals[i]}
   flwr supernode register "$name.key.pub" --name "$name" >>register.log 2>&1 || fail "$(tail -n 5 register.log)"
-  flower-supernode --superlink "$superlink" --root-certificates ca.crt --auth-supernode-private-key "$name.key" \
-    --host 127.0.0.1 --port "${ports[i + 1]}" --node-config "data-folder=\"$work/$name\"" >"$name.log" 2>&1 &
-  done
+  flower-supernode --superlink "$superlink" --root-certificates ca.crt \
+    --auth-supernode-private-key "$name.key" --host 127.0.0.1 --port "${ports[i + 1]}" \
+    --node-config "data-folder=\"$work/$name\"" >"$name.log" 2>&1 &
+done
 until [ "$(flwr supernode list --format json | grep -c '"status": "online"')" = "$nodes" ]; do
   [ "$(jobs -rp | wc -l)" -gt "$nodes" ] || fail "a SuperNode did not start: $(tail -n 3 ./*.log)"
   sleep 0.2

@@ -6,6 +6,7 @@ between rounds; s is then what the clients really saw, x_k - x_{k-1}.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from .algorithm import Cohort
 from .algorithms.fedsso import FedSSO, State
-from .errors import InputError
+from .errors import MOST, InputError, number
 from .schedule import at
 from .tree import dot, named_leaves, stack, tree_map
 
@@ -32,9 +33,9 @@ class Server:
     """
 
     def __init__(self, record: FedSSO, local_steps: float) -> None:
-        if not isinstance(local_steps, int | float) or isinstance(local_steps, bool) or not 1 <= local_steps < 1e9:
+        self.record, self.local_steps = record, number("local_steps", local_steps)
+        if not 1 <= self.local_steps < MOST:
             raise InputError(f"local_steps must be a number >= 1, the clients' mean tau, got {local_steps!r}")
-        self.record, self.local_steps = record, float(local_steps)
         self.k = 0  # the last round
         self.steps = 0  # steps taken: R counts these
         self.state: State | None = None  # until the first model is seen
@@ -49,6 +50,11 @@ class Server:
         Rounds count 1, 2, ... unless k says otherwise: the server may have sat out some. Step sizes go by the round.
         """
         x, k = x.detach(), self.k + 1 if k is None else k
+        if delta.shape != x.shape or k <= self.k:
+            raise InputError(
+                f"x and v must be vectors of one length, in round {self.k + 1} or later; got "
+                f"{tuple(x.shape)}, {tuple(delta.shape)}, round {k}"
+            )
         cohort = Cohort(self.steps + 1, 1, torch.arange(1), 1.0, self.local_steps)
         now = replace(cast(Any, self.record), alpha=at(self.record.alpha, k), eta=at(self.record.eta, k))
         with torch.no_grad():
@@ -82,21 +88,32 @@ class Server:
         """Everything that a later process needs to go on, by name."""
         if self.state is None:
             return {}
-        tensors = dict(named_leaves(self.state, "server"))
-        if STORE in tensors:  # the slots in use
-            tensors[STORE] = tensors[STORE][:, : self.steps]
-        return {"k": torch.tensor(self.k), "steps": torch.tensor(self.steps), **tensors}
+        numbers = {"k": torch.tensor(self.k), "steps": torch.tensor(self.steps)}
+        return numbers | packed(self.state, self.steps)
 
-    def restore(self, x: Tensor, tensors: dict[str, Tensor]) -> None:
+    def restore(self, x: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Go on from `tensors()`; x [d] has the model's size, type and device."""
-        blank = self._algorithm(x).server_init(x.detach().unsqueeze(0))
-        names = [name for name, _ in named_leaves(blank, "server")]
-        missing = [name for name in ("k", "steps", *names) if name not in tensors]
-        if missing:
-            raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form of FedSSO")
-        parts = iter([(name, tensors[name]) for name in names])
-        self.state = tree_map(lambda leaf: _written(leaf, *next(parts)), blank)
-        self.k, self.steps = int(tensors["k"]), int(tensors["steps"])
+        state = unpacked(self._algorithm(x).server_init(x.detach().unsqueeze(0)), tensors)
+        k, steps = (int(tensors.get(name, torch.tensor(0))) for name in ("k", "steps"))
+        if not 1 <= steps <= k:
+            raise InputError(f"the saved state counts {steps} steps in {k} rounds")
+        self.state, self.k, self.steps = state, k, steps
+
+
+def packed(state: Any, steps: int) -> dict[str, Tensor]:
+    """An algorithm's state by the names of its leaves; of a store of pairs, the slots in use."""
+    tensors = dict(named_leaves(state, "server"))
+    return {name: leaf[:, :steps] if name == STORE else leaf for name, leaf in tensors.items()}
+
+
+def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A blank state filled with what `packed` gave."""
+    names = [name for name, _ in named_leaves(blank, "server")]
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form or algorithm")
+    parts = iter([(name, tensors[name]) for name in names])
+    return tree_map(lambda leaf: _written(leaf, *next(parts)), blank)
 
 
 def _written(leaf: Tensor, name: str, saved: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -181,7 +182,21 @@ def test_a_node_finds_its_own_file_alone(tmp_path: Path, data: Path) -> None:
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.data"
-    for text in ("", "1,2,3\n", "1,2\n1,2,3\n"):
+    good = "63,1,3,132,0,?,1,150,0.3,1,1.6,0.7,4.7,2\n"
+    wrong = {
+        "": "is empty",
+        "1,2,3\n": "line 1: expected 13 numbers",
+        f"{good}1,2\n": "line 2: expected 13 numbers",
+        good.replace("63", "inf"): "line 1: expected 13 numbers",
+        good.replace(",2\n", ",?\n"): "line 1: expected 13 numbers, gaps as ?, and the diagnosis",
+        good.replace("63", "old"): "line 1: could not convert string to float: 'old'",
+    }
+    for text, message in wrong.items():
         path.write_text(text)
-        with pytest.raises(ValueError, match="expected lines of 13 numbers and the diagnosis"):
+        with pytest.raises(ValueError, match=re.escape(message)):
             task.read(path)
+    path.write_text(good)
+    with pytest.raises(ValueError, match="1 patients are too few"):
+        task.load({"data-folder": str(tmp_path)})
+    with pytest.raises(ValueError, match="there is no hospital -1"):
+        task.find({"partition-id": -1}, str(tmp_path))

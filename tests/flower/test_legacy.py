@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters
-from flwr.server import History, LegacyContext, ServerConfig
-from flwr.server.strategy import FedAvg
+from flwr.server import History, LegacyContext, ServerConfig, SimpleClientManager
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, DPFedAvgFixed, FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.supercore.run import Run
 from grid import RUN, SERVER, LocalGrid
@@ -284,7 +285,7 @@ def test_what_secure_aggregation_averages_wrongly_is_refused_before_anything_is_
         ({"fraction_train": 0.5}, "unknown keyword 'fraction_train'"),
         ({"lam": 10.0, "Lam": 1.0}, "lam must be < Lam"),
         ({"buffers": [-1]}, "each of buffers must be an integer >= 0"),
-        ({"eta_l": 0.0}, "alpha must be > 0"),
+        ({"eta_l": 0.0}, "eta_l, the clients' step, must be > 0"),
         ({"local_steps": 0}, "local_steps must be"),
     ],
 )
@@ -298,3 +299,13 @@ def test_a_buffer_that_the_model_does_not_have_is_refused() -> None:
     strategy, _ = make(buffers=[2, 4])
     with pytest.raises(InputError, match="positions among the model's 4 arrays"):
         strategy.configure_fit(1, ndarrays_to_parameters(initial()), None)
+
+
+@pytest.mark.parametrize("wrapper", [DifferentialPrivacyServerSideFixedClipping, DPFedAvgFixed])
+def test_privacy_around_it_is_refused(wrapper: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        inside = LegacyFedSSO(eta_l=0.1, local_steps=1)
+        outside = wrapper(inside, 1.0, 0.1, 4) if wrapper is not DPFedAvgFixed else wrapper(inside, 4, 0.1, 1.0)
+    with pytest.raises(InputError, match="Put it inside"):
+        outside.configure_fit(1, ndarrays_to_parameters([np.zeros(2)]), SimpleClientManager())

@@ -200,6 +200,15 @@ def test_bad_evaluations_are_dropped_too() -> None:
     assert np.isnan(silent.trace["test_loss"]).all()
 
 
+def test_a_failing_mean_of_evaluations_does_not_end_the_run() -> None:
+    def broken(*_: object) -> MetricRecord:
+        raise ZeroDivisionError
+
+    strategy = FedSSO(ALPHA, STEPS, evaluate_metrics_aggr_fn=broken)
+    strategy.start(federation(), initial(), num_rounds=2)
+    assert strategy.k == 2
+
+
 def test_flowers_own_average_takes_nan_where_ours_does_not() -> None:
     result = FedAvg().start(spoiling(SPOILT["nan"][0], BAD), initial(), num_rounds=1)
     assert np.isnan(vector(result.arrays)).any()
@@ -231,6 +240,42 @@ def test_order_and_types_of_an_upload_change_nothing(harmless: Spoil) -> None:
     whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert strategy.trace["dropped"][1:].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4])
+def test_a_weight_next_to_nothing_does_not_make_the_others_heavy(clients: int) -> None:
+    def light(reply: Message) -> Message:
+        if reply.metadata.src_node_id == BAD:
+            reply.content["metrics"]["num-examples"] = 1e-9
+        return reply
+
+    strategy = FedSSO(ALPHA, STEPS)
+    result = strategy.start(federation(clients, light), initial(), num_rounds=3)
+    assert strategy.trace["dropped"][1:].tolist() == [0] * 3
+    others = LocalGrid(app, [{"partition-id": i} for i in range(clients) if i != 1])
+    alone = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    np.testing.assert_allclose(vector(result.arrays), vector(alone.start(others, initial(), 3).arrays), atol=1e-5)
+
+
+def test_records_by_other_names_are_no_fault() -> None:
+    def renamed(reply: Message) -> Message:
+        if reply.metadata.src_node_id == BAD:
+            reply.content = RecordDict({f"my-{name}": record for name, record in reply.content.items()})
+        return reply
+
+    strategy = FedSSO(ALPHA, STEPS)
+    result = strategy.start(federation(3, renamed), initial(), num_rounds=3)
+    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=3)
+    assert (vector(result.arrays) == vector(whole.arrays)).all()
+    assert result.evaluate_metrics_clientapp[3] == whole.evaluate_metrics_clientapp[3]
+
+
+def test_a_half_precision_upload_costs_nobody_else_precision() -> None:
+    strategy = FedSSO(ALPHA, STEPS, fraction_evaluate=0.0)
+    result = strategy.start(spoiling(cast("float16"), FIRST_NODE + 2), initial(), num_rounds=4)  # the lightest
+    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    np.testing.assert_allclose(vector(result.arrays), vector(whole.arrays), atol=1e-2)
+    assert result.arrays["a.weight"].numpy().dtype == np.float32
 
 
 def test_where_two_disagree_on_metrics_both_models_count() -> None:
@@ -269,7 +314,7 @@ def test_a_thousand_replies_are_screened_in_a_moment() -> None:
     assert time.process_time() - began < 0.1
     for i in (0, 17, 1000):
         others = sorted(values[:i] + values[i + 1 :])
-        assert found[i] == others[(len(others) - 1) // 2]
+        assert found[i] == others[len(others) // 2]
 
 
 def test_a_client_far_from_the_others_but_not_absurdly_stays() -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from clients import ALPHA, STEPS, app, federation, initial, rows, vector
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 from grid import LocalGrid
 
 import fedsso
 from fedsso import report
+from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO
 from fedsso.server import Server
 
@@ -249,6 +250,12 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Pa
     assert strategy.trace["round"].tolist() == [0]
     strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda k, _: MetricRecord({"loss": float(k)}))
     assert strategy.trace["test_loss"][-2] == 2.0  # the row of round 2 is there again
+    tensors = checkpoint.load(tmp_path / "checkpoint.safetensors")
+    for spoilt in ({"about": None}, {"server.x": None}, {"model.b.bias": None}, {"about": torch.zeros(3)}):
+        parts = {name: tensor for name, tensor in {**tensors, **spoilt}.items() if tensor is not None}
+        checkpoint.save(tmp_path / "checkpoint.safetensors", parts, "a run on Flower")
+        with pytest.raises(fedsso.InputError):
+            sso(checkpoint_dir=tmp_path).resume()
     whole = (tmp_path / "checkpoint.safetensors").read_bytes()
     (tmp_path / "checkpoint.safetensors").write_bytes(whole[:-20])
     with pytest.raises(fedsso.InputError, match="not a whole checkpoint"):
@@ -272,7 +279,10 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
     result = strategy.start(federation(), arrays, num_rounds=3)  # type: ignore[arg-type]
     whole = sso().start(federation(), initial(), num_rounds=6)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
-    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+    (tmp_path / ".0123456789abcdef.tmp").write_bytes(b"half a checkpoint")
+    again = sso(checkpoint_dir=tmp_path)
+    again.start(federation(), again.resume() or initial(), num_rounds=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.safetensors", "trace.csv"]
 
 
 # ---- wrong use ----
@@ -285,6 +295,9 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
         ({"tau": 3}, "tau is called local_steps"),
         ({"fraction_trian": 0.5}, "did you mean 'fraction_train'"),
         ({"guard": "nope"}, "guard"),
+        ({"fraction_train": 2.0}, r"fraction_train must lie in \[0, 1\]"),
+        ({"min_train_nodes": "a"}, "min_train_nodes must be an integer >= 0"),
+        ({"buffers": "bn.*"}, "buffers must be a list of patterns"),
         ({"eta": -1.0}, "eta"),
         ({"inner": FedAvg(), "fraction_train": 0.5}, "fraction_train: give these to the inner strategy FedAvg"),
         ({"inner": FedAdam()}, "FedAdam steps on its own"),
@@ -301,6 +314,31 @@ def test_wrong_keywords_name_the_remedy(keywords: dict[str, object], message: st
 def test_local_steps_must_be_a_count(local_steps: object) -> None:
     with pytest.raises(fedsso.InputError, match="local_steps"):
         FedSSO(eta_l=0.1, local_steps=local_steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eta_l", [0, -1.0, "0.1", float("nan"), None])
+def test_the_clients_step_goes_by_its_name_here(eta_l: object) -> None:
+    with pytest.raises(fedsso.InputError, match="eta_l"):
+        FedSSO(eta_l=eta_l, local_steps=2)  # type: ignore[arg-type]
+    with pytest.raises(fedsso.InputError, match="alpha is called eta_l on Flower"):
+        FedSSO(alpha=0.1, local_steps=2)
+
+
+@pytest.mark.parametrize("bad", [np.array([np.nan]), np.array([1j]), np.array(["x"]), np.zeros(0)])
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_sent(bad: np.ndarray) -> None:
+    grid = federation()
+    with pytest.raises(fedsso.InputError, match=r"must hold real and finite|no trainable"):
+        sso().start(grid, ArrayRecord([bad]), num_rounds=1)
+    assert not grid.sent
+
+
+def test_half_precision_that_would_overflow_keeps_the_model() -> None:
+    wild = FedSSO(1e-6, 1, guard="none", fraction_evaluate=0.0)
+    start = {name: Array(a.numpy().astype("float16") if a.numpy().dtype == np.float32 else a.numpy())
+             for name, a in initial().items()}  # fmt: skip
+    result = wild.start(federation(), ArrayRecord(start), num_rounds=2)
+    assert np.isfinite(vector(result.arrays)).all()
+    assert wild.trace["kept"][1] == 1
 
 
 def test_the_keywords_of_fedavg_reach_it() -> None:

@@ -39,6 +39,9 @@ def main(grid: Grid, context: Context) -> None:
     if isinstance(strategy, FedSSO):
         arrays, rounds = strategy.resume() or arrays, strategy.rounds_left(rounds)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+    moved = strategy.moved if isinstance(strategy, FedSSO) else bool(result.train_metrics_clientapp)
+    if rounds and not moved:
+        raise RuntimeError("no hospital's reply could be used in any round, so there is no model; the log says why")
     _tell(result)
     if config["out"]:
         _write(Path(str(config["out"])), result, strategy)

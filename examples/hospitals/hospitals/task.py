@@ -52,6 +52,8 @@ def start() -> Vector:
 def load(node_config: Mapping[str, Any], data_dir: str = "") -> tuple[Rows, Rows]:
     """Training and held-out rows of this node's hospital."""
     rows = read(find(node_config, data_dir))
+    if len(rows.y) < HELD_OUT:
+        raise ValueError(f"{len(rows.y)} patients are too few; {HELD_OUT} are the least")
     held_out = np.arange(len(rows.y)) % HELD_OUT == HELD_OUT - 1
     return Rows(rows.x[~held_out], rows.y[~held_out]), Rows(rows.x[held_out], rows.y[held_out])
 
@@ -68,7 +70,7 @@ def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsso"
     folder = Path(data_dir or os.environ.get("FEDSSO_DATA") or cache).expanduser()
     number = int(node_config["partition-id"])
-    if number >= len(HOSPITALS):
+    if not 0 <= number < len(HOSPITALS):
         raise ValueError(f"there is no hospital {number}: simulate with num-supernodes={len(HOSPITALS)}")
     path = folder / f"processed.{HOSPITALS[number]}.data"
     if not path.is_file():
@@ -78,11 +80,11 @@ def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
 
 def read(path: Path) -> Rows:
     """A hospital's file; a gap gets the typical value, which is 0 on the common scale."""
-    with path.open(encoding="utf-8") as file:
-        lines = [cells for cells in csv.reader(file) if cells]
-    if not lines or any(len(cells) != len(SCALES) + 1 for cells in lines):
-        raise ValueError(f"{path}: expected lines of {len(SCALES)} numbers and the diagnosis")
-    table = np.array([[float(cell.replace("?", "nan")) for cell in cells] for cells in lines])
+    with path.open(encoding="utf-8-sig") as file:
+        lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
+    table = np.array([_row(cells, f"{path}, line {number}") for number, cells in lines])
+    if not len(table):
+        raise ValueError(f"{path} is empty")
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.float64)
     for name in NEVER_ZERO:
         column = x[:, list(SCALES).index(name)]
@@ -90,6 +92,17 @@ def read(path: Path) -> Rows:
     centre, spread = np.array(list(SCALES.values())).T
     x = np.nan_to_num((x - centre) / spread)
     return Rows(np.column_stack([x, np.ones(len(x))]), y)
+
+
+def _row(cells: list[str], where: str) -> list[float]:
+    """The numbers of a line; a gap is NaN, but not in the diagnosis."""
+    try:
+        row = [float(cell.replace("?", "nan")) for cell in cells]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if len(row) != len(SCALES) + 1 or np.isinf(row).any() or not row[-1] >= 0:
+        raise ValueError(f"{where}: expected {len(SCALES)} numbers, gaps as ?, and the diagnosis, 0 or more")
+    return row
 
 
 def loss(w: Vector, rows: Rows) -> float:

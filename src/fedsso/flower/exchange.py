@@ -18,6 +18,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Cohort, Phase
 from ..engine.simulate import fitted
 from ..objective import Layout
+from ..server import packed, unpacked
 from ..tree import Tree, leaves, named_leaves, stack, tree_map
 from .rehearse import Rehearsal
 from .screen import Good, Screened
@@ -47,13 +48,13 @@ class State:
         """What a later run needs to go on; nodes have other ids there, and count as the one that has seen most."""
         most = max(self.seen.values(), default=self.begun)
         numbers = {"done": torch.tensor(self.done), "begun": torch.tensor(most), BUFFERS: self.buffers}
-        return {**numbers, **dict(named_leaves(self.server, "server"))}
+        return numbers | packed(self.server, self.done)
 
     def restored(self, tensors: Mapping[str, Tensor]) -> State:
         """This state with the numbers of `tensors()`."""
-        parts = iter([tensors[name] for name, _ in named_leaves(self.server, "server")])
-        server = tree_map(lambda _: next(parts), self.server)
-        return State(server, tensors[BUFFERS], int(tensors["done"]), begun=int(tensors["begun"]))
+        return State(
+            unpacked(self.server, tensors), tensors[BUFFERS], int(tensors["done"]), begun=int(tensors["begun"])
+        )
 
 
 class Problem:

@@ -39,6 +39,8 @@ class Folder:
     def check(self, fresh: bool) -> None:
         """Refuse a folder that cannot be written, and to overwrite a run that was not resumed."""
         check_writable(self.path)
+        for left in self.path.glob(".*.tmp"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         if fresh and self.file.exists():
             raise InputError(
                 f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
@@ -61,6 +63,8 @@ class Folder:
             about, tensors = self._parts()
             arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
             k, settings = int(about["round"]), str(about["settings"])
+            if k < 1:
+                raise ValueError(f"round {k}")
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"{self.file} is not a whole checkpoint of a run on Flower ({error}); give another checkpoint_dir"

@@ -98,5 +98,6 @@ def size(message: Message) -> int:
 
 def _scalars(metrics: Mapping[str, object] | None) -> dict[str, float]:
     """The metrics that are single numbers, by name with underscores; a column's name is a word."""
-    found = {name.replace("-", "_"): v for name, v in (metrics or {}).items() if isinstance(v, int | float)}
+    items = metrics.items() if isinstance(metrics, Mapping) else ()
+    found = {name.replace("-", "_"): v for name, v in items if isinstance(v, int | float)}
     return {name: float(v) for name, v in found.items() if name.isidentifier() and name != "num_examples"}

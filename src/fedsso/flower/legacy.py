@@ -31,13 +31,11 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
-from .. import algorithms
 from ..errors import InputError, integer
 from ..schedule import Step
-from ..server import Server
 from . import privacy
 from .screen import farthest
-from .settings import split, told
+from .settings import server, split, told
 from .wire import Arrays, Model
 
 log = logging.getLogger("flwr")
@@ -51,10 +49,17 @@ class LegacyFedSSO(FedAvg):
     integers always are.
     """
 
-    def __init__(self, *, eta_l: Step, local_steps: float, buffers: Collection[int] = (), **keywords: Any) -> None:
+    def __init__(
+        self,
+        *,
+        eta_l: Step | None = None,
+        local_steps: float | None = None,
+        buffers: Collection[int] = (),
+        **keywords: Any,
+    ) -> None:
         values, options = split(keywords, ("eta_l", "local_steps", "buffers"), FEDAVG)
         super().__init__(**{"inplace": False, **options})  # in place, the mean of integers is 0
-        self.server = Server(algorithms.FedSSO(alpha=eta_l, **values), local_steps)
+        self.server = server(eta_l, local_steps, values)
         self.buffers = [integer("each of buffers", i, 0) for i in buffers]
         self.sent: Arrays = {}
 
@@ -119,11 +124,16 @@ def _faults(model: Model, sent: Arrays, replies: Sequence[FitRes]) -> list[str]:
 
 
 def _fault(sent: Arrays, reply: FitRes) -> str:
-    arrays = _named(reply.parameters)
+    try:
+        arrays = _named(reply.parameters)
+    except Exception as error:  # whatever a client may have put there
+        return f"its arrays cannot be read ({type(error).__name__})"
     if reply.num_examples <= 0:
         return f"num_examples is {reply.num_examples}, not positive"
     if [array.shape for array in arrays.values()] != [array.shape for array in sent.values()]:
         return "its arrays have other shapes than the model's"
+    if any(array.dtype.kind not in "fiub" for array in arrays.values()):
+        return "its arrays do not hold real numbers"
     if not all(np.isfinite(array).all() for array in arrays.values()):
         return "it holds NaN or infinite numbers"
     return ""

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS, make, name_of
 from ..engine.rounds import Protocol
-from ..errors import InputError, number
+from ..errors import InputError, integer, number
 from ..tree import to_dict
 from . import privacy
 from .exchange import Problem, Round, State
@@ -64,6 +64,8 @@ class PhasedStrategy(Recorded):
     ) -> None:
         self.record = _record(algorithm, values)
         _admit(self.record, fraction_train)
+        local_steps, seed = integer("local_steps", local_steps, 1), integer("seed", seed)
+        batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.protocol, self.local_steps = Protocol(local_steps, None, batch_size, seed=seed), local_steps
         self.l2 = _penalty(l2)
         least = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
@@ -147,6 +149,8 @@ class PhasedStrategy(Recorded):
         if self._problem is None or self._state is None or not same(arrays, self._problem.arrays(self._state)):
             self._problem = Problem(self.record, arrays_of(arrays))
             self._state = self._problem.start
+            if self._problem.keeps and self.folder is not None:
+                log.warning("%s cannot be resumed, as its clients' state ends with the run", self.name)
         return self._problem, self._state
 
     def _setup(self, problem: Problem) -> Setup:
@@ -211,6 +215,12 @@ class PhasedStrategy(Recorded):
 
 def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
     """A record that clients can build from its name and values."""
+    for name, right in {
+        "eta_l": "alpha",
+        "inner": "FedSSO(..., inner=...), which takes other strategies inside",
+    }.items():
+        if name in values:
+            raise InputError(f"PhasedStrategy has no {name}; it goes by the simulator's names: use {right}")
     if isinstance(algorithm, str):
         return make(algorithm, values)
     if not isinstance(algorithm, Algorithm) or values:

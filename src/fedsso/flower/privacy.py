@@ -21,7 +21,7 @@ def chain(strategy: Strategy) -> Iterator[Strategy]:
 def is_private(kind: type) -> bool:
     """Whether a class is one of Flower's strategies of differential privacy, or derived from one."""
     known = (cls for cls in kind.__mro__ if cls.__module__.startswith("flwr."))
-    return any(cls.__name__.startswith("DifferentialPrivacy") for cls in known)
+    return any(cls.__name__.startswith(("DifferentialPrivacy", "DPFedAvg")) for cls in known)
 
 
 def private(strategy: Strategy) -> Strategy | None:

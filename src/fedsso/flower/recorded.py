@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ..errors import InputError
 from ..report import Curve
 from ..trace import Trace
 from .folder import Folder, Saved
@@ -34,7 +35,7 @@ class Recorded(Strategy):
         self.folder = None if checkpoint_dir is None else Folder(checkpoint_dir, settings)
         self.k = 0  # rounds done
         self._before = 0  # rounds done before this start
-        self._moved = False  # whether one of them moved the model
+        self.moved = False  # whether one of the rounds since start moved the model
         self._evaluates: list[Message] = []  # the last messages
 
     @abstractmethod
@@ -49,7 +50,10 @@ class Recorded(Strategy):
         if saved is None:
             log.info("%s: no checkpoint in %s, it starts with round 1", self.name, self.folder.path)
             return None
-        self._restore(saved)
+        try:
+            self._restore(saved)
+        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+            raise InputError(f"{self.folder.file} is not a whole checkpoint ({error}); give another folder") from error
         self.k = self._before = saved.k
         self.journal.restore(saved.k, self.folder.trace)
         log.info("%s goes on after round %d (%s)", self.name, saved.k, self.folder.path)
@@ -82,20 +86,22 @@ class Recorded(Strategy):
         """Run the rounds; a resumed run counts on, also towards clients and evaluate_fn."""
         if self.folder is not None:
             self.folder.check(fresh=self.k == 0)
-        self._before, self._moved = self.k, False
+        self._before, self.moved = self.k, False
         central = None if evaluate_fn is None else self._recorded(evaluate_fn)
         result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
         if not len(result.arrays):  # no round, or none that moved the model
             result.arrays = initial_arrays
-        if num_rounds > 0 and not self._moved:
+        if num_rounds > 0 and not self.moved:
             log.error("%s: no round moved the model; see above who was dropped, and why", self.name)
+        if num_rounds == 0:
+            log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
         return result
 
     def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
         """Round k is over: say so if it kept the model, and put everything on the disk."""
         if reason:
             log.warning("%s: round %d keeps the model: %s", self.name, k, reason)
-        self.k, self._moved = k, self._moved or not reason
+        self.k, self.moved = k, self.moved or not reason
         if self.folder is not None:
             self.folder.save(saved(), self.trace)
 
@@ -117,7 +123,11 @@ class Recorded(Strategy):
         tell("aggregate_evaluate", found)
         if not found.good:
             return None
-        metrics = self.inner.aggregate_evaluate(k, [reply.message for reply in found.good])
+        try:
+            metrics = self.inner.aggregate_evaluate(k, [reply.message for reply in found.good])
+        except Exception:
+            log.exception("%s: %s failed on the evaluation", self.name, type(self.inner).__name__)
+            return None
         self._evaluated(k, metrics)
         return metrics
 

@@ -26,6 +26,8 @@ log = logging.getLogger("flwr")
 FAR = 1e3  # an update is refused if it is longer than so many times the others'
 BEYOND = 1e2  # and than so many times the model, or 1
 HEAVY = 1e6  # so is a weight of so many times the others'
+ABSURD = 1e9  # of two weights that are so far apart, one above this
+SUM = 1e18  # and in any case one above this
 SHOWN = 200  # letters of a client's own text in the log
 Kind = frozenset[tuple[str, int]]
 
@@ -87,16 +89,22 @@ def screen(
         dropped |= found
         good = {node: reply for node, reply in good.items() if node not in found}
     _share_metrics(list(good.values()))
-    return Screened(sorted(good.values(), key=lambda reply: (reply.weight, reply.length)), dropped)
+    return Screened(sorted(good.values(), key=_content), dropped)
 
 
 def tell(where: str, found: Screened) -> None:
-    """Log how many replies can be used, and who was dropped and why."""
-    log.info("%s: %d good replies, %d dropped", where, len(found.good), len(found.dropped))
+    """Log who was dropped, and why."""
+    if found.dropped:
+        log.warning("%s: %d good replies, %d dropped", where, len(found.good), len(found.dropped))
     for node, reason in found.dropped.items():
         log.warning("\t> node %d dropped: %s", node, reason)
     if not found.good and set(found.dropped.values()) == {"no reply"}:
         log.warning("\t> nobody replied: is start(timeout=...) long enough for the clients to start and to train?")
+
+
+def _content(reply: Good) -> tuple[float, float, str]:
+    """What replies are sorted by; of who arrives first it knows nothing."""
+    return reply.weight, reply.length, repr(sorted(reply.metrics.items()))
 
 
 # ---- one reply ----
@@ -120,12 +128,16 @@ def _short(text: str) -> str:
 def _read(message: Message, node: int, sent: Mapping[str, NDArray[Any]] | None, weight_key: str) -> Good:
     """A reply's weight, metrics and, put in order, its arrays."""
     if message.has_error():
-        raise _Unfit(f"error {message.error.code}: {message.error.reason}")
+        *_, last = (message.error.reason or "").strip().splitlines() or ["no reason given"]  # of a traceback the end
+        raise _Unfit(f"error {message.error.code}: {last}")
     if not message.has_content():
         raise _Unfit("an empty reply")
     metrics = _only(message.content.metric_records, "MetricRecord")
-    weight = _weight(metrics, weight_key)
-    length = 0.0 if sent is None else _ordered(message.content, sent)
+    weight, records = _weight(metrics, weight_key), {**message.content.config_records, "metrics": metrics}
+    length = 0.0
+    if sent is not None:
+        records["arrays"], length = _ordered(_only(message.content.array_records, "ArrayRecord"), sent)
+    message.content = RecordDict(records)  # under the same names in all replies: strategies go by those of the first
     return Good(message, node, weight, metrics, length)
 
 
@@ -144,10 +156,9 @@ def _weight(metrics: MetricRecord, key: str) -> float:
     return float(weight)
 
 
-def _ordered(content: RecordDict, sent: Mapping[str, NDArray[Any]]) -> float:
-    """The length of an upload's update; its arrays, which must be those that were sent, get their order and types:
-    strategies inside pair arrays by position, and add them up in the type of the first."""
-    record = _only(content.array_records, "ArrayRecord")
+def _ordered(record: ArrayRecord, sent: Mapping[str, NDArray[Any]]) -> tuple[ArrayRecord, float]:
+    """An upload, which must be what was sent, in its order and types, and the length of the update: strategies inside
+    pair arrays by position, and add them up in the type of the first."""
     missing, extra = sent.keys() - record.keys(), record.keys() - sent.keys()
     if missing or extra:
         parts = (("lacks", missing), ("adds", extra))
@@ -156,8 +167,8 @@ def _ordered(content: RecordDict, sent: Mapping[str, NDArray[Any]]) -> float:
     if list(record) != list(sent) or any(arrays[n].dtype != _type(arrays[n], like) for n, like in sent.items()):
         with np.errstate(over="ignore"):  # what becomes infinite is too long as well
             typed = {name: arrays[name].astype(_type(arrays[name], like)) for name, like in sent.items()}
-        content[next(iter(content.array_records))] = ArrayRecord({name: Array(value) for name, value in typed.items()})
-    return _length(arrays, sent)
+        record = ArrayRecord({name: Array(value) for name, value in typed.items()})
+    return record, _length(arrays, sent)
 
 
 def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
@@ -227,11 +238,13 @@ def _kind(metrics: MetricRecord) -> Kind:
 
 
 def _heavy(good: Sequence[Good]) -> dict[int, str]:
-    others = medians([reply.weight for reply in good])
+    """Weights far above the others'. One that is far below does no harm, and must not make the others look heavy."""
+    pairs = zip(good, medians([reply.weight for reply in good]), strict=True)
+    least = ABSURD if len(good) == 2 else 0.0
     return {
         reply.node: f"its weight {reply.weight:.3g} is more than {HEAVY:g} times the others'"
-        for reply, other in zip(good, others, strict=True)
-        if reply.weight > HEAVY * other
+        for reply, other in pairs
+        if reply.weight > min(max(HEAVY * other, least), SUM)
     }
 
 
@@ -251,9 +264,9 @@ def farthest(lengths: Sequence[float], size: float) -> list[float]:
 
 
 def medians(values: Sequence[float]) -> list[float]:
-    """For each value the median of the others, the lower of two; infinite where there is no other."""
+    """For each value the median of the others, the upper of two; infinite where there is no other."""
     order = np.argsort(values, kind="stable")
-    middle = (len(values) - 2) // 2
+    middle = (len(values) - 1) // 2
     out = [inf] * len(values)
     if len(values) > 1:
         for place, i in enumerate(order.tolist()):

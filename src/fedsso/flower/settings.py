@@ -7,7 +7,10 @@ from dataclasses import fields
 from typing import Any, cast
 
 from .. import algorithms
-from ..errors import InputError, unknown
+from ..checks import HUGE
+from ..errors import InputError, integer, number, unknown
+from ..schedule import Decay, Step
+from ..server import Server
 
 RECORD = tuple(f.name for f in fields(cast(Any, algorithms.FedSSO)) if f.name != "alpha")
 RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
@@ -23,8 +26,21 @@ def split(
             raise InputError(f"{name} is called {right} on Flower; use {right}={keywords[name]!r}")
         if name not in (*RECORD, *fedavg):
             raise unknown("keyword", name, (*own, *RECORD, *fedavg))
+        if name.startswith("fraction_") and not 0 <= number(name, keywords[name]) <= 1:
+            raise InputError(f"{name} must lie in [0, 1], got {name}={keywords[name]}")
+        if name.startswith("min_"):
+            integer(name, keywords[name], 0)
     values = {name: value for name, value in keywords.items() if name in RECORD}
     return values, {name: value for name, value in keywords.items() if name not in RECORD}
+
+
+def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, Any]) -> Server:
+    """FedSSO's server for clients of this step and so many of them."""
+    if eta_l is None or local_steps is None:
+        raise InputError("FedSSO needs eta_l and local_steps: the step and the number of local steps that clients use")
+    if not isinstance(eta_l, Decay) and not 0 < number("eta_l", eta_l) < HUGE:
+        raise InputError(f"eta_l, the clients' step, must be > 0 and finite, got eta_l={eta_l}")
+    return Server(algorithms.FedSSO(alpha=eta_l, **values), local_steps)
 
 
 def told(numbers: Mapping[str, float]) -> dict[str, float]:

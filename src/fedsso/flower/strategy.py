@@ -23,15 +23,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from .. import algorithms
 from ..errors import InputError
 from ..schedule import Step
 from ..server import Server
-from . import privacy
+from . import privacy, settings
 from .folder import Saved
 from .recorded import Recorded, of
 from .screen import Screened, screen, tell
-from .settings import split, told
+from .settings import server, split
 from .wire import BUFFERS, Arrays, Model, arrays_of, same
 
 log = logging.getLogger("flwr")
@@ -54,8 +53,8 @@ class FedSSO(Recorded):
 
     def __init__(
         self,
-        eta_l: Step,
-        local_steps: float,
+        eta_l: Step | None = None,
+        local_steps: float | None = None,
         *,
         inner: Strategy | None = None,
         checkpoint_dir: str | Path | None = None,
@@ -63,13 +62,12 @@ class FedSSO(Recorded):
         **keywords: Any,
     ) -> None:
         values, rest = split(keywords, OWN, FEDAVG)
-        record = algorithms.FedSSO(alpha=eta_l, **values)
-        self.server = Server(record, local_steps)
+        self.server = server(eta_l, local_steps, values)
         self.inner = _inner(inner, rest)
         self.buffers = _patterns(buffers)
         inside = " of ".join(type(one).__name__ for one in privacy.chain(self.inner))
-        settings = f"{record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
-        super().__init__("fedsso", settings, checkpoint_dir)
+        made = f"{self.server.record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
+        super().__init__("fedsso", made, checkpoint_dir)
         self._model: Model | None = None
         self._current, self._sent = ArrayRecord(), Arrays()  # the model, and as the clients have it
         self._asked: list[Message] = []
@@ -131,7 +129,7 @@ class FedSSO(Recorded):
         self.journal.trained(k, metrics, **numbers)
         self._current = arrays or self._current
         self._settle(k, reason, lambda: Saved(k, self._current, self.server.tensors()))
-        return arrays, MetricRecord({**(metrics or {}), **told(numbers)})
+        return arrays, MetricRecord({**(metrics or {}), **settings.told(numbers)})
 
     def _too_few(self, found: Screened) -> str:
         """Why this round cannot step; empty if it can."""
@@ -151,7 +149,8 @@ class FedSSO(Recorded):
             for reply in found.good:
                 reply.metrics[of(self.inner, "weighted_by_key", "num-examples")] = 1.0
         try:
-            averaged = self.inner.aggregate_train(k, [reply.message for reply in found.good])
+            mean, metrics = self.inner.aggregate_train(k, [reply.message for reply in found.good])
+            told = MetricRecord(dict(metrics or {}))
         except Exception as error:
             self._failures += 1
             if self._failures == PATIENCE:
@@ -159,17 +158,17 @@ class FedSSO(Recorded):
             log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
             return f"the inner strategy failed ({type(error).__name__}: {error})", None, None
         self._failures = 0
-        return "", *averaged
+        return "", mean, told
 
     def _stepped(self, k: int, mean: ArrayRecord | None) -> tuple[str, ArrayRecord | None]:
         """The new model from the inner strategy's, or why there is none."""
-        if not mean:
+        if not isinstance(mean, ArrayRecord) or not mean:
             return "the inner strategy gave no model", None
         v, model = arrays_of(mean), self._layout(self._sent)
         if v.keys() != self._sent.keys() or any(v[n].shape != self._sent[n].shape for n in v):
             return "the inner strategy gave a model of another shape", None
-        if not all(np.isfinite(array).all() for array in v.values()):
-            return "the inner strategy gave a model that is not finite", None
+        if not all(array.dtype.kind in "fiub" and np.isfinite(array).all() for array in v.values()):
+            return "the inner strategy gave a model that is not real and finite", None
         before = copy(self.server)
         new = model.record(self.server.step(model.ravel(self._sent), model.ravel(v), k), v)
         if not all(np.isfinite(array).all() for array in arrays_of(new).values()):
@@ -180,7 +179,7 @@ class FedSSO(Recorded):
     def _layout(self, arrays: Arrays) -> Model:
         """The layout of the model, which stays the same in all rounds."""
         model = Model(arrays, self.buffers)
-        if self._model is not None and self._model.like != model.like:
+        if self._model is not None and list(self._model.like.items()) != list(model.like.items()):
             raise InputError(f"the model has changed from {self._model.like} to {model.like}; use a new strategy")
         self._model = model
         return model

@@ -34,9 +34,14 @@ class Model:
     """How the arrays of one model become x [d] and back."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], buffers: Sequence[str] = BUFFERS) -> None:
+        odd = [name for name, a in arrays.items() if a.dtype.kind not in "fiub" or not np.isfinite(a).all()]
+        if odd:
+            raise InputError(
+                f"the model's {', '.join(odd)} must hold real and finite numbers; check the initial arrays"
+            )
         self.like = {name: (a.shape, a.dtype) for name, a in arrays.items()}
         self.params = [name for name, a in arrays.items() if not _averaged(name, a, buffers)]
-        if not self.params:
+        if not sum(arrays[name].size for name in self.params):
             raise InputError(
                 f"the model has no trainable array among {list(arrays)}; give ArrayRecord(net.state_dict())"
             )
@@ -46,7 +51,10 @@ class Model:
 
     def ravel(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """The parameters as one vector."""
-        parts = [torch.from_numpy(np.array(arrays[name]).reshape(-1)).to(self.dtype) for name in self.params]
+        parts = [
+            torch.from_numpy(np.array(arrays[name]).reshape(-1).astype(str(self.dtype).removeprefix("torch.")))
+            for name in self.params
+        ]
         return torch.cat(parts)
 
     def record(self, x: Tensor, mean: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -57,7 +65,8 @@ class Model:
     def _array(self, name: str, part: Tensor | None, mean: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         shape, dtype = self.like[name]
         if part is not None:
-            return part.numpy().astype(dtype).reshape(shape)
+            with np.errstate(over="ignore"):  # the caller looks for infinity
+                return part.numpy().astype(dtype).reshape(shape)
         value = np.asarray(mean[name])
         whole = dtype.kind in "iub" and value.dtype.kind == "f"
         return np.asarray(np.rint(value) if whole else value, dtype).reshape(shape)
