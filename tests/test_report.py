@@ -189,6 +189,13 @@ def test_unevaluated_rounds_leave_no_gap() -> None:
     np.testing.assert_array_equal(thick(accuracy)[0].get_xdata(), [0, 2])
 
 
+def test_what_was_measured_once_has_no_panel() -> None:
+    figure = Figure()
+    _draw(figure, [Curve("x", (trace(NAN, NAN, 0.3),), "fedsso")], "", ())
+    (loss,) = figure.axes
+    assert loss.get_ylabel().startswith("training loss")
+
+
 def test_each_curve_has_its_algorithms_colour() -> None:
     accuracy, loss = panels(ONE, SEEDS)
     for axes in (accuracy, loss):

@@ -226,27 +226,30 @@ def shade(color: str, light: float) -> str:
 
 
 def plot(curves: Sequence[Curve], path: str | Path, *, title: str = "", targets: Sequence[float] = ()) -> None:
-    """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a band."""
+    """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a band; what was measured
+    only once has no curve."""
     if not curves:
         raise InputError("there is no curve to draw; give at least one")
     picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
 
 
 def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
-    accuracy, loss = figure.subplots(1, 2, sharex=True)
-    for axes in (accuracy, loss):
+    metrics = ("test_accuracy", "train_loss")
+    shown = [m for m in metrics if any(len(series(curve.traces, m)[0]) > 1 for curve in curves)] or metrics
+    looks, width = list(styles(curves)), 10 if len(shown) > 1 else 6
+    for axes, metric in zip(figure.subplots(1, len(shown), sharex=True, squeeze=False)[0], shown, strict=True):
         axes.grid(True)
         round_axis(axes)
-    accuracy_axis(accuracy, targets)
-    loss_axis(loss, *loss_range(curves))
-    looks = list(styles(curves))
-    for curve, look in zip(curves, looks, strict=True):
-        lines(accuracy, curve, look, "test_accuracy")
-        lines(loss, curve, look, "train_loss")
+        if metric == "test_accuracy":
+            accuracy_axis(axes, targets)
+        else:
+            loss_axis(axes, *loss_range(curves))
+        for curve, look in zip(curves, looks, strict=True):
+            lines(axes, curve, look, metric)
     heading(figure, title)
     labels = [curve.label for curve in curves]
-    rows = legend(figure, [*keys(labels, looks), *marks(curves)], 10)
-    figure.set_size_inches(10, 4.1 + 0.22 * rows)
+    rows = legend(figure, [*keys(labels, looks), *marks(curves)], width)
+    figure.set_size_inches(width, 4.1 + 0.22 * rows)
 
 
 def heading(figure: Figure, title: str) -> None:
