@@ -116,7 +116,8 @@ class Recorded(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's metrics of the replies that can be used."""
-        if not self._evaluates:
+        replies = list(replies)
+        if not replies and not self._evaluates:
             return None
         k = self._before + server_round
         found = screen(replies, self._evaluates, None, of(self.inner, "weighted_by_key", "num-examples"))

@@ -69,27 +69,27 @@ def screen(
     Without `sent` no arrays are expected (an evaluation). Good replies come in an order that depends on nothing but
     their content, so that a sum over them does, too.
     """
-    nodes = {message.metadata.dst_node_id for message in asked}
-    good: dict[int, Good] = {}
+    good: list[Good] = []
     dropped: dict[int, str] = {}
+    nodes = {message.metadata.dst_node_id for message in asked}
+    silent = set(nodes)
     for reply in replies:
         node = _sender(reply, nodes, asked)
         try:
-            if node not in nodes:
-                raise _Unfit("it was not asked")
-            if node in good:
+            if node in nodes and node not in silent:
                 raise _Unfit("it answered twice")
-            good[node] = _read(reply, node, sent, weight_key)
+            silent.discard(node)
+            good.append(_read(reply, node, sent, weight_key))
         except _Unfit as reason:
             dropped[node] = _short(str(reason))
-    dropped |= {node: "no reply" for node in nodes if node not in good and node not in dropped}
+    dropped |= dict.fromkeys(silent, "no reply")
     size = 0.0 if sent is None else _length(sent, None)
     for refuse in (_odd_metrics, _heavy, lambda replies: _far(replies, size)):
-        found = refuse(list(good.values()))
-        dropped |= found
-        good = {node: reply for node, reply in good.items() if node not in found}
-    _share_metrics(list(good.values()))
-    return Screened(sorted(good.values(), key=_content), dropped)
+        reasons = refuse(good)
+        dropped |= {reply.node: reason for reply, reason in zip(good, reasons, strict=True) if reason}
+        good = [reply for reply, reason in zip(good, reasons, strict=True) if not reason]
+    _share_metrics(good)
+    return Screened(sorted(good, key=_content), dropped)
 
 
 def tell(where: str, found: Screened) -> None:
@@ -213,14 +213,14 @@ def _length(arrays: Mapping[str, NDArray[Any]], origin: Mapping[str, NDArray[Any
 # ---- one beside the others ----
 
 
-def _odd_metrics(good: Sequence[Good]) -> dict[int, str]:
-    """Replies whose metrics go by other names, or are lists of other lengths, than those of more than half."""
-    kinds = {reply.node: _kind(reply.metrics) for reply in good}
-    usual, count = Counter(kinds.values()).most_common(1)[0] if kinds else (Kind(), 0)
-    if 2 * count <= len(good):
-        return {}
+def _odd_metrics(good: Sequence[Good]) -> list[str]:
+    """What is wrong with replies whose metrics go by other names, or are lists of other lengths, than those of more
+    than half; nothing with all others."""
+    kinds = [_kind(reply.metrics) for reply in good]
+    usual, count = Counter(kinds).most_common(1)[0] if kinds else (Kind(), 0)
     told = ", ".join(sorted(name for name, _ in usual))
-    return {node: f"its metrics are not those of the others ({told})" for node, kind in kinds.items() if kind != usual}
+    odd = f"its metrics are not those of the others ({told})"
+    return [odd if kind != usual and 2 * count > len(good) else "" for kind in kinds]
 
 
 def _share_metrics(good: Sequence[Good]) -> None:
@@ -237,24 +237,22 @@ def _kind(metrics: MetricRecord) -> Kind:
     return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
 
 
-def _heavy(good: Sequence[Good]) -> dict[int, str]:
+def _heavy(good: Sequence[Good]) -> list[str]:
     """Weights far above the others'. One that is far below does no harm, and must not make the others look heavy."""
-    pairs = zip(good, medians([reply.weight for reply in good]), strict=True)
-    least = ABSURD if len(good) == 2 else 0.0
-    return {
-        reply.node: f"its weight {reply.weight:.3g} is more than {HEAVY:g} times the others'"
-        for reply, other in pairs
-        if reply.weight > min(max(HEAVY * other, least), SUM)
-    }
+    weights, least = [reply.weight for reply in good], ABSURD if len(good) == 2 else 0.0
+    bounds = [min(max(HEAVY * other, least), SUM) for other in medians(weights)]
+    return [
+        f"its weight {weight:.3g} is more than {HEAVY:g} times the others'" if weight > bound else ""
+        for weight, bound in zip(weights, bounds, strict=True)
+    ]
 
 
-def _far(good: Sequence[Good], size: float) -> dict[int, str]:
-    bounds = farthest([reply.length for reply in good], size)
-    return {
-        reply.node: f"its update of length {reply.length:.3g} is too long, at most {bound:.3g} would do"
-        for reply, bound in zip(good, bounds, strict=True)
-        if not reply.length <= bound
-    }
+def _far(good: Sequence[Good], size: float) -> list[str]:
+    lengths = [reply.length for reply in good]
+    return [
+        "" if length <= bound else f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
+        for length, bound in zip(lengths, farthest(lengths, size), strict=True)
+    ]
 
 
 def farthest(lengths: Sequence[float], size: float) -> list[float]:
