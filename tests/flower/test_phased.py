@@ -346,3 +346,17 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
 def test_bad_input(algorithm: Any, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         PhasedStrategy(algorithm, **options)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"fraction_evaluate": 2.0}, "fraction_evaluate must lie in"),
+        ({"min_train_nodes": -1}, "min_train_nodes must be an integer >= 0"),
+        ({"eta_l": 0.1}, "use alpha"),
+        ({"inner": None}, "use FedSSO"),
+    ],
+)
+def test_keywords_of_others_are_told_apart(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PhasedStrategy("scaffold", **keywords)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -73,8 +74,7 @@ class Flower:
 
     def run(self, **config: object) -> subprocess.Popen[str]:
         """`flwr run` of the app with this run config."""
-        values = " ".join(f'{k.replace("_", "-")}="{v}"' if isinstance(v, Path) else f"{k.replace('_', '-')}={v}"
-                          for k, v in config.items())  # fmt: skip
+        values = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
         nodes = "num-supernodes=4 client-resources-num-cpus=1"
         command = [BIN / "flwr", "run", str(APP), "--stream", "--federation-config", nodes, "-c", values]
         return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -132,12 +132,12 @@ def model(folder: Path) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ends processes by what /proc tells")
 def test_a_simulation_killed_half_way_ends_with_the_same_model(data: Path, tmp_path: Path) -> None:
-    common = {"data_dir": data, "num_server_rounds": ROUNDS, "min_nodes": 4}
+    common = {"data_dir": str(data), "num_server_rounds": ROUNDS, "min_nodes": 4}
     with flower(tmp_path / "home") as link:
-        text = finish(link.run(out=tmp_path / "whole", **common))
+        text = finish(link.run(out=str(tmp_path / "whole"), **common))
         assert f"[ROUND {ROUNDS}/{ROUNDS}]" in text
         assert "eval_acc" in text
-        run = link.run(out=tmp_path / "never", checkpoint_dir=tmp_path / "kept", **common)
+        run = link.run(out=str(tmp_path / "never"), checkpoint_dir=str(tmp_path / "kept"), **common)
         until((tmp_path / "kept" / "checkpoint.safetensors").exists, "the first round")
         link.kill()
         run.kill()
@@ -146,7 +146,7 @@ def test_a_simulation_killed_half_way_ends_with_the_same_model(data: Path, tmp_p
     done = int(Trace.load(tmp_path / "kept" / "trace.csv")["round"][-1])
     assert 1 <= done < ROUNDS
     with flower(tmp_path / "home") as link:
-        text = finish(link.run(out=tmp_path / "resumed", checkpoint_dir=tmp_path / "kept", **common))
+        text = finish(link.run(out=str(tmp_path / "resumed"), checkpoint_dir=str(tmp_path / "kept"), **common))
     assert f"[ROUND 1/{ROUNDS - done}]" in text or f"[ROUND 1/{ROUNDS - done + 1}]" in text
     assert model(tmp_path / "resumed") == model(tmp_path / "whole")
     traces = [Trace.load(tmp_path / name / "trace.csv") for name in ("whole", "resumed")]

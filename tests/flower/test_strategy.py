@@ -334,8 +334,8 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_sent(bad: 
 
 def test_half_precision_that_would_overflow_keeps_the_model() -> None:
     wild = FedSSO(1e-6, 1, guard="none", fraction_evaluate=0.0)
-    start = {name: Array(a.numpy().astype("float16") if a.numpy().dtype == np.float32 else a.numpy())
-             for name, a in initial().items()}  # fmt: skip
+    start = {name: array.numpy() for name, array in initial().items()}
+    start = {name: Array(a.astype("float16") if a.dtype == np.float32 else a) for name, a in start.items()}
     result = wild.start(federation(), ArrayRecord(start), num_rounds=2)
     assert np.isfinite(vector(result.arrays)).all()
     assert wild.trace["kept"][1] == 1

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from .. import report
 from ..errors import InputError
 from ..trace import COLUMNS, Trace
 
@@ -75,10 +74,6 @@ class Journal:
             self.rows |= {round_: row for round_, row in _rows(Trace.load(path)) if round_ <= k}
         except InputError as error:
             log.warning("the rounds so far are missing in the trace: %s", error)
-
-    def curve(self, label: str, algorithm: str) -> report.Curve:
-        """The run for tables and plots, beside simulations if wished."""
-        return report.Curve(label, (self.trace,), algorithm)
 
 
 def _rows(trace: Trace) -> Iterator[tuple[int, dict[str, float]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import FedAvg
 
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS, make, name_of
@@ -26,9 +26,9 @@ from ..tree import to_dict
 from . import privacy
 from .exchange import Problem, Round, State
 from .folder import Saved
-from .recorded import Evaluate, Recorded
+from .recorded import Recorded
 from .screen import Screened, screen, tell
-from .settings import told
+from .settings import FEDAVG, sampling, told
 from .task import OWN, SETUP, Setup, write
 from .wire import arrays_of, same
 
@@ -38,9 +38,10 @@ log = logging.getLogger("flwr")
 class PhasedStrategy(Recorded):
     """Any algorithm of the registry, by name and the fields of its record: PhasedStrategy("scaffold", alpha=0.1).
 
-    Its clients are those of `client_app`. A round without min_train_nodes good replies in each exchange, or without
-    everybody's where the algorithm needs all clients, changes nothing. `l2` is the strength of the penalty l2/2 |x|^2.
-    `checkpoint_dir` keeps the server's state after every round, for `resume`.
+    Its clients are those of `client_app`. The keywords of FedAvg (fraction_train, min_train_nodes, ...) are taken as
+    well. A round without min_train_nodes good replies in each exchange, or without everybody's where the algorithm
+    needs all clients, changes nothing. `l2` is the strength of the penalty l2/2 |x|^2. `checkpoint_dir` keeps the
+    server's state after every round, for `resume`.
     """
 
     inner: FedAvg
@@ -53,26 +54,18 @@ class PhasedStrategy(Recorded):
         batch_size: int | None = None,
         seed: int = 0,
         l2: float = 0.0,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
         checkpoint_dir: str | Path | None = None,
-        **values: Any,
+        **keywords: Any,
     ) -> None:
-        self.record = _record(algorithm, values)
-        _admit(self.record, fraction_train)
+        self.record = _record(algorithm, {name: v for name, v in keywords.items() if name not in FEDAVG})
+        self.inner = FedAvg(**sampling({name: v for name, v in keywords.items() if name in FEDAVG}))
+        _admit(self.record, self.inner.fraction_train)
         local_steps, seed = integer("local_steps", local_steps, 1), integer("seed", seed)
         batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.protocol, self.local_steps = Protocol(local_steps, None, batch_size, seed=seed), local_steps
         self.l2 = _penalty(l2)
-        least = (min_train_nodes, min_evaluate_nodes, min_available_nodes)
-        self.inner = FedAvg(fraction_train, fraction_evaluate, *least, weighted_by_key)
         settings = f"{self.record}, {self.protocol}, l2={self.l2}"
         super().__init__(name_of(self.record), settings, checkpoint_dir)
-        self._timeout: float | None = None
         self._problem: Problem | None = None
         self._state: State | None = None
         self._round: Round | None = None
@@ -86,20 +79,6 @@ class PhasedStrategy(Recorded):
                 f"after round {saved.k}. Start again with another checkpoint_dir; fedsso can go on"
             )
         self._problem, self._state = problem, problem.start.restored(saved.tensors)
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluate | None = None,
-    ) -> Result:
-        """Run the rounds, `timeout` seconds for each exchange; a resumed run counts on."""
-        self._timeout = timeout
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def summary(self) -> None:
         """Log the settings."""

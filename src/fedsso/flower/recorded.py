@@ -36,6 +36,7 @@ class Recorded(Strategy):
         self.k = 0  # rounds done
         self._before = 0  # rounds done before this start
         self.moved = False  # whether one of the rounds since start moved the model
+        self._timeout: float | None = None  # of an exchange, in seconds
         self._evaluates: list[Message] = []  # the last messages
 
     @abstractmethod
@@ -71,7 +72,7 @@ class Recorded(Strategy):
 
     def curve(self, label: str = "") -> Curve:
         """The run for `fedsso.report`: tables and plots, beside simulations if wished."""
-        return self.journal.curve(label or f"{self.name} on Flower", self.name)
+        return Curve(label or f"{self.name} on Flower", (self.trace,), self.name)
 
     def start(
         self,
@@ -86,7 +87,7 @@ class Recorded(Strategy):
         """Run the rounds; a resumed run counts on, also towards clients and evaluate_fn."""
         if self.folder is not None:
             self.folder.check(fresh=self.k == 0)
-        self._before, self.moved = self.k, False
+        self._before, self.moved, self._timeout = self.k, False, timeout
         central = None if evaluate_fn is None else self._recorded(evaluate_fn)
         result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
         if not len(result.arrays):  # no round, or none that moved the model

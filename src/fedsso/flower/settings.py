@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any, cast
+
+from flwr.serverapp.strategy import FedAvg
 
 from .. import algorithms
 from ..checks import HUGE
@@ -13,6 +16,7 @@ from ..schedule import Decay, Step
 from ..server import Server
 
 RECORD = tuple(f.name for f in fields(cast(Any, algorithms.FedSSO)) if f.name != "alpha")
+FEDAVG = tuple(signature(FedAvg).parameters)
 RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
 
 
@@ -26,12 +30,18 @@ def split(
             raise InputError(f"{name} is called {right} on Flower; use {right}={keywords[name]!r}")
         if name not in (*RECORD, *fedavg):
             raise unknown("keyword", name, (*own, *RECORD, *fedavg))
-        if name.startswith("fraction_") and not 0 <= number(name, keywords[name]) <= 1:
-            raise InputError(f"{name} must lie in [0, 1], got {name}={keywords[name]}")
-        if name.startswith("min_"):
-            integer(name, keywords[name], 0)
     values = {name: value for name, value in keywords.items() if name in RECORD}
-    return values, {name: value for name, value in keywords.items() if name not in RECORD}
+    return values, sampling({name: value for name, value in keywords.items() if name not in RECORD})
+
+
+def sampling(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of FedAvg with shares that are shares and counts that are counts; else Flower would wait for ever."""
+    for name, value in keywords.items():
+        if name.startswith("fraction_") and not 0 <= number(name, value) <= 1:
+            raise InputError(f"{name} must lie in [0, 1], got {name}={value}")
+        if name.startswith("min_"):
+            integer(name, value, 0)
+    return keywords
 
 
 def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, Any]) -> Server:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from copy import copy
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,10 @@ from . import privacy, settings
 from .folder import Saved
 from .recorded import Recorded, of
 from .screen import Screened, screen, tell
-from .settings import server, split
+from .settings import FEDAVG, server, split
 from .wire import BUFFERS, Arrays, Model, arrays_of, same
 
 log = logging.getLogger("flwr")
-FEDAVG = tuple(signature(FedAvg).parameters)
 PATIENCE = 3  # rounds in a row in which the inner strategy may fail
 OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers")
 STEPPING = (
@@ -78,7 +76,7 @@ class FedSSO(Recorded):
         arrays = arrays_of(saved.arrays)
         model = self._layout(arrays)
         if saved.tensors:
-            self.server.restore(model.ravel(arrays), dict(saved.tensors))
+            self.server.restore(model.ravel(arrays), saved.tensors)
 
     def summary(self) -> None:
         """Log the settings of FedSSO and of the strategy inside."""
