@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-deploy test-frameworks check format bench smoke docs clean
+.PHONY: help demo test test-slow test-deploy test-frameworks check format bench robustness smoke docs clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -49,6 +49,10 @@ format: .venv/.complete  ## let ruff repair and format the code
 
 bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
 	$(BIN)/python -m benchmarks
+
+robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tasks, resumable: docs/robustness.json (days on a CPU, 20 minutes on a GPU)
+	$(BIN)/python -m benchmarks.robustness
+	$(BIN)/python -m benchmarks.robustness_report
 
 smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
 	$(BIN)/python docs/smoke.py

@@ -1,5 +1,6 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
-results of smoke.py, and those of results/README.md; with `--figures` also the pictures.
+results of smoke.py, those of robustness.md from the numbers of its bench, and those of results/README.md; with
+`--figures` also the pictures.
 
 python docs/build.py [--figures]
 """
@@ -10,7 +11,8 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from inspect import getdoc, getmodule
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,21 @@ def summary() -> str:
     return (RESULTS / "table2-summary.md").read_text()
 
 
-TABLES_OF = {
+def robustness(*, participation: bool) -> str:
+    """A table of the robustness bench, from robustness.json: the cells that differ in participation, or all others."""
+    sys.path.insert(0, str(DOCS.parent))  # the benchmarks are not installed
+    from benchmarks.robustness_report import table
+
+    return table(json.loads((DOCS / "robustness.json").read_text()), participation=participation)
+
+
+TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
     "datasets.md": {"sets": sets, "smoke": smoke},
+    "robustness.md": {
+        "participation": partial(robustness, participation=True),
+        "changes": partial(robustness, participation=False),
+    },
     "../results/README.md": {"table2-summary": summary},
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +15,18 @@ from torch import Tensor
 
 from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, load, simulate, sweep
 from fedsso import quasi_newton as qn
+from fedsso.algorithm import Cohort
+from fedsso.algorithms import fedsso
 from fedsso.context import context
 from fedsso.data import quadratic
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
 from fedsso.options import complete
 from fedsso.schedule import at
+from fedsso.tree import gram
 
 EXACT: dict[str, Any] = {"model": "linear", "batch_size": None, "dtype": "float64", "device": "cpu"}
+DENSE = ("bfgs", "bfgs-dense")
 NOISY: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 
 
@@ -223,40 +229,107 @@ def test_the_guards_first_step_is_fedavgs(fed: Federation) -> None:
     torch.testing.assert_close(short.x - start, (b.x - start) / 2, rtol=1e-7, atol=1e-10)
 
 
-def test_the_step_stays_within_the_radius_and_the_radius_follows_its_rules(fed: Federation) -> None:
-    """theta is the share of the slope that is left along the last step, 0 at a line minimum."""
-    grown = shrunk = kept = 0
-    for seed in range(3):
-        states = stepwise(fed, FedSSO(alpha=0.05), 40, "mlp", seed=seed)
-        for before, after in pairwise(states[1:]):
-            theta = float((after.g * before.s).sum() / -(before.g * before.s).sum())
-            r, new = float(before.guard.radius), float(after.guard.radius)
-            length = float(after.s.norm())
-            assert length <= new * (1 + 1e-12)
-            assert bool(after.guard.capped) == (length > new * (1 - 1e-9))
-            if theta > 0.8:
-                assert new == pytest.approx(0.7 * r, rel=1e-15)
-                shrunk += 1
-            elif theta < -0.1 and bool(before.guard.capped):
-                assert new == 2 * r
-                grown += 1
-            else:
-                assert new == r
-                kept += 1
-    assert min(grown, shrunk, kept) >= 3
+def secant(theta: float, k: int) -> float:
+    """What the radius is multiplied by in round k, if it may: where the slope of a parabola would be 0."""
+    most = 10.0 if k <= 4 else 2.0
+    return most if 1 + theta <= 1 / most else max(1 / (1 + theta), 0.5)
 
 
-def test_the_guard_skips_pairs_with_a_small_cosine(fed: Federation) -> None:
-    skipped = taken = 0
-    for seed in range(4):
-        states = stepwise(fed, FedSSO(alpha=0.05), 30, "mlp", seed=seed, batch_size=1)
+def test_the_radius_follows_its_rule_round_by_round(fed: Federation) -> None:
+    """From x and g alone, in plain floats: theta is the share of the slope that is left along the last step."""
+    seen: Counter[str] = Counter()
+    for alpha, seed in itertools.product((0.002, 0.05), range(2)):
+        states = stepwise(fed, FedSSO(alpha=alpha), 30, seed=seed)
+        r, capped = alpha * 3 * float(states[1].g.norm()), True  # round 1: FedAvg's step, which is shorter than eta g
+        for k, (old, before, after) in enumerate(zip(states, states[1:], states[2:], strict=False), 2):
+            s = before.x - old.x
+            t = secant(float((after.g * s).sum() / -(before.g * s).sum()), k)
+            if t < 1 or capped:
+                r *= t
+            length = float((after.x - before.x).norm())
+            assert float(after.guard.radius) == pytest.approx(r, rel=1e-9)
+            assert length <= r * (1 + 1e-9)
+            at_bound = t in (0.5, 2, 10) and (t < 1 or capped)
+            seen[f"{t:g}" if at_bound else "shrunk" if t < 1 else "grown" if capped else "kept"] += 1
+            capped = length > r * (1 - 1e-9)
+            assert bool(after.guard.capped) == capped
+    assert min(seen[event] for event in ("10", "2", "0.5", "shrunk", "grown", "kept")) >= 3, seen
+
+
+def test_the_server_knows_b_times_s(fed: Federation) -> None:
+    """B s = -t g, with t the part of -B^-1 g that was taken, in every form that keeps the matrix; dual: s = -t H g."""
+    for form, guard in itertools.product(("bfgs-dense", "dfp-dense"), ("adaptive", "none")):
+        states = stepwise(fed, FedSSO(alpha=0.05, eta=0.7, guard=guard, form=form, R=9), 12, "mlp")[1:]
+        assert guard == "none" or 2 <= sum(bool(state.guard.capped) for state in states) <= 10
+        for state in states:
+            M, s, step = state.curvature.matrix[0], state.s[0], -state.guard.share[0] * state.g[0]
+            a, b = (M @ s, step) if form == "bfgs-dense" else (s, M @ step)
+            assert float((a - b).norm() / b.norm()) < 1e-10
+
+
+def turned(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """s, y at given cosines to it, g_{k-1} and B with B s = -0.3 g_{k-1}; one trial each."""
+    draw = torch.Generator().manual_seed(1)
+    M = torch.randn(5, 5, generator=draw, dtype=torch.float64)
+    B = M @ M.mT + torch.eye(5, dtype=torch.float64)
+    s, across = torch.eye(5, dtype=torch.float64)[:2]
+    y = 2 * (cosines[:, None] * s + (1 - cosines.square()).sqrt()[:, None] * across)
+    g = (B @ s / -0.3).expand_as(y)
+    return s.expand_as(y), y, g, B.expand(len(y), 5, 5)
+
+
+def damped(s: Tensor, y: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+    g = old + y
+    one = torch.ones(len(y), 1, dtype=torch.float64)
+    guard = fedsso.Guard(radius=one, slope=-(old * s).sum(-1, keepdim=True), share=0.3 * one, capped=one > 0)
+    return fedsso._damped(y.clone(), g, gram(s, y, g), guard)
+
+
+def test_a_y_that_hardly_points_along_s_is_drawn_towards_b_s() -> None:
+    cosines = torch.tensor([-1, -0.4, 0, 0.03, 0.15, 0.299, 0.3, 0.301, 0.7, 1], dtype=torch.float64)
+    s, y, old, B = turned(cosines)
+    found, products = damped(s, y, old)
+    for cosine, before, after, Bs in zip(cosines.tolist(), y, found, (B @ s[..., None])[..., 0], strict=True):
+        phi = min(cosine / 0.3, 1.0)
+        expected = phi * before + (1 - phi) * Bs if cosine > 0 else torch.zeros(5, dtype=torch.float64)
+        torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found[-3:], y[-3:])  # from 0.3 on nothing is touched
+    torch.testing.assert_close(products, gram(s, found, old + y), rtol=1e-12, atol=1e-12)
+
+
+def test_damping_is_continuous_in_the_angle() -> None:
+    """Also where the pair is skipped: halving the distance between angles halves the largest change of B."""
+
+    def jump(n: int) -> float:
+        s, y, old, B = turned(torch.linspace(-0.2, 0.6, n + 1, dtype=torch.float64))
+        y, products = damped(s, y, old)
+        pair = qn.judge(products, 1e-4, 9999.0)
+        new, _ = qn.form("bfgs-dense", 1, 1).step(qn.Matrix(B), s, y, old, pair, 2, False)
+        return float((new.matrix[1:] - new.matrix[:-1]).flatten(1).norm(dim=1).max())
+
+    assert jump(4000) == pytest.approx(jump(2000) / 2, rel=0.05)
+
+
+def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Federation) -> None:
+    seen: Counter[str] = Counter()
+    for batch, seed in itertools.product((1, 4), range(2)):
+        states = stepwise(fed, FedSSO(alpha=0.002), 30, seed=seed, batch_size=batch)
         for before, after in pairwise(states[1:]):
             s, y = before.s[0], (after.g - before.g)[0]
-            small = float(y @ s) < 0.1 * float(s.norm() * y.norm())
-            assert int(after.curvature.held) - int(before.curvature.held) == (not small)
-            assert bool(after.seen[0, 2]) == small
-            skipped, taken = skipped + small, taken + (not small)
-    assert min(skipped, taken) >= 5
+            cosine = float(y @ s / (s.norm() * y.norm()))
+            assert int(after.curvature.held) - int(before.curvature.held) == (cosine > 0)
+            assert bool(after.seen[0, 2]) == (cosine <= 0)
+            phi = min(max(cosine, 0) / 0.3, 1.0)
+            drawn = float(phi * y @ s - (1 - phi) * before.guard.share * before.g[0] @ s) if phi else 0.0
+            assert float(after.seen[0, 0]) == pytest.approx(drawn, rel=1e-9, abs=1e-15)
+            seen["against" if cosine <= 0 else "drawn" if phi < 1 else "kept"] += 1
+    assert len(seen) == 3
+    assert min(seen.values()) >= 5, seen
+
+
+def test_forms_agree_over_a_damped_run(fed: Federation) -> None:
+    low, dense = (stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE)
+    assert float((low.x - dense.x).norm() / dense.s.norm()) < 1e-9
 
 
 def test_without_the_guard_negative_curvature_enters_with_an_enforced_value(fed: Federation) -> None:
@@ -286,6 +359,158 @@ def test_the_guard_rescues_a_step_that_is_too_long(fed: Federation) -> None:
     assert tame.diverged is None
     assert tame.trace["train_loss"][-1] < 0.8 * tame.trace["train_loss"][1]
     assert not wild.trace["train_loss"][-1] < wild.trace["train_loss"][1]
+
+
+# --- the client step chosen by the server ----------------------------------------------------------------------------
+DRIFT = 0.2  # alpha tau L that it aims at
+
+
+def isotropic(L: float, tau: int, rounds: int = 8, eta: float = 0.5) -> list[float]:
+    """alpha tau L after every round if all clients have the Hessian L I: they come back with (1 - alpha L)^tau of x.
+
+    eta < 1 keeps x away from the optimum, where s and y would be rounding errors.
+    """
+    record, x = FedSSO(eta=eta), torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
+    state, found = record.server_init(x), []
+    for k in range(1, rounds + 1):
+        v = (1 - state.alpha * L) ** tau * state.x
+        state = record.server(state, v - state.x, Cohort(k, 1, torch.arange(1), 1.0, float(tau)))
+        found.append(float(state.alpha) * tau * L)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("L", "expected"),
+    [
+        (1.0, [0.01, 0.1, DRIFT, DRIFT, DRIFT]),
+        (40.0, [0.4, DRIFT, DRIFT, DRIFT, DRIFT]),
+        (1e4, [100, DRIFT, DRIFT, DRIFT, DRIFT]),
+        (1e-3, [1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),  # as far as factors of 10 lead
+    ],
+)
+def test_auto_with_one_local_step(L: float, expected: list[float]) -> None:
+    """y = L s whatever alpha is: rounds 2 to 5 set alpha L = DRIFT, rising tenfold at most; then it stays."""
+    found = isotropic(L, 1)
+    assert found[:5] == pytest.approx(expected, rel=1e-9)
+    assert found[5:] == found[4:5] * 3
+
+
+@pytest.mark.parametrize("L", [1e-3, 0.05, 1.0, 5.0])
+@pytest.mark.parametrize("tau", [5, 20])
+def test_auto_with_several_local_steps(L: float, tau: int) -> None:
+    """The mean gradient of the way is less steep than L, and g_{k-1} belongs to another alpha: DRIFT is met roughly."""
+    found = isotropic(L, tau)
+    assert DRIFT / 2 < found[4] < DRIFT * 2.5
+    assert found[5:] == found[4:5] * 3
+
+
+def alphas(fed: Federation, rounds: int = 7, record: FedSSO | None = None, **options: Any) -> list[float]:
+    """The client step of every round."""
+    options = {"batch_size": None, **options}
+    return [float(state.alpha) for state in stepwise(fed, record or FedSSO(), rounds, "linear", **options)[:-1]]
+
+
+def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
+    """Round 2 sets alpha whatever it was, rounds 3 to 5 only raise it, all at most tenfold; then it stays."""
+    assert FedSSO() == FedSSO(alpha="auto")
+    seen: Counter[str] = Counter()
+    for batch, seed in itertools.product((1, 4), range(4)):
+        alpha = 0.01
+        for k, (before, after) in enumerate(pairwise(stepwise(fed, FedSSO(), 7, batch_size=batch, seed=seed)), 1):
+            assert float(before.alpha) == pytest.approx(alpha, rel=1e-12)
+            if 2 <= k <= 5:
+                wanted = DRIFT / (3 * float((after.g - before.g).norm() / before.s.norm()))
+                seen["tenfold" if wanted > 10 * alpha else "raised" if wanted > alpha else f"lower {k > 2}"] += 1
+                alpha = min(wanted if k == 2 else max(wanted, alpha), 10 * alpha)
+            assert float(after.alpha) == pytest.approx(alpha, rel=1e-12)
+    assert {"tenfold", "raised", "lower True"} <= seen.keys(), seen
+
+
+def test_the_trace_tells_the_step(quad: Federation) -> None:
+    run_: Run = simulate(quad, algorithm=FedSSO(), rounds=7, local_steps=4, **EXACT)
+    assert np.isnan(run_.trace["alpha"][0])
+    assert run_.trace["alpha"][1:].tolist() == alphas(quad, local_steps=4)
+    assert "alpha" not in simulate(quad, algorithm=FedSSO(alpha=0.1), rounds=1, **EXACT).trace.columns
+
+
+def test_the_clients_use_the_step_of_the_message(quad: Federation) -> None:
+    states = stepwise(quad, FedSSO(), 7, "linear", batch_size=None, local_steps=4)
+    for before, after in pairwise(states):
+        alpha = float(before.alpha)
+        v = fly(quad, FedAvg(alpha=alpha), 1, local_steps=4, init=before.x[0])
+        torch.testing.assert_close(after.g[0], (before.x[0] - v) / (4 * alpha), rtol=1e-12, atol=1e-13)
+    assert len({float(state.alpha) for state in states}) >= 3
+
+
+def test_the_message_is_the_model_and_one_number(quad: Federation) -> None:
+    fixed, auto = (simulate(quad, algorithm=FedSSO(alpha=a), rounds=2, **EXACT).trace for a in (0.01, "auto"))
+    np.testing.assert_array_equal(fixed["bytes_down"][1:], 4 * 6 * 8)
+    np.testing.assert_array_equal(auto["bytes_down"][1:], 4 * (6 + 1) * 8)
+    np.testing.assert_array_equal(auto["bytes_up"], fixed["bytes_up"])
+
+
+def test_auto_follows_the_scale_of_the_features() -> None:
+    """Features c times as large, x and its start 1/c: the Hessian is c^2 times as large."""
+    draw = torch.Generator().manual_seed(11)
+    Q = torch.linalg.qr(torch.randn(3, 6, 6, generator=draw, dtype=torch.float64)).Q
+    A = Q @ torch.diag(torch.linspace(0.1, 1, 6, dtype=torch.float64)) @ Q.mT
+    b = torch.randn(3, 6, generator=draw, dtype=torch.float64)
+    A, start = (A + A.mT) / 2, torch.ones(6, dtype=torch.float64)
+    for tau in (1, 5):
+        one, *others = (
+            c * c * alphas(quadratic(c * c * A, b / c), local_steps=tau, init=start / c)[-1] for c in (1, 0.1, 3)
+        )
+        assert all(0.5 < other / one < 2 for other in others)  # the way there differs: alpha_1 = 0.01 for all
+    line = [c * c * alphas(one_dimension([c * c, 3 * c * c], [0, 2 / c], [0.5, 0.5]), local_steps=1)[3] for c in (1, 3)]
+    assert line == pytest.approx([DRIFT / 2] * 2, rel=1e-9)  # H = 2 c^2
+
+
+def test_auto_is_not_moved_by_the_first_answer() -> None:
+    """If nobody answers in round 1, the first answer comes with no pair (s, y), so with nothing to choose by."""
+    fed = one_dimension([1, 3, 0.5], [0, 2, -1], [0.5, 0.3, 0.2])
+    options: dict[str, Any] = {"local_steps": 5, "drop_rate": 0.8, "batch_size": None}
+    plans = (Rounds(fed, Protocol(**options, seed=seed)) for seed in range(100))
+    late = next(plan for plan in plans if not len(plan.plan(1).answered) and len(plan.plan(2).answered))
+    steps = alphas(fed, 3, **options, seed=late.protocol.seed, init=torch.tensor([4.0]))
+    assert steps == [0.01] * 3
+
+
+def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
+    """g = 0, so s = y = 0: the step stays what it is, and the run where it is."""
+    fed = one_dimension([1.0], [0.0], [1.0])
+    run_: Run = simulate(fed, algorithm=FedSSO(), rounds=6, init=torch.zeros(1), **EXACT)
+    assert run_.diverged is None
+    assert run_.trace["alpha"][1:].tolist() == [0.01] * 6
+
+
+def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
+    records = [FedSSO(eta=eta, lam=lam) for eta, lam in ((0.01, 1e-4), (0.02, 1e-4), (1.0, 0.5))]
+    options: dict[str, Any] = {**NOISY, "participation": 0.6}
+    together = sweep(fed, "mclr", records, rounds=7, **options)
+    ends = [stepwise(fed, record, 7, participation=0.6)[-1] for record in records]
+    assert len({float(end.alpha) for end in ends}) == 3
+    for run_, end in zip(together, ends, strict=True):
+        torch.testing.assert_close(run_.x, end.x[0], rtol=1e-10, atol=1e-12)
+
+
+def test_auto_and_fixed_steps_in_one_sweep(fed: Federation) -> None:
+    records = [FedSSO(alpha=0.05), FedSSO(), FedSSO(alpha=Decay(0.1, 2.0)), FedSSO(eta=0.5)]
+    for record, run_ in zip(records, sweep(fed, "mclr", records, rounds=4, **NOISY), strict=True):
+        torch.testing.assert_close(run_.x, simulate(fed, "mclr", record, rounds=4, **NOISY).x, rtol=1e-10, atol=1e-12)
+        assert run_.spec.record == record
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(fed: Federation, k: int) -> None:
+    full = complete({**NOISY, "dtype": "float32"})
+    whole, half, rest = (Simulation(context(fed, "mclr", full).job(full), [FedSSO()]) for _ in range(3))
+    run(whole, 8)
+    run(half, k)
+    rest.restore({name: leaf.clone() for name, leaf in half.state().items()})
+    run(rest, 8)
+    assert torch.equal(rest.server.x, whole.server.x)
+    assert torch.equal(rest.server.alpha, whole.server.alpha)
+    assert float(whole.server.alpha) != 0.01
 
 
 # --- memory, diagnostics, errors -------------------------------------------------------------------------------------
@@ -364,6 +589,8 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
         ({"alpha": 0}, r"alpha must be > 0 and finite, got alpha=0"),
         ({"eta": float("inf")}, r"eta must be > 0 and finite, got eta=inf"),
         ({"alpha": True}, r"alpha must be a number, got alpha=True"),
+        ({"alpha": "outo"}, r"^alpha (?=.*'outo')(?=.*\bauto\b)"),
+        ({"eta": "auto"}, r"eta must be a number, got eta='auto'"),
         ({"guard": "adaptve"}, r"unknown guard 'adaptve'; did you mean 'adaptive'\?"),
         ({"form": "bfsg"}, r"unknown form 'bfsg'; did you mean 'bfgs'\?"),
     ],

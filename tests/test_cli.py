@@ -327,6 +327,24 @@ def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
     assert load_run(tmp_path / "b").spec.hyper["alpha"] == 0.2
 
 
+def test_a_step_that_the_server_chooses(tmp_path: Path) -> None:
+    """The word on the command line, in a file or left out is the same setting, and is written as it was read."""
+    config, saved = tmp_path / "c.toml", tmp_path / "saved.toml"
+    config.write_text('[fedsso]\nalpha = "auto"\n')
+    shown = fedsso("run", *SMALL, "--alpha", "auto", "--out", tmp_path / "a", "--save-config", saved).stdout
+    fedsso("run", *SMALL, "--config", config, "--out", tmp_path / "b")
+    fedsso("run", *SMALL, "--out", tmp_path / "c")
+    fedsso("run", "--config", tmp_path / "a" / "spec.toml", "--out", tmp_path / "d")
+    fedsso("run", "--config", saved, "--out", tmp_path / "e")
+    runs = [load_run(tmp_path / name) for name in "abcde"]
+    assert {run.spec.hyper["alpha"] for run in runs} == {"auto"}
+    assert len({run.spec.identity for run in runs}) == 1
+    assert all(curve(tmp_path / name) == curve(tmp_path / "a") for name in "bcde")
+    assert f"fedsso alpha=auto: client step {runs[0].trace['alpha'][-1]:.3g}\n" in shown
+    fedsso("run", *SMALL, "--config", config, "--alpha", 0.01, "--out", tmp_path / "f")
+    assert load_run(tmp_path / "f").spec.hyper["alpha"] == 0.01
+
+
 def test_options_of_one_data_set_come_from_the_file(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('model = "linear"\nloss = "bce"\n[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n')
@@ -341,7 +359,8 @@ BAD_FILES = {
     "unknown schedule key": ("[fedsso.alpha]\nscal = 1.0", "did you mean 'scale'?"),
     "wrong type": ('rounds = "many"', "rounds must be a valid integer, got 'many'"),
     "wrong union": ('batch_size = "all"', "batch_size must be a valid integer or 'full', got 'all'"),
-    "wrong field type": ('[fedsso]\nalpha = "x"', "fedsso.alpha must be a valid number or a table, got 'x'"),
+    "wrong field type": ('[fedsso]\nalpha = "x"', "fedsso.alpha must be a valid number or a table or 'auto', got 'x'"),
+    "a word for another": ('[fedavg]\nalpha = "auto"', "fedavg.alpha must be a valid number or a table, got 'auto'"),
     "wrong schedule type": ('[fedsso.alpha]\nscale = "x"', "fedsso.alpha.scale must be a valid number, got 'x'"),
     "not a table": ("data = 3", "data must be a table, got 3"),
     "malformed": ("rounds = = 3", "as TOML"),
@@ -392,6 +411,8 @@ BAD = {
         "--guard is no option of fedavg; choose from --alpha, --eta",
     ),
     "not a number": (["--alpha", "small"], "small"),
+    "a wrong word": (["--alpha", "outo"], "auto"),
+    "a word for another": (["--algorithm", "fedavg", "--alpha", "auto"], "got alpha='auto'"),
     "no such option": (["--alhpa", "1"], "--alpha"),
     "no file": (["--config", "nowhere.toml"], "nowhere.toml"),
 }

@@ -132,6 +132,20 @@ def test_a_file_may_list_values_for_one_algorithm(tmp_path: Path) -> None:
     assert document["results"][1]["hyper"]["alpha"] == {"scale": 1.0, "shift": 9.0, "power": 1.0}
 
 
+def test_a_word_among_the_numbers(tmp_path: Path) -> None:
+    """alpha=auto is a setting of the grid as any number is: in the table, in the map and in the settings file."""
+    document = found(*SMALL, "--algorithms", "fedsso", "--alpha", "0.1,auto", "--eta", "0.3,1", "--out", tmp_path)
+    assert [setting["hyper"]["alpha"] for setting in document["grid"]] == [0.1, 0.1, "auto", "auto"]
+    assert {row["alpha"] for row in trials(tmp_path)} == {"0.1", "auto"}
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+    assert tomllib.loads((tmp_path / "sweep.toml").read_text())["fedsso"]["alpha"] == [0.1, "auto"]
+    before = parts(tmp_path)
+    assert found("--config", tmp_path / "sweep.toml", "--out", tmp_path)["grid"] == document["grid"]
+    assert parts(tmp_path) == before
+    (only,) = found(*SMALL, "--algorithms", "fedsso", "--alpha", "auto", "--eta", "1")["grid"]
+    assert only["final_accuracy"] == document["grid"][3]["final_accuracy"]
+
+
 def test_all_algorithms_and_what_cannot_run() -> None:
     document = found(*SMALL, "--rounds", 1, "--algorithms", "all", "--alpha", 0.1, "--eta", 1, "--mu", 0.1)
     assert len(document["results"]) == 25
@@ -227,6 +241,7 @@ BAD = {
     "a gap": (["--alpha", "0.1,,0.3"], "'' is not a valid float"),
     "twice": (["--alpha", "0.1,0.3,0.1"], "alpha must list different values"),
     "value": (["--alpha", "0.1,-1"], "alpha must be > 0"),
+    "word": (["--alpha", "0.1,outo"], "auto"),
     "form": (["--form", "bfgs,dpf"], "did you mean 'dfp'?"),
     "seeds": (["--seeds", "0,0"], "seeds must be different"),
     "minutes": (["--minutes", "0"], "--minutes must be > 0, got 0"),

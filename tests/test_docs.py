@@ -30,7 +30,7 @@ def module(path: str) -> ModuleType:
     return made
 
 
-@pytest.mark.parametrize("name", ["algorithms.md", "datasets.md", "../results/README.md"])
+@pytest.mark.parametrize("name", ["algorithms.md", "datasets.md", "robustness.md", "../results/README.md"])
 def test_the_tables_are_the_registrys(name: str) -> None:
     assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), "run `make docs`"
 

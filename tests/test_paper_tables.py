@@ -162,6 +162,7 @@ def test_settings_show_what_is_tuned(block: Block) -> None:
     shown = {name: settings(s) for name, s in block.chosen["first hit"].items()}
     assert "η=" in shown["fedsso"]
     assert "guard" not in shown["fedsso"]
+    assert shown["fedsso-default"].split() == ["α=auto", "η=1"]
     assert "η" not in shown["fedavg"]
     assert "μ=0.1" in shown["fedac"]
 

@@ -295,14 +295,6 @@ def test_a_pair_just_above_the_flat_limit_enters() -> None:
     assert judge(vector(1, 0), vector(-2e-8, 1), LAM, LAMB).accept
 
 
-def test_cosine_test() -> None:
-    s, y = vector(1, 0), vector(3, 4)  # cosine 0.6
-    assert judge(s, y, LAM, LAMB, cosine=0.59).accept
-    assert not judge(s, y, LAM, LAMB, cosine=0.61).accept
-    assert not judge(s, -y, LAM, LAMB, cosine=0.1).accept
-    assert judge(s, -y, LAM, LAMB).accept
-
-
 def test_bounds_may_differ_by_trial() -> None:
     s, y = vector(1, 0).expand(3, 2), vector(2, 0).expand(3, 2)
     verdict = judge(s, y, torch.tensor([[0.1], [3.0], [0.1]]), torch.tensor([[9.0], [9.0], [1.9]]))

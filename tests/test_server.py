@@ -117,3 +117,21 @@ def test_another_size_and_another_form_are_refused() -> None:
         Server(fedsso.FedSSO(alpha=0.3), 3).restore(x[:3], server.tensors())
     with pytest.raises(fedsso.InputError, match="local_steps"):
         Server(fedsso.FedSSO(alpha=0.3), 0)
+
+
+def test_a_model_that_somebody_moves_uphill_teaches_nothing() -> None:
+    """Then s is not the server's step, so neither B s nor the slope is known: no pair, and the same radius."""
+    server = Server(fedsso.FedSSO(alpha=0.3), 3)
+    x = go(server, torch.zeros(4, dtype=torch.float64), 3)
+    assert server.state is not None
+    radius, g = server.state.guard.radius.clone(), server.state.g[0]
+    moved = x + 5 * g
+    server.step(moved, trained(moved, 0.3, 3))
+    assert server.diagnostics()["skipped"] == 1
+    assert torch.equal(server.state.guard.radius, radius)
+
+
+def test_a_step_that_it_would_have_to_choose_is_refused() -> None:
+    """It cannot tell the clients, whom somebody else runs: alpha="auto" is refused before any round."""
+    with pytest.raises(fedsso.InputError, match=r"alpha.*auto"):
+        Server(fedsso.FedSSO(), 3)

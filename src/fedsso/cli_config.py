@@ -153,7 +153,9 @@ def table(record: type, several: bool = False) -> type[Table]:
 
 def _simple(hint: Any) -> Any:
     """The part of a type that a TOML list can hold."""
-    parts = [p for p in alternatives(hint) if p is not type(None) and not issubclass(p, BaseModel)]
+    parts = [
+        p for p in alternatives(hint) if p is not type(None) and not (isinstance(p, type) and issubclass(p, BaseModel))
+    ]
     return reduce(or_, parts)
 
 

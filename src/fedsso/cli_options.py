@@ -46,7 +46,13 @@ class Value(Kind):
         for base in self.bases[:-1]:
             with suppress(click.BadParameter):
                 return base.convert(value, param, ctx)
-        return self.bases[-1].convert(value, param, ctx)
+        try:
+            return self.bases[-1].convert(value, param, ctx)
+        except click.BadParameter as error:
+            if not self.words:
+                raise
+            words = ", ".join(map(repr, self.words))
+            raise click.BadParameter(f"{error.message.rstrip('.')}, nor {words}.", ctx, param) from None
 
 
 class Several(Kind):

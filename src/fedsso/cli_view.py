@@ -91,6 +91,12 @@ def show(
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
     print_table(result_table(curves, targets))
+    for curve in curves:
+        steps = [f"{trace['alpha'][-1]:.3g}" for trace in curve.traces if "alpha" in trace.columns]
+        if steps:
+            output.print(
+                f"{curve.label}: client step {', '.join(steps)}", markup=False, soft_wrap=True, highlight=False
+            )
     for name, reason in left_out.items():
         output.print(f"left out: {name}: {reason}", markup=False, soft_wrap=True, highlight=False)
     if out is not None:

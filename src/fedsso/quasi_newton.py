@@ -53,17 +53,10 @@ class Verdict(NamedTuple):
     skipped: Tensor  # there was a step, but its pair does not enter
 
 
-def judge(
-    products: Tensor,
-    lam: float | Tensor,
-    Lam: float | Tensor,
-    *,
-    dual: bool = False,
-    cosine: float | Tensor = 0.0,
-) -> Verdict:
+def judge(products: Tensor, lam: float | Tensor, Lam: float | Tensor, *, dual: bool = False) -> Verdict:
     """The paper's curvature test, from the products [*L, 2, 2] of s and y in float64 (`tree.gram(s, y)`).
 
-    Zero, non-finite or flat pairs, or cos(s, y) < cosine, are not accepted.
+    Zero, non-finite or flat pairs are not accepted.
     """
     ss, rho, yy = products[..., 0, :1], products[..., 0, 1:2], products[..., 1, 1:2]
     square = ss if dual else yy
@@ -71,7 +64,7 @@ def judge(
     ok = (lam < ratio) & (ratio < Lam)  # false for rho <= 0 as well: the ratio is then negative or infinite
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
-    accept = (rho.abs() > FLAT * length) & ((rho >= cosine * length) | (cosine <= 0))
+    accept = rho.abs() > FLAT * length
     one = torch.ones_like(rho)  # makes float64 of bounds that a float32 sweep holds
     cur = torch.where(ok, rho, 2 * square / (lam * one + Lam * one))
     return Verdict(rho, cur, accept, accept & ~ok, ~accept & (ss > 0))

@@ -10,7 +10,8 @@ ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's denom
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
+from typing import Literal
 
 from .errors import InputError, number
 from .tree import Scalar, hyper, param
@@ -41,9 +42,14 @@ class Decay:
 Step = Scalar | Decay
 """A step size: a constant or a schedule."""
 
+Auto = Literal["auto"]
+"""A step size that the algorithm chooses."""
 
-def at(step: Step, k: int) -> Scalar:
-    """The step size of round k."""
+
+def at(step: Step | Auto, k: int, chosen: Scalar = nan) -> Scalar:
+    """The step size of round k; for "auto" the one that was chosen."""
+    if isinstance(step, str):
+        return chosen
     return step(k) if isinstance(step, Decay) else step
 
 

@@ -33,6 +33,10 @@ class Server:
     """
 
     def __init__(self, record: FedSSO, local_steps: float) -> None:
+        if isinstance(record.alpha, str):
+            raise InputError(
+                "alpha='auto' needs clients that are told their step; give the number that yours use, as in alpha=0.01"
+            )
         self.record, self.local_steps = record, number("local_steps", local_steps)
         if not 1 <= self.local_steps < MOST:
             raise InputError(f"local_steps must be a number >= 1, the clients' mean tau, got {local_steps!r}")

@@ -23,7 +23,7 @@ Tree = Any
 """A tensor, a tuple or named tuple of trees, or ()."""
 
 R = TypeVar("R")
-SWEPT = ("Scalar", "Step")
+SWEPT = ("Scalar", "Step", "Step | Auto")
 CACHED = 1 << 18  # float64 numbers that are widened at a time
 
 
@@ -79,6 +79,8 @@ def signature(record: Any) -> tuple[Any, ...]:
             parts.append(value)
         elif is_dataclass(value):
             parts.append(signature(value))
+        elif isinstance(value, str):
+            parts.append(value)
     return tuple(parts)
 
 
@@ -92,7 +94,7 @@ def stack(records: Sequence[R], dtype: torch.dtype, device: torch.device) -> R:
         column = [getattr(r, name) for r in records]
         if is_dataclass(column[0]):
             values[name] = stack(column, dtype, device)
-        else:
+        elif not isinstance(column[0], str):
             values[name] = torch.tensor(column, dtype=dtype, device=device).reshape(-1, 1)
     stacked: R = object.__new__(type(first))
     for name, value in values.items():

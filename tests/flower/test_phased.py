@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
 CONVEX = ("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton")
 EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
-    "fedsso": ({}, {"form": "lbfgs", "m": 2}),
+    "fedsso": ({}, {"alpha": 0.05, "form": "lbfgs", "m": 2}),  # the clients' step comes with the message, or not
     "scaffold": ({}, {"option": "I"}),
     "fednl": (
         {},

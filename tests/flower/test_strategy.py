@@ -316,12 +316,19 @@ def test_local_steps_must_be_a_count(local_steps: object) -> None:
         FedSSO(eta_l=0.1, local_steps=local_steps)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("eta_l", [0, -1.0, "0.1", float("nan"), None])
+@pytest.mark.parametrize("eta_l", [0, -1.0, "0.1", "auto", float("nan"), None])
 def test_the_clients_step_goes_by_its_name_here(eta_l: object) -> None:
     with pytest.raises(fedsso.InputError, match="eta_l"):
         FedSSO(eta_l=eta_l, local_steps=2)  # type: ignore[arg-type]
     with pytest.raises(fedsso.InputError, match="alpha is called eta_l on Flower"):
         FedSSO(alpha=0.1, local_steps=2)
+
+
+def test_a_step_that_the_server_chooses_is_refused_with_a_remedy() -> None:
+    """Flower's clients train as they always do: no strategy can tell them a step, but PhasedStrategy can its own."""
+    for keywords in ({"eta_l": "auto"}, {"alpha": "auto"}):
+        with pytest.raises(fedsso.InputError, match=r"PhasedStrategy"):
+            FedSSO(**keywords, local_steps=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [np.array([np.nan]), np.array([1j]), np.array(["x"]), np.zeros(0)])

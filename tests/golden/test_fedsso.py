@@ -20,9 +20,17 @@ lbfgs     gamma = 9/17, gamma q = (4, -2)/17, y^T (gamma q) / rho = 4/153
 
 With the guard and alpha = 1/4:
 Round 1   the radius is alpha ||g_1|| = sqrt(5)/4, so x_2 = (1, 1) - (1, 2)/4 = (3/4, 1/2)
-Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2); theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55 < -0.1 and the last
-          step was cut: the radius doubles to sqrt(5)/2. d = (259/324, 79/162) is shorter, 0.94, and is taken whole:
-          x_3 = (-4, 1)/81, the same as above (on a quadratic one pair along s says the same from any length).
+Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2); theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55 and the last step was
+          cut: the radius becomes sqrt(5)/4 / 0.45 = sqrt(5)/1.8. d = (259/324, 79/162) is shorter, 0.94, and is taken
+          whole: x_3 = (-4, 1)/81, the same as above (on a quadratic one pair along s says the same from any length).
+
+With the guard and a y that hardly points along s: f(x) = 1/2 x^T diag(1, 100) x, x_1 = (10, 1/100), alpha = 1/200:
+Round 1   g_1 = (10, 1), x_2 = x_1 - g_1/200 = (9.95, 0.005), the radius is sqrt(101)/200
+Round 2   g_2 = (9.95, 0.5), s = -(10, 1)/200, y = -(10, 100)/200, cos(s, y) = 200/(sqrt(101) sqrt(10100)) = 20/101,
+          phi = 200/303, B s = s, so y' = phi y + (1 - phi) s = -(10, 1 + 99 phi)/200 = -(10, 6701/101)/200.
+          theta = -100/101: the radius may grow 101-fold and grows 10-fold.
+          With s, y' in units of -1/200: rho = 16801/101, a = s^T g_2 / rho = 10100/16801, q = g_2 - a y',
+          d = q + s (a - y'^T q / rho), much longer than the radius: x_3 = x_2 - sqrt(101)/20 d/|d|
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,4 +85,19 @@ def test_guard() -> None:
     assert run(1, alpha=0.25, guard="adaptive").x.tolist() == pytest.approx([0.75, 0.5], abs=1e-14)
     second = run(2, alpha=0.25, guard="adaptive")
     assert second.x.tolist() == pytest.approx([-4 / 81, 1 / 81], abs=1e-13)
-    assert second.trace["radius"][1:].tolist() == pytest.approx([math.sqrt(5) / 4, math.sqrt(5) / 2], rel=1e-12)
+    assert second.trace["radius"][1:].tolist() == pytest.approx([math.sqrt(5) / 4, math.sqrt(5) / 1.8], rel=1e-12)
+
+
+def test_damping() -> None:
+    fed = quadratic([[[1, 0], [0, 100]]], [[0, 0]])
+    options: dict[str, Any] = {"local_steps": 1, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    start = torch.tensor([10, 0.01], dtype=torch.float64)
+    found: Run = simulate(fed, "linear", FedSSO(alpha=1 / 200), rounds=2, init=start, **options)
+    g, s, y = np.array([9.95, 0.5]), np.array([10, 1]), np.array([10, 6701 / 101])
+    rho = 16801 / 101
+    q = g - 10100 / 16801 * y
+    d = q + s * (10100 / 16801 - y @ q / rho)
+    r = math.sqrt(101) / 20
+    assert found.x.tolist() == pytest.approx(([9.95, 0.005] - r * d / np.linalg.norm(d)).tolist(), rel=1e-11)
+    assert found.trace["radius"][1:].tolist() == pytest.approx([r / 10, r], rel=1e-11)
+    assert found.trace["ys"][2] == pytest.approx(rho / 200**2, rel=1e-11)

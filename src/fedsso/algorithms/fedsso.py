@@ -6,10 +6,16 @@
     s    x_k - x_{k-1}                           lam, Lam  bounds of the curvature ||y||^2 / y^T s
     y    g_k - g_{k-1}                           R         B is reset to I whenever k mod R = 0
     B    estimate of the Hessian, B_1 = I        r         radius of the guard
+    L    |y| / |s|, the gradient's steepness     t         the part of -B^-1 g that a step was
 
-Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" adds a trust radius
-that looks back along the last step: theta = g_k^T s / -g_{k-1}^T s is the share of the slope that is left
-(0: ideal; theta > 0.8: overshot, the radius shrinks; theta < -0.1: still downhill, it grows if it had bound).
+Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" adds two things. A trust
+radius looks back along the last step: of its slope the share theta = g_k^T s / -g_{k-1}^T s is left, so on a parabola
+the minimum lies at 1/(1 + theta) of the step, and the radius is multiplied by that, within bounds. And a y that hardly
+points along s is mostly noise: it is drawn towards B s, which changes nothing, and which the server knows, since
+s = -t B^-1 g_{k-1}.
+
+alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of rounds 2 to 5, so that a client's own
+steps change its gradient by about a fifth. The server tells the clients, with the model.
 """
 
 from __future__ import annotations
@@ -25,11 +31,14 @@ from .. import quasi_newton as qn
 from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, positive
 from ..errors import InputError, unknown
-from ..schedule import Step, at
+from ..schedule import Auto, Step, at
 from ..tree import Scalar, Tree, gram, hyper, param
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
+TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
+GROWTH, EARLY = (10, 2), 4  # what the radius may grow by in a round: in the first rounds, and later
+FIRST, DRIFT = 0.01, 0.2  # alpha="auto": the step of the first round, and alpha tau L later
 
 
 class Guard(NamedTuple):
@@ -37,7 +46,8 @@ class Guard(NamedTuple):
 
     radius: Tensor
     slope: Tensor  # -g_{k-1}^T s of the last step
-    capped: Tensor  # whether the last step was cut to the radius
+    share: Tensor  # t: which part of -B^-1 g_{k-1} the last step was
+    capped: Tensor  # whether it was cut to the radius
 
 
 class State(NamedTuple):
@@ -48,7 +58,15 @@ class State(NamedTuple):
     s: Tensor  # last step
     curvature: Tree
     guard: Guard
-    seen: Tensor  # [trials, 4]: y^T s, overridden, skipped, ||g|| of the last round
+    seen: Tensor  # [trials, 5]: y^T s, overridden, skipped, ||g|| and alpha of the last round
+    alpha: Tensor  # [trials, 1]: the client step of the next round, where the server chooses it
+
+
+class Message(NamedTuple):
+    """To the clients, where the server chooses their step."""
+
+    x: Tensor
+    alpha: Tensor
 
 
 @hyper
@@ -59,13 +77,13 @@ class FedSSO(Algorithm):
     1.0
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step | Auto = param(default="auto", doc="client step α; auto: chosen in the first rounds")
     eta: Step = param(default=1.0, doc="server step η")
     R: int | None = param(default=None, doc="rounds between resets of B; none: never (the paper: 200)")
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
-    guard: str = param(default="adaptive", doc="adaptive: step radius and noise test; none: the paper's Algorithm 1")
+    guard: str = param(default="adaptive", doc="adaptive: step radius and damped pairs; none: the paper's Algorithm 1")
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
 
@@ -75,41 +93,51 @@ class FedSSO(Algorithm):
     def server_init(self, x: Tensor) -> State:
         one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
         zero = x.new_zeros(x.shape)
-        seen = one.expand(-1, 4).contiguous()
-        return State(x, zero, zero, _form(self, x, 0).init(x), Guard(one, one, one.bool()), seen)
+        seen = one.expand(-1, 5).contiguous()
+        alpha = x.new_full((x.shape[0], 1), FIRST)
+        return State(x, zero, zero, _form(self, x, 0).init(x), Guard(one, one, one, one.bool()), seen, alpha)
 
-    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))  # Alg. 1, lines 4-8
+    def broadcast(self, server: State) -> Tensor | Message:
+        return Message(server.x, server.alpha) if isinstance(self.alpha, str) else server.x
+
+    def client(self, f: Objective, message: Tensor | Message, own: tuple[()], local: Local) -> Reply:
+        x, alpha = (message, at(self.alpha, local.k)) if isinstance(message, Tensor) else message
+        delta, loss = solver.sgd(f, x, local, alpha)  # Alg. 1, lines 4-8
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
         k, x, s = cohort.k, server.x, server.s
-        work = at(self.alpha, k) * cohort.steps
-        g = delta / -work  # Alg. 1, line 11
+        alpha, adaptive = at(self.alpha, k, server.alpha), self.guard == "adaptive"
+        g = delta / (-alpha * cohort.steps)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         products, form = gram(s, y, g), _form(self, x, k)
-        adaptive = self.guard == "adaptive"
-        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual, cosine=0.1 if adaptive else 0.0)
+        chosen = _chosen(server.alpha, products, cohort)
+        if adaptive:
+            y, products = _damped(y, g, products, server.guard)
+        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
         slope, length = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, ||B^-1 g||^2
         guard, step = server.guard, at(self.eta, k) * torch.ones_like(slope)
         if adaptive:
-            guard, step = _cap(guard, products, work, step, length.sqrt())
+            guard, step = _cap(guard, products, alpha * cohort.steps, step, length.sqrt(), k)
         move = direction.mul_(-step.to(x.dtype))
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        return State(new, g, s, curvature, guard._replace(slope=step * slope), _seen(pair, reset, products))
+        guard = guard._replace(slope=step * slope, share=step)
+        return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), chosen)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
-        names = ("ys", "overridden", "skipped", "grad_norm")
+        names = ("ys", "overridden", "skipped", "grad_norm", *(["alpha"] if isinstance(self.alpha, str) else []))
         radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
-        return {**dict(zip(names, server.seen.unbind(-1), strict=True)), "radius": radius}
+        return {**dict(zip(names, server.seen.unbind(-1), strict=False)), "radius": radius}
 
 
 def _check(record: FedSSO) -> None:
     """Refuse values that the algorithm cannot work with."""
-    positive(record, "alpha", "eta")
+    if isinstance(record.alpha, str) and record.alpha != "auto":
+        raise InputError(f"alpha must be a number or 'auto', got alpha={record.alpha!r}")
+    positive(record, "eta", *([] if isinstance(record.alpha, str) else ["alpha"]))
     positive(record, "lam", "Lam", schedules=False)
     if record.lam >= record.Lam:
         raise InputError(f"lam must be < Lam, got lam={record.lam}, Lam={record.Lam}; the paper: 1e-4 and 9999")
@@ -121,21 +149,42 @@ def _check(record: FedSSO) -> None:
     qn.form(record.form, record.pairs, record.m)
 
 
-def _cap(guard: Guard, products: Tensor, work: Scalar, step: Tensor, length: Tensor) -> tuple[Guard, Tensor]:
+def _chosen(alpha: Tensor, products: Tensor, cohort: Cohort) -> Tensor:
+    """For alpha="auto": alpha tau L = DRIFT at the least L that the first rounds show, since noise adds to it."""
+    if not 1 < cohort.k <= EARLY + 1:
+        return alpha
+    ss, yy = products[..., 0, :1], products[..., 1, 1:2]
+    least = alpha if cohort.k > 2 else torch.zeros_like(alpha)
+    wanted = torch.where(ss > 0, DRIFT / (cohort.steps * (yy / ss).sqrt()), alpha).to(alpha.dtype)  # else no step yet
+    return torch.minimum(torch.maximum(wanted, least), GROWTH[0] * alpha)
+
+
+def _damped(y: Tensor, g: Tensor, products: Tensor, guard: Guard) -> tuple[Tensor, Tensor]:
+    """y, as far as its angle to s lets one trust it, else B s = -t g_{k-1}; nothing where either points against s."""
+    ss, sy, yy = products[..., 0, 0], products[..., 0, 1], products[..., 1, 1]
+    trust = (sy / (TRUSTED * (ss * yy).sqrt())).clamp(0, 1).nan_to_num(0.0)[..., None] * (guard.slope > 0)
+    known = torch.where(trust > 0, (1 - trust) * guard.share, 0.0)
+    mix = torch.eye(3, dtype=known.dtype, device=known.device).repeat(*known.shape[:-1], 1, 1)
+    mix[..., 1, 1:2], mix[..., 1, 2:] = trust + known, -known  # -t g_{k-1} = t (y - g)
+    return y.mul_((trust + known).to(y.dtype)).sub_(known.to(y.dtype) * g), mix @ products @ mix.mT
+
+
+def _cap(guard: Guard, products: Tensor, work: Scalar, step: Tensor, length: Tensor, k: int) -> tuple[Guard, Tensor]:
     """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
-    uphill, size = products[..., 0, 2:], products[..., 2, 2:].sqrt()  # g^T s and ||g||
-    r = torch.where(guard.radius > 0, guard.radius, work * size)  # at first the FedAvg step
-    theta = uphill / guard.slope  # NaN before the first step: both tests are then false
-    r = torch.where(theta > 0.8, 0.7 * r, r)
-    r = torch.where((theta < -0.1) & guard.capped, 2 * r, r)
+    r = torch.where(guard.radius > 0, guard.radius, work * products[..., 2, 2:].sqrt())  # at first the FedAvg step
+    theta = torch.where(guard.slope > 0, products[..., 0, 2:] / guard.slope, 0.0)  # before the first step it is 0
+    t = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
+    r = torch.where((t < 1) | guard.capped, t * r, r)
     capped = step * length > r
     return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
 
 
-def _seen(pair: qn.Verdict, reset: bool, products: Tensor) -> Tensor:
+def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Tensor:
     """What the trace tells of the round; a pair that a reset drops counts neither as overridden nor as skipped."""
-    judged = not reset
-    return torch.cat([pair.rho, pair.overridden & judged, pair.skipped & judged, products[..., 2, 2:].sqrt()], -1)
+    judged, size = not reset, products[..., 2, 2:].sqrt()
+    return torch.cat(
+        [pair.rho, pair.overridden & judged, pair.skipped & judged, size, alpha * torch.ones_like(size)], -1
+    )
 
 
 def _form(record: FedSSO, x: Tensor, k: int) -> qn.Form:

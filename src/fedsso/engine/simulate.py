@@ -301,6 +301,12 @@ class Simulation:
         def table(name: str) -> dict[str, Tensor]:
             return {n.removeprefix(name): v.to(self.job.device) for n, v in saved.items() if n.startswith(name)}
 
+        missing = [n for name in STATE for n, _ in named_leaves(getattr(self, name), name) if n not in saved]
+        if missing:
+            raise InputError(
+                f"the checkpoint lacks {', '.join(missing)}: another version of fedsso wrote it; go on with that one, "
+                "or start again in another folder"
+            )
         for name in STATE:
             setattr(self, name, load(getattr(self, name), name))
         self.own = list(self.own)

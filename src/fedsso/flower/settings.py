@@ -27,6 +27,8 @@ def split(
     for name in keywords:
         if name in RENAMED:
             right = RENAMED[name]
+            if keywords[name] == "auto":
+                raise _untold()
             raise InputError(f"{name} is called {right} on Flower; use {right}={keywords[name]!r}")
         if name not in (*RECORD, *fedavg):
             raise unknown("keyword", name, (*own, *RECORD, *fedavg))
@@ -48,9 +50,19 @@ def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, A
     """FedSSO's server for clients of this step and so many of them."""
     if eta_l is None or local_steps is None:
         raise InputError("FedSSO needs eta_l and local_steps: the step and the number of local steps that clients use")
+    if eta_l == "auto":
+        raise _untold()
     if not isinstance(eta_l, Decay) and not 0 < number("eta_l", eta_l) < HUGE:
         raise InputError(f"eta_l, the clients' step, must be > 0 and finite, got eta_l={eta_l}")
     return Server(algorithms.FedSSO(alpha=eta_l, **values), local_steps)
+
+
+def _untold() -> InputError:
+    """An error for a step that the server would choose."""
+    return InputError(
+        "eta_l='auto' needs clients that are told their step; give the number that yours use, or take "
+        'PhasedStrategy("fedsso") with the package\'s own client app'
+    )
 
 
 def told(numbers: Mapping[str, float]) -> dict[str, float]:

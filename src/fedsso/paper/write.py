@@ -42,7 +42,8 @@ def save_picture(path: Path, draw: Callable[[Path], object]) -> None:
 def settings(setting: Setting) -> str:
     """The hyper-parameters in short, those that are tuned first, as α=0.01 η=0.3."""
     hyper, changed = setting.spec.hyper, setting.spec.short
-    shown = {name: f"{hyper[name]:g}" for name in axes(setting.algorithm)}
+    tuned = {name: hyper[name] for name in axes(setting.algorithm)}
+    shown = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in tuned.items()}
     shown |= {name: value for name, value in changed.items() if name not in SAID}
     return " ".join(f"{SHORT.get(k, k)}={v}" for k, v in shown.items())
 
