@@ -92,7 +92,8 @@ def show(
         return
     print_table(result_table(curves, targets))
     for curve in curves:
-        steps = [f"{trace['alpha'][-1]:.3g}" for trace in curve.traces if "alpha" in trace.columns]
+        chosen = [trace["alpha"] for trace in curve.traces if "alpha" in trace.columns]
+        steps = [f"{own[own > 0][-1]:.3g}" for own in chosen if (own > 0).any()]  # NaN where nobody answered
         if steps:
             output.print(
                 f"{curve.label}: client step {', '.join(steps)}", markup=False, soft_wrap=True, highlight=False
