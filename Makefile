@@ -50,7 +50,7 @@ format: .venv/.complete  ## let ruff repair and format the code
 bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
 	$(BIN)/python -m benchmarks
 
-robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tasks, resumable: docs/robustness.json (long; on one H200 20 minutes)
+robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tasks, resumable: docs/robustness.json (long; half an hour on one H200)
 	$(BIN)/python -m benchmarks.robustness
 	$(BIN)/python -m benchmarks.robustness_report
 
