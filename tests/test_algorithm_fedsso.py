@@ -475,6 +475,16 @@ def test_auto_is_not_moved_by_the_first_answer() -> None:
     assert steps == [0.01] * 3
 
 
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_the_first_pair_may_lower_the_step_whenever_it_comes(k: int) -> None:
+    """Somebody may answer in round 1 and nobody in round 2: |y| = 100 |s| still asks for DRIFT / 100 with tau = 1."""
+    s = torch.ones(1, 3)
+    found = fedsso._chosen(
+        torch.full((1, 1), fedsso.FIRST), gram(s, 100 * s, s), Cohort(k, 1, torch.arange(1), 1.0, 1.0)
+    )
+    assert found.item() == pytest.approx(fedsso.DRIFT / 100)
+
+
 def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
     """g = 0, so s = y = 0: the step stays what it is, and the run where it is."""
     fed = one_dimension([1.0], [0.0], [1.0])

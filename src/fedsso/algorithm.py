@@ -169,8 +169,7 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} needs server")
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
-        """Columns of the trace that the algorithm knows: grad_norm, ys, overridden, skipped, radius,
-        alpha; each [trials]."""
+        """Columns of the trace that it knows: grad_norm, ys, overridden, skipped, radius, alpha; each [trials]."""
         return {}
 
     @property

@@ -37,7 +37,7 @@ from ..tree import Scalar, Tree, gram, hyper, param
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
-GROWTH, EARLY = (10, 2), 4  # what the radius may grow by in a round: in the first rounds, and later
+GROWTH, EARLY = (10, 2), 4  # what radius and alpha may grow by in a round: in the first rounds, and later
 FIRST, DRIFT = 0.01, 0.2  # alpha="auto": the step of the first round, and alpha tau L later
 
 
@@ -111,7 +111,7 @@ class FedSSO(Algorithm):
         g = delta / (-alpha * cohort.steps)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         products, form = gram(s, y, g), _form(self, x, k)
-        chosen = _chosen(server.alpha, products, cohort)
+        chosen = _chosen(server.alpha, products, cohort) if isinstance(self.alpha, str) else server.alpha
         if adaptive:
             y, products = _damped(y, g, products, server.guard)
         pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
@@ -154,7 +154,7 @@ def _chosen(alpha: Tensor, products: Tensor, cohort: Cohort) -> Tensor:
     if not 1 < cohort.k <= EARLY + 1:
         return alpha
     ss, yy = products[..., 0, :1], products[..., 1, 1:2]
-    least = alpha if cohort.k > 2 else torch.zeros_like(alpha)
+    least = torch.where(alpha == torch.full_like(alpha, FIRST), 0.0, alpha)  # nothing chosen yet: it may fall
     wanted = torch.where(ss > 0, DRIFT / (cohort.steps * (yy / ss).sqrt()), alpha).to(alpha.dtype)  # else no step yet
     return torch.minimum(torch.maximum(wanted, least), GROWTH[0] * alpha)
 
@@ -173,8 +173,8 @@ def _cap(guard: Guard, products: Tensor, work: Scalar, step: Tensor, length: Ten
     """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
     r = torch.where(guard.radius > 0, guard.radius, work * products[..., 2, 2:].sqrt())  # at first the FedAvg step
     theta = torch.where(guard.slope > 0, products[..., 0, 2:] / guard.slope, 0.0)  # before the first step it is 0
-    t = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
-    r = torch.where((t < 1) | guard.capped, t * r, r)
+    m = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
+    r = torch.where((m < 1) | guard.capped, m * r, r)
     capped = step * length > r
     return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
 
