@@ -47,8 +47,16 @@ def sequence(d: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64, 
     return [(s, y, g) for s, y, g in stacked]
 
 
-def run(name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB, pairs: int = 64, m: int = 64) -> Run:
-    form = qn.form(name, pairs, m)
+def run(
+    name: str,
+    triples: list[Triple],
+    lam: float = LAM,
+    Lam: float = LAMB,
+    pairs: int = 64,
+    m: int = 64,
+    gamma: float | Tensor = 1.0,
+) -> Run:
+    form = qn.form(name, pairs, m, gamma)
     state = form.init(triples[0][0])
     directions, verdicts = [], []
     for k, (s, y, g) in enumerate(triples, 1):
@@ -67,10 +75,10 @@ def rule(s: np.ndarray, y: np.ndarray, lam: float, Lam: float, dual: bool) -> tu
 
 
 def explicit(
-    name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB
+    name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB, gamma: float = 1.0
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """All directions by d x d matrices in float64, and the last matrix (B of BFGS, H of DFP)."""
-    matrix = np.eye(len(triples[0][0]))
+    matrix = np.eye(len(triples[0][0])) / gamma
     directions = []
     for s, y, g in ([v.double().numpy() for v in triple] for triple in triples):
         _, cur = rule(s, y, lam, Lam, name == "dfp")
@@ -158,6 +166,55 @@ def test_dfp_is_the_explicit_matrix(seed: int, d: int, k: int) -> None:
     triples = sequence(d, k, seed)
     result = run("dfp", triples)
     assert error(result.directions[-1], explicit("dfp", triples)[0][-1]) <= 1e-8
+
+
+@pytest.mark.parametrize("gamma", [0.2, 3.0, 100.0])
+def test_gamma_is_the_inverse_of_what_b_starts_from(gamma: float) -> None:
+    """Against B itself, which starts from I / gamma: by hand, and in the dense form."""
+    triples = sequence(50, 30, negative=MILD["bfgs"])
+    low, plain = run("bfgs", triples, gamma=gamma), run("bfgs", triples)
+    assert overridden(low.verdicts) >= 5
+    form, dense = qn.form("bfgs-dense", 1, 1), qn.Matrix(torch.eye(50, dtype=torch.float64) / gamma)
+    reference, _ = explicit("bfgs", triples, gamma=gamma)
+    for k, ((s, y, g), verdict) in enumerate(zip(triples, low.verdicts, strict=True), 1):
+        dense, direction = form.step(dense, s, y, g, verdict, k, False)
+        assert error(low.directions[k - 1], direction.numpy()) <= 1e-10
+        assert error(low.directions[k - 1], reference[k - 1]) <= 1e-10
+        assert error(low.directions[k - 1], plain.directions[k - 1].numpy()) > 0.1
+
+
+@given(seed=st.integers(0, 2**31), d=st.integers(2, 8), k=st.integers(1, 12), gamma=st.floats(1e-2, 1e3))
+@settings(max_examples=60, deadline=None)
+def test_bfgs_with_gamma_is_the_two_loop(seed: int, d: int, k: int, gamma: float) -> None:
+    triples = [t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2]
+    if triples:
+        result = run("bfgs", triples, gamma=gamma)
+        assert error(result.directions[-1], two_loop(triples, triples[-1][2], gamma)) <= 1e-9
+
+
+@pytest.mark.parametrize("keep", [4, 64])
+def test_gamma_may_change_from_round_to_round(keep: int) -> None:
+    """Nothing that is stored depends on it: a direction is that of the pairs held, from the gamma of its own round."""
+    triples = sequence(10, 12, seed=16)
+    state = qn.form("bfgs", keep, 1).init(triples[0][0])
+    for k, (s, y, g) in enumerate(triples, 1):
+        gamma = (1.0, 7.0, 100.0, 0.5)[k % 4]
+        state, direction = qn.form("bfgs", keep, 1, gamma).step(state, s, y, g, judge(s, y, LAM, LAMB), k, False)
+        assert error(direction, two_loop(triples[max(0, k - keep) : k], g, gamma)) <= 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gamma_of_1_is_none_to_the_bit(dtype: torch.dtype) -> None:
+    triples = stacked((3,), 8, 9, dtype)
+    a, b = run("bfgs", triples, pairs=5), run("bfgs", triples, pairs=5, gamma=torch.ones(3, 1, dtype=torch.float64))
+    assert all(map(torch.equal, a.directions, b.directions))
+    assert b.directions[0].dtype == dtype
+
+
+@pytest.mark.parametrize("name", [name for name in qn.FORMS if name != "bfgs"])
+def test_the_other_forms_have_no_gamma(name: str) -> None:
+    triples = sequence(8, 5, seed=17)
+    assert all(map(torch.equal, run(name, triples, gamma=9.0).directions, run(name, triples).directions))
 
 
 def test_float32_store_keeps_bfgs_to_two_millionths() -> None:
@@ -353,6 +410,18 @@ def test_reset_forgets_every_pair_including_its_own(name: str) -> None:
     assert error(direction, fresh.directions[-1].numpy()) <= 1e-12
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reset_keeps_gamma(dtype: torch.dtype) -> None:
+    gamma, triples = torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64), stacked((3,), 8, 6, dtype)
+    form, (s, y, g) = qn.form("bfgs", 4, 4, gamma), triples[-1]
+    state, direction = form.step(
+        run("bfgs", triples, pairs=4, gamma=gamma).state, s, y, g, judge(s, y, LAM, LAMB), 7, True
+    )
+    assert torch.equal(direction, gamma.to(dtype) * g)
+    assert direction.dtype == dtype
+    assert state.held.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("name", qn.FORMS)
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
 def test_skipped_pairs_change_nothing(name: str, bad: float) -> None:
@@ -415,6 +484,15 @@ def test_leading_axes_are_independent_runs(name: str) -> None:
             for a, b in zip(together.directions, alone.directions, strict=True):
                 torch.testing.assert_close(a[i, j], b, rtol=1e-9, atol=1e-11)
     assert all(part.shape[:2] == (2, 3) for part in together.state)
+
+
+def test_every_trial_has_its_own_gamma() -> None:
+    triples, gamma = stacked((3,), 8, 9, torch.float64), torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64)
+    together = run("bfgs", triples, pairs=5, gamma=gamma)
+    for i in range(3):
+        alone = run("bfgs", [(s[i], y[i], g[i]) for s, y, g in triples], pairs=5, gamma=float(gamma[i]))
+        for a, b in zip(together.directions, alone.directions, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", qn.FORMS)

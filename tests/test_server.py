@@ -120,15 +120,16 @@ def test_another_size_and_another_form_are_refused() -> None:
 
 
 def test_a_model_that_somebody_moves_uphill_teaches_nothing() -> None:
-    """Then s is not the server's step, so neither B s nor the slope is known: no pair, and the same radius."""
+    """Then s is not the server's step, so neither B s nor the slope is known: no pair, the same radius and gamma."""
     server = Server(fedsso.FedSSO(alpha=0.3), 3)
     x = go(server, torch.zeros(4, dtype=torch.float64), 3)
     assert server.state is not None
-    radius, g = server.state.guard.radius.clone(), server.state.g[0]
+    before, g = server.state.guard, server.state.g[0]
     moved = x + 5 * g
     server.step(moved, trained(moved, 0.3, 3))
     assert server.diagnostics()["skipped"] == 1
-    assert torch.equal(server.state.guard.radius, radius)
+    assert torch.equal(server.state.guard.radius, before.radius)
+    assert torch.equal(server.state.guard.gamma, before.gamma)
 
 
 def test_a_step_that_it_would_have_to_choose_is_refused() -> None:

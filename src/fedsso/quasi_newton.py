@@ -8,7 +8,7 @@ s, y       x_k - x_{k-1} and g_k - g_{k-1}, the pair of round k
 rho        y^T s, the true inner product
 cur        rho, or 2 ||y||^2/(lam + Lam) where the curvature test fails (dual: ||s||^2 instead of ||y||^2)
 lam, Lam   bounds of the curvature test lam < ||y||^2/rho < Lam
-B, H       Hessian approximation and its inverse; H_0 = gamma I, with gamma = 1 except in `lbfgs`
+B, H       Hessian approximation and its inverse; H_0 = gamma I, with gamma = 1 in `dfp` and the dense forms
 h, e       H y and y^T H y at the time of the pair (`dfp`)
 P, V       pairs kept at most; vectors per pair: (s, y) or (s, y, h)
 n          min(k, P): slots read in round k
@@ -98,10 +98,11 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Bfgs:
-    """BFGS without the matrix, exact for the pairs kept; `scaled`: H_0 = gamma I of the newest pair."""
+    """BFGS without the matrix, exact for the pairs kept, with H_0 = gamma I; `scaled`: gamma of the newest pair."""
 
     pairs: int
     scaled: bool = False
+    gamma: float | Tensor = 1.0
     dual: ClassVar[bool] = False
 
     def init(self, x: Tensor) -> Pairs:
@@ -112,8 +113,8 @@ class Bfgs:
         self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Pairs, Tensor]:
         """One pass over the store for the products with y and g, one for H g."""
-        if reset:
-            return _blank(state.store, self.pairs), g.clone()
+        if reset:  # which keeps the scale
+            return _blank(state.store, self.pairs), (self.gamma * g).to(g.dtype)
         state = _append(state, (s, y), verdict)
         of_y, of_g = _project(state, (y, g), k).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
@@ -122,9 +123,9 @@ class Bfgs:
         return state, _combine(state, weights, k).addcmul_(gamma.to(g.dtype), g)
 
     def _gamma(self, state: Pairs) -> Tensor:
-        """cur/||y||^2 of the newest pair, or 1; [*L, 1]."""
+        """cur/||y||^2 of the newest pair, or the given one; [*L, 1]."""
         newest = state.cur[..., -1:]
-        return newest / state.gram[..., 1, -1, -1:] if self.scaled else torch.ones_like(newest)
+        return newest / state.gram[..., 1, -1, -1:] if self.scaled else self.gamma * torch.ones_like(newest)
 
     @staticmethod
     def _weights(state: Pairs, q: Tensor, gamma: Tensor) -> Tensor:
@@ -215,12 +216,12 @@ class Dense:
         return Matrix(B), solve(B, g)
 
 
-def form(name: str, pairs: int, m: int) -> Form:
-    """The form of that name, keeping at most `pairs` pairs (`lbfgs`: m)."""
+def form(name: str, pairs: int, m: int, gamma: float | Tensor = 1.0) -> Form:
+    """The form of that name, keeping at most `pairs` pairs (`lbfgs`: m); `bfgs` starts from H_0 = gamma I."""
     if pairs < 1 or m < 1:
         raise InputError(f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair")
     made: dict[str, Form] = {
-        "bfgs": Bfgs(pairs),
+        "bfgs": Bfgs(pairs, gamma=gamma),
         "bfgs-dense": Dense(dual=False),
         "dfp": Dfp(pairs),
         "dfp-dense": Dense(dual=True),

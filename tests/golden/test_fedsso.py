@@ -23,6 +23,15 @@ Round 1   the radius is alpha ||g_1|| = sqrt(5)/4, so x_2 = (1, 1) - (1, 2)/4 = 
 Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2); theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55 and the last step was
           cut: the radius becomes sqrt(5)/4 / 0.45 = sqrt(5)/1.8. d = (259/324, 79/162) is shorter, 0.94, and is taken
           whole: x_3 = (-4, 1)/81, the same as above (on a quadratic one pair along s says the same from any length).
+Round 3   g_3 = (-4, 2)/81, s = -(259, 158)/324, theta = 320/12681: that step was too long, if only by 3 %. It was not
+          cut, but gamma is 1 already, and stays. The radius becomes sqrt(5)/1.8 12681/13001.
+
+With the guard where f is flat: f(x) = 1/2 x^T diag(1/2, 1/4) x, x_1 = (2, 4), alpha = 3:
+Round 1   g_1 = (1, 1) is shorter than the radius 3 sqrt(2), so it is not cut: x_2 = (1, 3)
+Round 2   g_2 = (2, 3)/4, s = -(1, 1), y = -(2, 1)/4, rho = 3/4; theta = -(5/4)/2, so gamma = 1/(1 - 5/8) = 8/3
+          a = s^T g_2 / rho = -5/3, gamma q = 8/3 (g_2 - a y) = (-8, 8)/9, y^T (gamma q) / rho = 8/27
+          d = gamma q + s (a - 8/27) = (29, 77)/27, |d| = 3.05, not cut either: x_3 = (-2, 4)/27
+Round 3   g_3 = (-1, 1)/27, s = -(29, 77)/27, theta = -(48/729)/(289/108) = -64/2601: gamma = 8/3 2601/2537
 
 With the guard and a y that hardly points along s: f(x) = 1/2 x^T diag(1, 100) x, x_1 = (10, 1/100), alpha = 1/200:
 Round 1   g_1 = (10, 1), x_2 = x_1 - g_1/200 = (9.95, 0.005), the radius is sqrt(101)/200
@@ -43,6 +52,7 @@ import pytest
 import torch
 
 from fedsso import FedSSO, Run, simulate
+from fedsso.algorithm import Cohort
 from fedsso.data import quadratic
 
 
@@ -86,6 +96,21 @@ def test_guard() -> None:
     second = run(2, alpha=0.25, guard="adaptive")
     assert second.x.tolist() == pytest.approx([-4 / 81, 1 / 81], abs=1e-13)
     assert second.trace["radius"][1:].tolist() == pytest.approx([math.sqrt(5) / 4, math.sqrt(5) / 1.8], rel=1e-12)
+    third = run(3, alpha=0.25, guard="adaptive").trace["radius"][3]
+    assert third == pytest.approx(math.sqrt(5) / 1.8 * 12681 / 13001, rel=1e-11)
+
+
+def test_gamma() -> None:
+    record = FedSSO(alpha=3.0)
+    H, x = torch.tensor([0.5, 0.25], dtype=torch.float64), torch.tensor([2.0, 4.0], dtype=torch.float64)
+    state, found = record.server_init(x[None]), []
+    for k in (1, 2, 3):
+        state = record.server(state, -3 * H * state.x, Cohort(k, 1, torch.arange(1), 1.0, 1.0))
+        found.append((*state.x[0].tolist(), *state.guard.radius[0].tolist(), *state.guard.gamma[0].tolist()))
+    r = 3 * math.sqrt(2)
+    assert found[0] == pytest.approx((1, 3, r, 1), rel=1e-13)
+    assert found[1] == pytest.approx((-2 / 27, 4 / 27, r, 8 / 3), rel=1e-12)
+    assert found[2][2:] == pytest.approx((r, 8 / 3 * 2601 / 2537), rel=1e-11)
 
 
 def test_damping() -> None:

@@ -4,17 +4,18 @@
     v    weighted mean of the local models       tau       local steps (their weighted mean if clients differ)
     g    (x_k - v_k) / (alpha tau)               eta       server step
     s    x_k - x_{k-1}                           lam, Lam  bounds of the curvature ||y||^2 / y^T s
-    y    g_k - g_{k-1}                           R         B is reset to I whenever k mod R = 0
+    y    g_k - g_{k-1}                           R         B is reset to I / gamma whenever k mod R = 0
     B    estimate of the Hessian, B_1 = I        r         radius of the guard
-    L    |y| / |s|, the gradient's steepness     t         the part of -B^-1 g that a step was
+    L    |y| / |s|, the gradient's steepness     gamma     B starts from I / gamma
+                                                 t         the part of -B^-1 g that a step was
 
-Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" adds two things. A trust
-radius looks back along the last step: of its slope the share theta = g_k^T s / -g_{k-1}^T s is left, so on a parabola
-the minimum lies at 1/(1 + theta) of the step, and the radius is multiplied by that, within bounds. And a y that hardly
-points along s is mostly noise: it is drawn towards B s, which changes nothing, and which the server knows, since
-s = -t B^-1 g_{k-1}.
+Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" looks back along the last
+step: of its slope the share theta = g_k^T s / -g_{k-1}^T s is left, so on a parabola the minimum lies at 1/(1 + theta)
+of the step. If the step was cut to the radius, r is multiplied by that, within bounds; if it was not, gamma is: B is
+too steep where it has learned nothing yet. And a y that hardly points along s is mostly noise: it is drawn towards
+B s, which changes nothing, and which the server knows, since s = -t B^-1 g_{k-1}.
 
-alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of rounds 2 to 5, so that a client's own
+alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of the first rounds, so that a client's own
 steps change its gradient by about a fifth. The server tells the clients, with the model.
 """
 
@@ -37,7 +38,8 @@ from ..tree import Scalar, Tree, gram, hyper, param
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
-GROWTH, EARLY = (10, 2), 4  # what radius and alpha may grow by in a round: in the first rounds, and later
+GROWTH, EARLY = (10, 2), 4  # what radius, gamma and alpha may grow by in a round: in the first rounds, and later
+STEEPEST = 100  # largest gamma
 FIRST, DRIFT = 0.01, 0.2  # alpha="auto": the step of the first round, and alpha tau L later
 
 
@@ -45,6 +47,7 @@ class Guard(NamedTuple):
     """The trust region, all [trials, 1]."""
 
     radius: Tensor
+    gamma: Tensor  # B_1 = I / gamma
     slope: Tensor  # -g_{k-1}^T s of the last step
     share: Tensor  # t: which part of -B^-1 g_{k-1} the last step was
     capped: Tensor  # whether it was cut to the radius
@@ -59,7 +62,14 @@ class State(NamedTuple):
     curvature: Tree
     guard: Guard
     seen: Tensor  # [trials, 5]: y^T s, overridden, skipped, ||g|| and alpha of the last round
-    alpha: Tensor  # [trials, 1]: the client step of the next round, where the server chooses it
+    choice: Choice
+
+
+class Choice(NamedTuple):
+    """Of alpha="auto", both [trials, 1]."""
+
+    alpha: Tensor  # the client step of the next round
+    L: Tensor  # the least steepness seen
 
 
 class Message(NamedTuple):
@@ -91,14 +101,13 @@ class FedSSO(Algorithm):
         _check(self)
 
     def server_init(self, x: Tensor) -> State:
-        one = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-        zero = x.new_zeros(x.shape)
-        seen = one.expand(-1, 5).contiguous()
-        alpha = x.new_full((x.shape[0], 1), FIRST)
-        return State(x, zero, zero, _form(self, x, 0).init(x), Guard(one, one, one, one.bool()), seen, alpha)
+        none, zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64), x.new_zeros(x.shape)
+        choice = Choice(x.new_full(none.shape, FIRST), none.new_full(none.shape, torch.inf))
+        guard = Guard(none, none.new_ones(none.shape), none, none, none.bool())
+        return State(x, zero, zero, _form(self, x, 0).init(x), guard, none.expand(-1, 5).contiguous(), choice)
 
     def broadcast(self, server: State) -> Tensor | Message:
-        return Message(server.x, server.alpha) if isinstance(self.alpha, str) else server.x
+        return Message(server.x, server.choice.alpha) if isinstance(self.alpha, str) else server.x
 
     def client(self, f: Objective, message: Tensor | Message, own: tuple[()], local: Local) -> Reply:
         x, alpha = (message, at(self.alpha, local.k)) if isinstance(message, Tensor) else message
@@ -107,25 +116,26 @@ class FedSSO(Algorithm):
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
         k, x, s = cohort.k, server.x, server.s
-        alpha, adaptive = at(self.alpha, k, server.alpha), self.guard == "adaptive"
+        alpha, adaptive = at(self.alpha, k, server.choice.alpha), self.guard == "adaptive"
         g = delta / (-alpha * cohort.steps)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-        products, form = gram(s, y, g), _form(self, x, k)
-        chosen = _chosen(server.alpha, products, cohort) if isinstance(self.alpha, str) else server.alpha
+        products, guard = gram(s, y, g), server.guard
+        choice = _chosen(server.choice, products, cohort) if isinstance(self.alpha, str) else server.choice
         if adaptive:
-            y, products = _damped(y, g, products, server.guard)
+            guard = _adapted(guard, products, alpha * cohort.steps, k)
+            y, products = _damped(y, g, products, guard)
+        form = _form(self, x, k, guard.gamma)
         pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
         slope, length = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, ||B^-1 g||^2
-        guard, step = server.guard, at(self.eta, k) * torch.ones_like(slope)
-        if adaptive:
-            guard, step = _cap(guard, products, alpha * cohort.steps, step, length.sqrt(), k)
+        longest = guard.radius / length.sqrt().clamp(min=1e-300) if adaptive else torch.full_like(slope, torch.inf)
+        step = torch.minimum(at(self.eta, k) * torch.ones_like(slope), longest)
         move = direction.mul_(-step.to(x.dtype))
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        guard = guard._replace(slope=step * slope, share=step)
-        return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), chosen)
+        guard = guard._replace(slope=step * slope, share=step, capped=step == longest)
+        return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         names = ("ys", "overridden", "skipped", "grad_norm", *(["alpha"] if isinstance(self.alpha, str) else []))
@@ -149,14 +159,13 @@ def _check(record: FedSSO) -> None:
     qn.form(record.form, record.pairs, record.m)
 
 
-def _chosen(alpha: Tensor, products: Tensor, cohort: Cohort) -> Tensor:
-    """For alpha="auto": alpha tau L = DRIFT at the least L that the first rounds show, since noise adds to it."""
-    if not 1 < cohort.k <= EARLY + 1:
-        return alpha
+def _chosen(choice: Choice, products: Tensor, cohort: Cohort) -> Choice:
+    """alpha tau L = DRIFT at the least L that the first rounds show, or the first pair if it comes later."""
     ss, yy = products[..., 0, :1], products[..., 1, 1:2]
-    least = torch.where(alpha == torch.full_like(alpha, FIRST), 0.0, alpha)  # nothing chosen yet: it may fall
-    wanted = torch.where(ss > 0, DRIFT / (cohort.steps * (yy / ss).sqrt()), alpha).to(alpha.dtype)  # else no step yet
-    return torch.minimum(torch.maximum(wanted, least), GROWTH[0] * alpha)
+    early = choice.L.isinf() if cohort.k > EARLY + 1 else True
+    L = torch.where((ss > 0) & early, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
+    wanted = torch.minimum(DRIFT / (cohort.steps * L), GROWTH[0] * choice.alpha).to(choice.alpha.dtype)
+    return Choice(torch.where(L.isinf() | (cohort.k > EARLY + 1) & (L == choice.L), choice.alpha, wanted), L)
 
 
 def _damped(y: Tensor, g: Tensor, products: Tensor, guard: Guard) -> tuple[Tensor, Tensor]:
@@ -169,14 +178,14 @@ def _damped(y: Tensor, g: Tensor, products: Tensor, guard: Guard) -> tuple[Tenso
     return y.mul_((trust + known).to(y.dtype)).sub_(known.to(y.dtype) * g), mix @ products @ mix.mT
 
 
-def _cap(guard: Guard, products: Tensor, work: Scalar, step: Tensor, length: Tensor, k: int) -> tuple[Guard, Tensor]:
-    """Adapt the radius to g_k^T s, the slope found at the end of the last step, and cut the new step to it."""
+def _adapted(guard: Guard, products: Tensor, work: Scalar, k: int) -> Guard:
+    """Radius and gamma after a look at g_k^T s, the slope found at the end of the last step."""
     r = torch.where(guard.radius > 0, guard.radius, work * products[..., 2, 2:].sqrt())  # at first the FedAvg step
     theta = torch.where(guard.slope > 0, products[..., 0, 2:] / guard.slope, 0.0)  # before the first step it is 0
     m = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
     r = torch.where((m < 1) | guard.capped, m * r, r)
-    capped = step * length > r
-    return guard._replace(radius=r, capped=capped), torch.where(capped, r / length, step)
+    gamma = torch.where(guard.capped, guard.gamma, (m * guard.gamma).clamp(1, STEEPEST))
+    return guard._replace(radius=r, gamma=gamma)
 
 
 def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Tensor:
@@ -187,7 +196,7 @@ def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Ten
     )
 
 
-def _form(record: FedSSO, x: Tensor, k: int) -> qn.Form:
+def _form(record: FedSSO, x: Tensor, k: int, gamma: float | Tensor = 1.0) -> qn.Form:
     """The form with as many pairs as fit into the memory of one trial; the log tells where that shows."""
     windows = {"lbfgs": min(record.m, record.pairs), "bfgs-dense": 0, "dfp-dense": 0}
     wished = windows.get(record.form, record.pairs)
@@ -196,4 +205,4 @@ def _form(record: FedSSO, x: Tensor, k: int) -> qn.Form:
         log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wished, x.shape[-1], held)
     if k == held + 2 and (record.R is None or k < record.R) and record.form in ("bfgs", "dfp"):
         log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, held)
-    return qn.form(record.form, max(1, held), max(1, held))
+    return qn.form(record.form, max(1, held), max(1, held), gamma)
