@@ -15,7 +15,10 @@ HUGE = 1e100  # its square is still a number
 def positive(record: Any, *names: str, schedules: bool = True) -> None:
     """Each named field must be a positive finite number, or a schedule where that is allowed; it becomes a float."""
     for name in names:
-        if not (schedules and isinstance(getattr(record, name), Decay)):
+        value = getattr(record, name)
+        if isinstance(value, str) and value == "auto":
+            raise InputError(f"{name}={value!r}: only FedSSO's alpha is chosen by itself; give a number, {name}=0.1")
+        if not (schedules and isinstance(value, Decay)):
             _within(record, (name,), lambda v: v > 0, "> 0 and finite")
 
 

@@ -70,7 +70,10 @@ class Server:
         return stack([self.record], x.dtype, x.device)
 
     def _at(self, x: Tensor) -> State:
-        """The state with x as its model; where that is not the model of the last step, the step to it counts."""
+        """The state with x as its model; where that is not the model of the last step, the step to it counts.
+
+        The guard's B s = -t g then is that of the server's own part of the step, the only one it knows.
+        """
         x = x.unsqueeze(0)
         if self.state is None:
             return self._algorithm(x).server_init(x.clone())
@@ -115,7 +118,7 @@ def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     names = [name for name, _ in named_leaves(blank, "server")]
     missing = [name for name in names if name not in tensors]
     if missing:
-        raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form or algorithm")
+        raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form, algorithm or version")
     parts = iter([(name, tensors[name]) for name in names])
     return tree_map(lambda leaf: _written(leaf, *next(parts)), blank)
 

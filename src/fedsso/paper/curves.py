@@ -54,8 +54,8 @@ FIGURES = {
             Column("mnist-cnn", DEEP, 0.01),
             Column("fashion-cnn", DEEP, 0.01),
         ),
-        "α = 0.001 for MCLR, 0.01 for the CNN; η, μ and the like at each algorithm's default. Our default has α = 0.01 "
-        "everywhere. FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' released curves.",
+        "α = 0.001 for MCLR, 0.01 for the CNN; η, μ and the like at each algorithm's default. Our default chooses "
+        "its α. FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' released curves.",
     ),
     "fig-optimal": Figure(
         "Every algorithm at its best setting",
