@@ -1,39 +1,47 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
 results of smoke.py, those of robustness.md from the numbers of its bench, and those of results/README.md; with
-`--figures` also the pictures.
+`--figures` also the pictures. The pages of single algorithms are made here too, but not written: hooks.py puts them
+into the site, so that no copy of the code lies in the repository.
 
 python docs/build.py [--figures]
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import getdoc, getmodule
 from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 from fedsso.algorithms import ALGORITHMS
-from fedsso.costs import costs
+from fedsso.costs import Row, costs
 from fedsso.data import TABLES, datasets, load
 from fedsso.data.show import picture
+from fedsso.tree import fields_of
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 END = "<!-- end -->\n"
 HEAD = ("name", "what it does", "paper", "exchanges", "down", "up", "client keeps", "some clients absent")
 SETS = ("name", "what it is", "rows", "classes", "default partition, clients", "licence")
+FIELDS = ("field", "option", "default", "meaning")
+CITED = re.compile(r"(?P<code>\S.*?)  # (?P<where>(?:Alg\. \d+, )?lines? [\d-]+)(?:; (?P<note>.*))?$")
+SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 
 
 def algorithms() -> str:
     """One row for each algorithm of the registry; counts in numbers for a model of d parameters."""
     rows = []
-    for row in costs("mlp").rows:
+    for row in cost_rows().values():
         cls = ALGORITHMS[row.algorithm]
         title = (getdoc(cls) or "").partition("\n")[0].rstrip(".")
         absent = f"no: use {cls.needs_all}" if cls.needs_all else "yes"
@@ -130,16 +138,152 @@ def page(name: str) -> str:
     return text
 
 
+# ---- one page for each algorithm ----
+
+
+def algorithm_page(name: str) -> str:
+    """All that the code says of one algorithm: its docstrings, fields, costs, and the lines that carry the paper's."""
+    cls = ALGORITHMS[name]
+    file = Path(str(getmodule(cls).__file__))
+    title = (getdoc(cls) or "").partition("\n")[0]
+    code = source(cls, file.read_text(encoding="utf-8"))
+    parts = [
+        f"# {cls.__name__}",
+        f"{plain(title)} *{plain(paper(cls))}.*",
+        prose(str(getmodule(cls).__doc__)),
+        f"## Use\n\n{usage(name)}",
+        f"## Hyper-parameters\n\n{markdown(FIELDS, hyper_rows(cls))}",
+        f"## A round\n\n{round_costs(name)}",
+    ]
+    if lines := cited(code):
+        parts.append(f"## Line by line\n\n{markdown(('paper', 'code', ''), lines)}")
+    parts.append(f"## The code\n\nFrom `src/fedsso/algorithms/{file.name}`:\n\n```python\n{code}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def plain(text: str) -> str:
+    """Text that Markdown leaves as it is."""
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def prose(doc: str) -> str:
+    """A module's docstring without the citation: first its table of symbols, formulas as they stand."""
+    _, symbols, *paragraphs = doc.split("\n\n")
+    table = markdown(("symbol", "meaning"), symbol_rows(symbols))
+    return "\n\n".join([table, *(f"```\n{dedent(p)}\n```" if p.startswith("  ") else plain(p) for p in paragraphs)])
+
+
+def symbol_rows(text: str) -> list[tuple[str, str]]:
+    """Two pairs of columns, symbol and meaning, below each other; a line may have the right pair alone."""
+    left, right = [], []
+    for line in dedent(text).splitlines():
+        pairs = iter(re.split(r" {2,}", line.strip()))
+        found = [(f"`{symbol}`", plain(meaning)) for symbol, meaning in zip(pairs, pairs, strict=True)]
+        (left if not line.startswith(" ") else right).append(found[0])
+        right += found[1:]
+    return left + right
+
+
+def usage(name: str) -> str:
+    """One command and the same in Python."""
+    model = "mlp" if name == "fedper" else "mclr"
+    shell = f"fedsso run --algorithm {name} --model {model} --rounds 20"
+    call = f'fedsso.simulate(fedsso.load("digits"), "{model}", fedsso.{ALGORITHMS[name].__name__}(), rounds=20)'
+    return f"```sh\n{shell}\n```\n\n```python\nimport fedsso\n\nrun = {call}\n```"
+
+
+def hyper_rows(cls: type) -> list[tuple[str, ...]]:
+    """The fields of a record."""
+    rows = []
+    for f in fields_of(cls):
+        default = "none" if f.default is None else f.default
+        rows.append((f"`{f.name}`", f"`--{f.name.replace('_', '-')}`", f"`{default}`", plain(f.metadata["doc"])))
+    return rows
+
+
+def round_costs(name: str) -> str:
+    """What travels and what stays, for a model of d parameters."""
+    row = cost_rows()[name]
+    assert row.theory is not None
+    exchanges, down, up = row.theory[:3]
+    needs = ALGORITHMS[name].needs_all
+    absent = f"All clients must answer in every round; `{needs}` bears absence." if needs else "Clients may be absent."
+    count = f"{exchanges} exchange{'s' if str(exchanges) != '1' else ''}"
+    model = ", model `mlp`" if name == "fedper" else ""
+    return (
+        f"{count}; to each client {down} numbers, from each client {up}; a client keeps {row.theory.client} numbers "
+        f"until the next round (the paper's counts, default settings{model}). {absent}"
+    )
+
+
+@cache
+def cost_rows() -> dict[str, Row]:
+    """What a round of each algorithm costs."""
+    return {row.algorithm: row for row in costs("mlp").rows}
+
+
+def cited(code: str) -> list[tuple[str, str, str]]:
+    """The lines of code whose comment names a line of the paper."""
+    found, algorithm = [], ""
+    for line in code.splitlines():
+        if match := CITED.search(line):
+            algorithm = match["where"].rpartition(", ")[0] or algorithm
+            where = f"{algorithm}, {match['where'].rpartition(', ')[2]}"
+            found.append((where, f"`{match['code'].strip()}`", plain(match["note"] or "")))
+    return found
+
+
+def source(cls: type, text: str) -> str:
+    """A class and all that its module defines for it, in the order of the file."""
+    body = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.Assign)]
+    nodes = {name: node for node in body for name in defined(node) if name != "log"}
+    needed, todo = set(), [cls.__name__]
+    while todo:
+        node = nodes[todo.pop()]
+        needed.add(node)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & nodes.keys()
+        todo += [n for n in names if nodes[n] not in needed and not registered(n)]
+    lines = text.splitlines()
+    parts = [(n, "\n".join(lines[first_line(n) - 1 : n.end_lineno])) for n in body if n in needed]
+    return "".join(part + ("\n" if isinstance(n, ast.Assign) else "\n\n\n") for n, part in parts).rstrip()
+
+
+def defined(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+
+
+def first_line(node: ast.stmt) -> int:
+    """Where a definition begins, its decorators included."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def registered(name: str) -> bool:
+    """Whether a class has a page of its own."""
+    return any(cls.__name__ == name for cls in ALGORITHMS.values())
+
+
+# ---- pictures ----
+
+
 def figures() -> None:
-    """The picture of the fixed points, by the example that draws it, and that of MNIST, if it is there."""
+    """The pictures of the idea, of the fixed points, by the example that draws it, and of MNIST, if it is there."""
     if any(d.present() for d in datasets() if d.name == "mnist"):
         picture(load("mnist"), DOCS / "mnist-paper-20.png")
-    spec = importlib.util.spec_from_file_location("fixed_points", DOCS.parent / "examples" / "fixed_points.py")
+    script(DOCS.parent / "examples" / "fixed_points.py").main(DOCS)
+    script(DOCS / "pictures.py").main(DOCS)
+
+
+def script(path: Path) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.main(DOCS)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 if __name__ == "__main__":

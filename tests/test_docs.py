@@ -1,15 +1,34 @@
-"""What the documentation takes from the code is up to date, and what it shows still comes out."""
+"""What the documentation takes from the code is up to date, what it shows still comes out, and its code runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+import warnings
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    import click
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from fedsso.cli import app
 
 import fedsso
 from fedsso.algorithms import ALGORITHMS
@@ -20,6 +39,7 @@ PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 ABSENT = ["AIDE", "DiSCO", "Newton-Learn", "MOCHA", "HarmoFL", "FedPD", "FedCM", "pFedMe", "Per-FedAvg"]
 
 
+@cache
 def module(path: str) -> ModuleType:
     """A script of the repository."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
@@ -78,3 +98,243 @@ def test_where_algorithms_end_up() -> None:
             device="cpu", eval_every=50,
         )  # fmt: skip
         assert (run.x - points[goal]).norm() < 1e-7, name
+
+
+# ---- every block of code is run ----
+
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+MARK = re.compile(r"<!-- not run: (.+?) -->\n+\Z")
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md")), "results/README.md"]
+ELSEWHERE = {"docs/faq.md"}  # test_faq.py runs it
+RUN, READ = {"python", "sh", "toml"}, {""}
+MARKED = {"docs/flower.md": 1, "docs/frameworks.md": 2}  # how many blocks say `<!-- not run: why -->`
+OTHERS = {
+    "pip": "installs",
+    "export": "sets a variable of the shell",
+    "ssh-keygen": "writes keys",
+    "flower-superlink": "a server",
+    "flower-supernode": "a server",
+    "flwr": "needs a server",
+}
+PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
+TRAINING, ROUNDS = ("run", "compare", "sweep"), 2
+HUNDREDS = re.compile(r"(?<=rounds=)\d{3}|(?<=rounds_left\()\d{3}")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    mark: str  # why it is not run
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of code of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        mark = MARK.search(text[: match.start()])
+        found.append(Block(match[2], textwrap.dedent(match[3]), mark[1] if mark else ""))
+    return found
+
+
+def test_blocks_are_of_known_languages_and_few_are_marked() -> None:
+    marked = {}
+    for page in PAGES:
+        found = blocks(page)
+        assert {block.language for block in found} <= RUN | READ, page
+        if count := sum(bool(block.mark) for block in found):
+            marked[page] = count
+    assert marked == MARKED
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p not in ELSEWHERE and any(b.language in RUN for b in blocks(p))])
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, Python in one namespace, all in one folder with a few tables in it."""
+    monkeypatch.chdir(tmp_path)
+    if page != "docs/start.md":  # which makes its own
+        tables(tmp_path)
+    space = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", space)
+    space.__dict__.update(given(page))
+    with patch.dict(ALGORITHMS):
+        for block in blocks(page):
+            if block.mark:
+                continue
+            if block.language == "python":
+                exec(compile(shortened(block.text, tmp_path), page, "exec"), space.__dict__)
+            elif block.language == "sh":
+                for line in commands(block.text):
+                    perform(line)
+            elif block.language == "toml":
+                assert tomllib.loads(block.text)
+        if page == "docs/flower.md":  # its server app and client app, together
+            grid = module("tests/flower/grid.py").LocalGrid(
+                space.app, [{"partition-id": i} for i in range(3)], answered
+            )
+            space.main(grid, None)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_page_of_an_algorithm(name: str) -> None:
+    """It says all that the code says, and its two calls run."""
+    build = module("docs/build.py")
+    text = build.algorithm_page(name)
+    for field in fields(ALGORITHMS[name]):
+        assert f"| `{field.name}` |" in text
+    assert f"class {ALGORITHMS[name].__name__}(" in text
+    assert "def client(" in text
+    (shell,) = re.findall(r"```sh\n(.*?)\n```", text)
+    (call,) = re.findall(r"```python\nimport fedsso\n\n(.*?)\n```", text)
+    perform(shlex.split(f"{shell} --clients 3"))
+    exec(
+        call.replace('load("digits")', 'load("digits", clients=3)').replace("rounds=20", "rounds=1"), {"fedsso": fedsso}
+    )
+
+
+def test_the_lines_of_the_paper_are_shown_with_their_code() -> None:
+    build = module("docs/build.py")
+    lines = {where: code for where, code, _ in build.cited((ROOT / "src/fedsso/algorithms/fedsso.py").read_text())}
+    assert lines["Alg. 1, line 11"] == "`g = delta / (-alpha * cohort.steps)`"
+    assert lines["Alg. 1, line 14"] == "`new = x + move`"
+    assert [where.split()[-1] for where in lines] == ["4-8", "11", "12", "13", "14"]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    from fedsso import flower
+
+    text = (ROOT / "docs" / "api.md").read_text()
+    listed = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+    wanted = {f"fedsso.{name}" for name in fedsso.__all__ if name != "__version__"}
+    assert wanted | {f"fedsso.flower.{name}" for name in flower.__all__} <= listed
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs `make site`")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pages = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "results/index.html", *(f"algorithms/{name}.html" for name in ALGORITHMS)} <= pages
+    loaded = re.compile(r"""<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//""")
+    assert not [p for p in pages if loaded.search((tmp_path / "site" / p).read_text(encoding="utf-8"))]
+    assert not list((tmp_path / "site").rglob("robustness.json"))
+
+
+# ---- what these tests share ----
+
+
+def shortened(code: str, folder: Path) -> str:
+    """Hundreds of rounds become a few, and a server's folder one that is here."""
+    return HUNDREDS.sub(str(2 * ROUNDS), code).replace("/srv/", f"{folder}/")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The lines of a block as words, without comments."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def perform(words: list[str]) -> None:
+    """Run a command of this package in this process, `make` without its work; other programs must be known."""
+    program, *rest = words
+    if program == "make":
+        subprocess.run(["make", "-n", "-C", str(ROOT), *rest], check=True, capture_output=True)
+    elif program != "fedsso":
+        assert program in OTHERS, f"who runs `{shlex.join(words)}`?"
+    elif any(rest[: len(start)] == list(start) for start in PARSED):
+        parse(rest)
+    elif missing := absent(rest):
+        print(f"not run, since {missing} is not on this machine: {shlex.join(words)}")
+    else:
+        few = ["--rounds", str(ROUNDS)] if rest[0] in TRAINING else []  # the last one counts
+        told = CliRunner().invoke(app, [*rest, *few], env={"COLUMNS": "200"})
+        assert told.exit_code == 0, f"{shlex.join(words)}\n{told.output}"
+
+
+def parse(words: list[str]) -> None:
+    """Let the command line read a command, and go no further."""
+    command: Any = get_command(app)
+    context = command.make_context("fedsso", list(words))
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, list(words))
+        context = command.make_context(name, list(words), parent=context)
+
+
+def absent(words: list[str]) -> str:
+    """The data set that a command needs and this machine lacks."""
+    asked = words[words.index("--dataset") + 1] if "--dataset" in words else "digits"
+    return "" if all(d.yours or d.present() for d in datasets() if d.name == asked) else asked
+
+
+def tables(folder: Path) -> None:
+    """Hospitals in a folder and beside it, the same as one table, and an svmlight file: what the pages speak of."""
+    rows = [f"{i % 7 + 0.5},{i % 2},{i % 5},{int(i % 7 > 3)}" for i in range(40)]
+    (folder / "hospitals").mkdir()
+    for name in ("hospitals/east", "hospitals/west", "north", "south"):
+        (folder / f"{name}.csv").write_text("\n".join(["age,sex,dose,outcome", *rows]), encoding="utf-8")
+    both = [f"{row},{name}" for name in ("east", "west") for row in rows]
+    (folder / "all.csv").write_text("\n".join(["age,sex,dose,outcome,hospital", *both]), encoding="utf-8")
+    svm = [f"{int(i % 7 > 3)} 1:{i % 7} 2:{i % 5}" for i in range(400)]
+    (folder / "train.svm").write_text("\n".join(svm), encoding="utf-8")
+
+
+def given(page: str) -> dict[str, Any]:
+    """The names that a page takes for granted: what its reader has."""
+    if page == "docs/frameworks.md":
+        from fedsso.optim import ServerBFGS
+
+        model = nn.Linear(3, 1)
+        moved = [(w, [p.detach() - w for p in model.parameters()]) for w in (0.25, 0.75)]
+        loop = {"model": model, "answers": lambda _: moved, "rounds": 3}
+        return {"ServerBFGS": ServerBFGS, "params": model.parameters(), "local_lr": 0.1, "local_steps": 5, **loop}
+    if page in ("README.md", "docs/flower.md"):
+        return on_flower()
+    return {"fedsso": fedsso} if page == "docs/datasets.md" else {}
+
+
+def answered(reply: Any) -> Any:
+    """A reply of a client that did its work."""
+    assert reply.has_content(), reply.error
+    return reply
+
+
+def on_flower() -> dict[str, Any]:
+    """A federation of three clients inside this process, with a client app as a user of Flower writes it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Flower's dependencies deprecate
+        from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+        from flwr.clientapp import ClientApp
+        from flwr.serverapp import ServerApp
+    local_grid = module("tests/flower/grid.py").LocalGrid
+    clients = ClientApp()
+
+    def net() -> nn.Module:
+        return nn.Linear(64, 10)
+
+    @clients.train()
+    def train(message: Any, context: Any) -> Any:
+        model = net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x, y = rows(context)
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), grads, strict=True):
+                    p -= 0.01 * g
+        metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y)})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @clients.evaluate()
+    def evaluate(message: Any, context: Any) -> Any:
+        metrics = MetricRecord({"eval_acc": 0.5, "num-examples": len(rows(context)[1])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    fed = fedsso.load("digits", clients=3, seed=0)
+
+    def rows(context: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        own = fed.rows_of(int(context.node_config["partition-id"]))
+        return fed.x[own].flatten(1).float() / 16, fed.y[own]
+
+    grid = local_grid(clients, [{"partition-id": i} for i in range(3)], answered)
+    return {"grid": grid, "Net": net, "ArrayRecord": ArrayRecord, "app": ServerApp(), "load": rows, "fed": fed}

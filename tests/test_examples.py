@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -34,3 +35,20 @@ def test_own_data_takes_a_folder_and_a_column(tmp_path: Path) -> None:
     text = run(FOLDER / "own_data.py", str(tmp_path), "cured", cwd=tmp_path)
     assert "2 clients, 60 train + 20 test rows, sample 2 float32, 2 classes" in text
     assert text.count("alpha  ") == text.count("omega  ") == 2
+
+
+def test_the_demo_writes_its_page_picture_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With five rounds and one seed, which take a moment instead of a minute."""
+    spec = importlib.util.spec_from_file_location("demo", FOLDER / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.setattr(demo, "ROUNDS", 5)
+    monkeypatch.setattr(demo, "SEEDS", (0,))
+    demo.main(tmp_path / "demo")
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["curves.png", "index.html", "table.md"]
+    html = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    assert "<h1>fedsso: rounds to a target accuracy</h1>" in html
+    assert "Twenty clients hold handwritten digits" in html
+    assert html.count("<tr>") == 1 + 3 + 1 + 15  # the best of each algorithm, then all five client steps of each

@@ -1,4 +1,4 @@
-"""Tables say what the traces say; pictures and pages are whole, safe and the same every time."""
+"""Tables say what the traces say; pictures are whole and the same every time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsso.errors import InputError
-from fedsso.page import page
 from fedsso.report import (
     FAMILIES,
     Curve,
@@ -271,69 +269,3 @@ assert before == settings()
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-class Outline(HTMLParser):
-    """Tags, attributes and text of a page; fails on tags that do not match."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    plot([ONE], tmp_path / "p.png")
-    return tmp_path / "p.png"
-
-
-def test_page_holds_everything_itself(picture: Path) -> None:
-    rows = rounds_table([ONE, SEEDS], [0.5])
-    html = page("Demo", {"Results": rows}, picture, {"rounds": 3, "data": {"clients": 20}}, "First.\n\nSecond.")
-    outline = Outline(html)
-    assert html.startswith("<!DOCTYPE html>")
-    assert outline.all("html") == [{"lang": "en"}]
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in outline.all("meta")
-    (image,) = outline.all("img")
-    assert (image["src"] or "").startswith("data:image/png;base64,iVBOR")
-    assert "FedAvg, FedSSO" in (image["alt"] or "")
-    assert len(outline.all("tr")) == 3
-    assert [cell["data-name"] for cell in outline.all("td")] == [*list(rows[0])[1:]] * 2
-    assert len(outline.all("p")) == 2
-    assert "[data]\nclients = 20" in outline.text
-    assert not {"script", "link"} & {tag for tag, _ in outline.tags}
-    assert "url(" not in html
-
-
-def test_page_escapes_what_it_is_given(picture: Path) -> None:
-    evil = "<script>\"&'{x}"
-    outline = Outline(page(evil, {evil: [{"algorithm": evil, evil: evil}]}, picture, {evil: evil}, evil))
-    assert outline.all("script") == []
-    assert outline.all("td") == [{"role": "cell", "data-name": evil}]
-    assert outline.text.count(evil) == 7  # title, two headings, paragraph, row label, column name, value
-    assert r'"<script>\"&' in outline.text  # the settings
-
-
-def test_page_refuses_a_picture_it_cannot_show(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'\.pdf'"):
-        page("x", {}, tmp_path / "p.pdf", {})
-    with pytest.raises(InputError, match="cannot read"):
-        page("x", {}, tmp_path / "absent.png", {})

@@ -25,10 +25,10 @@ try:
     from rich.table import Table
     from typer.core import TyperGroup
 
-    from . import cli_config, cli_data, cli_paper, cli_sweep
+    from . import cli_config, cli_data, cli_paper, cli_report, cli_sweep
     from .cli_data import DataDir, Json
     from .cli_options import Several, WithSettings
-    from .cli_plan import Config, SaveConfig, Verbose, begin, plan
+    from .cli_plan import Config, Live, SaveConfig, TensorBoard, Verbose, begin, plan
     from .cli_view import cost_document, cost_table, messages, print_table, resuming, set_logging, show, watching
 except ModuleNotFoundError as error:
     raise SystemExit(f"the command line needs `pip install 'fedsso[cli]'` ({error})") from error
@@ -87,6 +87,8 @@ def run(
     ctx: typer.Context,
     config: Config = None,
     save_config: SaveConfig = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -102,7 +104,7 @@ def run(
     settings, seeds = made.settings, made.settings.seeds
     many = {"seeds": seeds} if len(seeds) > 1 else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
     (record,) = made.records
-    with watching(resuming(settings.out)) as watch:
+    with watching(resuming(settings.out), live, tensorboard) as watch:
         done = experiment.simulate(
             made.fed, settings.model, record, out=settings.out, progress=watch, **cast(Any, {**made.options, **many})
         )
@@ -116,6 +118,8 @@ def compare(
     ctx: typer.Context,
     config: Config = None,
     save_config: SaveConfig = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -130,7 +134,7 @@ def compare(
     made = plan(ctx, config, "algorithms")
     begin(made, save_config)
     settings = made.settings
-    with watching(resuming(settings.out)) as watch:
+    with watching(resuming(settings.out), live, tensorboard) as watch:
         common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
         runs = experiment.compare(made.fed, settings.model, made.records, **common, **made.options)
     _draw(runs, settings)
@@ -138,12 +142,15 @@ def compare(
 
 
 app.command(cls=WithSettings)(cli_sweep.sweep)
+app.command()(cli_report.report)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run's folder, or a folder of such folders.", metavar="RUN")],
     data_dir: DataDir = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -159,7 +166,7 @@ def resume(
         messages.print(f"{folder}: finished already", markup=False, soft_wrap=True)
         runs = load_runs(folder)
     else:
-        with watching(resuming(folder)) as watch:
+        with watching(resuming(folder), live, tensorboard) as watch:
             runs = experiment.resume(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})

@@ -12,6 +12,7 @@ import typer
 from . import cli_config, experiment
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
+from .cli_live import check_tensorboard
 from .cli_view import messages
 from .context import Context, context
 from .data import Federation, load
@@ -24,6 +25,15 @@ log = logging.getLogger("fedsso")
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
 SaveConfig = Annotated[Path | None, typer.Option(help="Write the settings in force to this TOML file.")]
+Live = Annotated[bool, typer.Option("--live", help="On a terminal: a dashboard of all runs while they train.")]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        callback=check_tensorboard,
+        help="Write every round's numbers there for TensorBoard, while the runs train.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done and why.")]
 
 

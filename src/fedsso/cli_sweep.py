@@ -22,7 +22,7 @@ from . import figures, report
 from .algorithm import Algorithm
 from .cli_config import SELECT, Sweep
 from .cli_data import Json
-from .cli_plan import Config, Plan, SaveConfig, Verbose, begin, plan
+from .cli_plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan
 from .cli_view import messages, output, print_table, set_logging, watching
 from .data import Federation
 from .errors import InputError, one_of
@@ -55,6 +55,8 @@ def sweep(
     save_config: SaveConfig = None,
     jobs: Jobs = 1,
     minutes: Minutes = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -92,7 +94,7 @@ def sweep(
     if out is not None:
         _settle(out / SETTINGS, to_toml(made.table))
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    with watching(None if out is None else AGAIN) as watch, in_time():
+    with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
         found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
     _show(made, found, as_json)
     if out is not None:
@@ -141,12 +143,8 @@ def _search(made: Plan, rows: Federation, how: dict[str, Any], watch: Any) -> Ou
     settings = made.settings
 
     def run(fed: Federation, records: Sequence[Algorithm]) -> Study:
-        name = f"{len(records) * len(settings.seeds)} trials"
-
-        def told(_: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-            watch(name, k, rounds, numbers)
-
-        return study(fed, settings.model, records, seeds=settings.seeds, progress=told, **how, **made.options)
+        watch.name = f"{len(records) * len(settings.seeds)} trials"
+        return study(fed, settings.model, records, seeds=settings.seeds, progress=watch, **how, **made.options)
 
     grid = run(rows, made.records)
     best = {name: own.best(settings.target) for name, own in grid.algorithms().items()}

@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from . import report
+from .cli_live import Dashboard, Scalars
 from .costs import Bill, Cost
 from .runs import Runs
+from .spec import Spec
+from .trace import Trace
 from .version import __version__
 
 log = logging.getLogger("fedsso")
@@ -29,6 +32,9 @@ output, messages = Console(), Console(stderr=True)
 
 class Watch:
     """Shows the rounds as they end and remembers the last; Ctrl-C takes effect between two rounds."""
+
+    name = ""  # stands for every label, where it is given
+    silent = False  # whether something else shows the rounds
 
     def __init__(self) -> None:
         self.label, self.k = "", 0
@@ -40,17 +46,23 @@ class Watch:
         self.task = TaskID(0)
 
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        label = self.name or label
+        if not self.silent:
+            self._show(label, k, rounds, numbers)
+        self.label, self.k = label, k
+        if self.stopping:
+            raise KeyboardInterrupt
+
+    def _show(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        """As a bar, or as a line for every tenth of the way."""
         shown = " ".join(f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0)
         begins = label != self.label or k <= self.k  # another run
-        if messages.is_terminal:
+        if draws():
             if begins:
                 self.task = self.bars.add_task(label, total=rounds, numbers="")
             self.bars.update(self.task, completed=k, numbers=shown)
         elif 10 * k // rounds > (0 if begins else 10 * self.k // rounds):
             messages.print(f"{label}: round {k}/{rounds} {shown}", soft_wrap=True, highlight=False, markup=False)
-        self.label, self.k = label, k
-        if self.stopping:
-            raise KeyboardInterrupt
 
     def stop(self, *_: object) -> None:
         """The first Ctrl-C; a second one ends the process at once."""
@@ -59,13 +71,43 @@ class Watch:
         messages.print("stopping after this round (Ctrl-C again: at once)")
 
 
+class Viewing(Watch):
+    """The same, and the traces are seen: by a dashboard in place of the bars, by TensorBoard, or by both."""
+
+    def __init__(self, board: Dashboard | None, scalars: Scalars | None) -> None:
+        super().__init__()
+        self.board, self.scalars, self.silent = board, scalars, board is not None
+
+    def begin(self, specs: Sequence[Spec]) -> None:
+        """These are to run."""
+        if self.board is not None:
+            self.board.begin(specs)
+
+    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
+        """These have done so much."""
+        for viewer in (self.board, self.scalars):
+            if viewer is not None:
+                viewer.look(specs, traces)
+
+
+def draws() -> bool:
+    """Whether standard error is a terminal on which something can be drawn again in its place."""
+    return messages.is_terminal and not messages.is_dumb_terminal
+
+
 @contextmanager
-def watching(again: str | None) -> Iterator[Watch]:
+def watching(again: str | None, live: bool = False, tensorboard: Path | None = None) -> Iterator[Watch]:
     """Progress on standard error while simulating; an interrupted simulation says what goes on with it."""
-    watch = Watch()
+    board = Dashboard(messages) if live and draws() else None
+    scalars = None if tensorboard is None else Scalars(tensorboard)
+    watch = Watch() if board is None and scalars is None else Viewing(board, scalars)
+    shown = board if board is not None else watch.bars if draws() else None
     before = signal.signal(signal.SIGINT, watch.stop)
     try:
-        with watch.bars if messages.is_terminal else nullcontext():
+        with ExitStack() as stack:
+            for part in (shown, scalars):
+                if part is not None:
+                    stack.enter_context(part)
             yield watch
     except KeyboardInterrupt as error:
         hint = f"; {again} goes on" if again is not None else ""

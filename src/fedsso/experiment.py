@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Protocol, Unpack, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +35,28 @@ from .objective import Layout, ravel
 from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
 from .spec import Spec, specify
+from .trace import Trace
 from .tree import nbytes, signature, stack
 
 log = logging.getLogger("fedsso")
 TRIALS = 12  # trials of a chunk on a CPU: 8 to 16 are fastest
 MEMORY = {"cpu": 2 << 30, "cuda": 24 << 30}  # bytes of server and client states of a chunk
+PACE = (0.25, 5.0)  # seconds between two looks at the traces, at least and at most;
+SHARE = 20  # between the two, so many times as long as a look takes
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called as progress(label, round, rounds, numbers) after each round."""
+"""Called as progress(label, round, rounds, numbers) after each round; of batched trials, with the best's numbers."""
+Look = Callable[[Sequence[Spec], Sequence[Trace]], None]
+"""Called as look(specs, traces) with what the trials of a chunk have done so far."""
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A `progress` that is also shown all runs before the first begins, and now and then every trial's trace."""
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
+    def begin(self, specs: Sequence[Spec]) -> None: ...
+    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None: ...
 
 
 class Planned(NamedTuple):
@@ -268,17 +284,28 @@ def _is_new(run: Planned, fresh: bool) -> bool:
 def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
     """Run what is not finished, group by group and chunk by chunk; results in the order of the plan."""
     show = _printer if progress is True else progress or None
+    look = begin(show, [run.spec for run in planned])
     done: dict[int, Run] = {}
     todo = []
     for i, run in enumerate(planned):
         if run.folder is not None and is_done(run.folder, run.spec):
             done[i] = replace(load_run(run.folder), live=run.context)
+            if look is not None:
+                look([run.spec], [done[i].trace])
         else:
             todo.append(i)
     for chunk in chunks(planned, todo):
-        runs = run_chunk([planned[i] for i in chunk], show, every)
+        runs = run_chunk([planned[i] for i in chunk], show, every, look)
         done.update(zip(chunk, runs, strict=True))
     return [done[i] for i in range(len(planned))]
+
+
+def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
+    """Tell a watcher what is to run; what it is to be shown traces with, or None for any other callback."""
+    if not isinstance(show, Watcher):
+        return None
+    show.begin(specs)
+    return show.look
 
 
 def chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[int]]:
@@ -306,10 +333,10 @@ def _trials(run: Planned) -> int:
     return int(min(TRIALS, fit) if device == "cpu" else fit)
 
 
-def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
+def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None = None) -> list[Run]:
     """Run trials batched; if they are too many for the GPU's memory, in two halves."""
     try:
-        return _run_batched(chunk, show, every)
+        return _run_batched(chunk, show, every, look)
     except torch.OutOfMemoryError as error:
         if len(chunk) == 1:
             raise InputError(
@@ -319,10 +346,10 @@ def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int) -> li
     log.info("%d trials do not fit into the GPU's memory: half of them at a time", len(chunk))
     torch.cuda.empty_cache()
     half = len(chunk) // 2
-    return run_chunk(chunk[:half], show, every) + run_chunk(chunk[half:], show, every)
+    return run_chunk(chunk[:half], show, every, look) + run_chunk(chunk[half:], show, every, look)
 
 
-def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int) -> list[Run]:
+def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None) -> list[Run]:
     """Run trials batched and write their folders."""
     first = chunk[0]
     specs = [run.spec for run in chunk]
@@ -339,7 +366,11 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int) ->
             checkpoint.save(alone / CHECKPOINT, simulation.state(), specs[0].identity)
             traces(simulation, specs)[0].save(alone / TRACE)
 
+    glance = None if look is None else _Glance(look, simulation, specs)
+
     def after(_: Simulation) -> None:
+        if glance is not None and glance.due():
+            glance()
         if show is not None:
             show(label, simulation.k, rounds, _numbers(simulation))
         if simulation.k % every == 0 and simulation.k < rounds:
@@ -349,8 +380,31 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int) ->
         advance(simulation, rounds, after)
     except KeyboardInterrupt:
         save()
+        if glance is not None:
+            glance()
         raise
-    return _finish(simulation, chunk)
+    runs = _finish(simulation, chunk)
+    if look is not None:
+        look(specs, [run.trace for run in runs])
+    return runs
+
+
+class _Glance:
+    """Shows the traces of a chunk under way, so seldom that it hardly costs time."""
+
+    def __init__(self, look: Look, simulation: Simulation, specs: Sequence[Spec]) -> None:
+        self.look, self.simulation, self.specs = look, simulation, specs
+        self.next = -math.inf
+
+    def due(self) -> bool:
+        """Whether it is time for another look."""
+        return time.monotonic() >= self.next
+
+    def __call__(self) -> None:
+        began = time.monotonic()
+        self.look(self.specs, traces(self.simulation, self.specs))
+        ended = time.monotonic()
+        self.next = ended + min(max(PACE[0], SHARE * (ended - began)), PACE[1])
 
 
 def _finish(simulation: Simulation, chunk: Sequence[Planned]) -> list[Run]:

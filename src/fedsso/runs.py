@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from . import report
+from . import report, report_page
 from .context import Context
 from .data import Federation
 from .engine import checkpoint
@@ -203,10 +204,48 @@ class Runs(Sequence[Run]):
         """Accuracy and loss over rounds, seeds as bands."""
         report.plot(self.curves(), path, title=title, targets=targets)
 
+    def report(
+        self, path: str | Path, *, title: str = "", text: str = "", targets: Sequence[float] | None = None
+    ) -> None:
+        """One interactive HTML page that needs no other file: curves, tables, grids, who holds what, settings."""
+        pairs = [(run.spec, run.trace) for run in self]
+        feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
+        held = [one for one in map(holding, feds.values()) if one is not None]
+        recipes = [recipe(runs[0].spec, [run.spec.seed for run in runs]) for runs in self.settings().values()]
+        report_page.write(path, report_page.Content(entries(pairs), title, text, targets, (), held, recipes))
+
     def save(self, folder: str | Path) -> None:
         """One folder per run below `folder`."""
         for i, run in enumerate(self):
             run.save(Path(folder) / run.spec.folder(i))
+
+
+# ---- parts of a report ----
+
+
+def entries(pairs: Sequence[tuple[Spec, Trace]]) -> list[report_page.Entry]:
+    """Settings and traces as curves, seeds together."""
+    groups: dict[str, list[tuple[Spec, Trace]]] = {}
+    for pair in pairs:
+        groups.setdefault(pair[0].label, []).append(pair)
+    return [
+        report_page.Entry(report.Curve(label, tuple(t for _, t in own), own[0][0].algorithm), own[0][0].hyper)
+        for label, own in groups.items()
+    ]
+
+
+def recipe(spec: Spec, seeds: Sequence[int], path: str = SPEC) -> report_page.Recipe:
+    """A setting's TOML, and the command that repeats it."""
+    several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
+    return report_page.Recipe(spec.label, to_toml(spec.to_toml()), f"fedsso run --config {quote(path)}{several}")
+
+
+def holding(fed: Federation) -> report_page.Holding | None:
+    """Who holds which labels; None where targets are real."""
+    if not fed.classes:
+        return None
+    names = fed.client_names or [str(i) for i in range(fed.clients)]
+    return report_page.Holding(f"{fed.name}, {fed.clients} clients", names, fed.label_counts().cpu().numpy())
 
 
 def _or_never(hit: int | None) -> float:

@@ -16,7 +16,7 @@ from torch import nn
 from .algorithm import Algorithm
 from .data import Federation
 from .errors import InputError, integer, one_of
-from .experiment import Planned, Progress, chunks, plan, prepare
+from .experiment import Planned, Progress, begin, chunks, plan, prepare
 from .figures import Heat
 from .files import check_writable
 from .grids import tried
@@ -209,14 +209,18 @@ def study(
         folder = Path(where)
         check_writable(folder)
         there = held(folder)
+        look = begin(progress, [run.spec for run in planned])
+        if look is not None:
+            kept = [run.spec for run in planned if run.spec.identity in there]
+            look(kept, read([there[spec.identity] for spec in kept]))
         todo = [i for i, run in enumerate(planned) if run.spec.identity not in there]
         parts = list(chunks(planned, todo))
         tally = _Tally(planned, todo, progress)
         processes = min(integer("jobs", jobs, 1), len(parts))
         if processes > 1:
-            in_processes(arguments, parts, folder, processes, deadline, tally)
+            in_processes(arguments, parts, folder, processes, deadline, tally, look)
         else:
-            in_order(planned, parts, folder, deadline, tally)
+            in_order(planned, parts, folder, deadline, tally, look)
         return _summed_up([run.spec for run in planned], held(folder))
 
 

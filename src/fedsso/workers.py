@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from .errors import InputError
-from .experiment import plan, run_chunk
+from .experiment import Look, plan, run_chunk
 from .store import save_part
 
 Part = Sequence[int]
@@ -38,7 +38,9 @@ class OutOfTime(Exception):
     """A sweep stopped because its time was up; the same call goes on."""
 
 
-def in_order(planned: Sequence[Any], parts: Sequence[Part], folder: Path, deadline: float, tally: Tally) -> None:
+def in_order(
+    planned: Sequence[Any], parts: Sequence[Part], folder: Path, deadline: float, tally: Tally, look: Look | None = None
+) -> None:
     """One part after the other, in this process."""
     for number, part in enumerate(parts):
         if time.monotonic() >= deadline:
@@ -47,7 +49,7 @@ def in_order(planned: Sequence[Any], parts: Sequence[Part], folder: Path, deadli
         def show(label: str, k: int, _: int, numbers: dict[str, float], part: Part = part) -> None:
             tally.round(part, k, label, numbers)
 
-        save_part(folder, run_chunk([planned[i] for i in part], show, NEVER))
+        save_part(folder, run_chunk([planned[i] for i in part], show, NEVER, look))
         tally.end(part)
 
 
@@ -55,11 +57,19 @@ def _out_of_time(left: Sequence[Part], parts: Sequence[Part]) -> OutOfTime:
     return OutOfTime(f"{len(left)} of {len(parts)} parts are left")
 
 
-def in_processes(arguments: Any, parts: Sequence[Part], folder: Path, jobs: int, deadline: float, tally: Tally) -> None:
+def in_processes(
+    arguments: Any,
+    parts: Sequence[Part],
+    folder: Path,
+    jobs: int,
+    deadline: float,
+    tally: Tally,
+    look: Look | None = None,
+) -> None:
     """Several parts at a time; `arguments` are those of `experiment.plan`."""
     waiting = list(parts)
     busy: dict[Any, Part] = {}  # what each process is at
-    with _started(jobs, folder, _pickled(arguments)) as idle:
+    with _started(jobs, folder, _pickled(arguments), look is not None) as idle:
         while True:
             while idle and waiting and time.monotonic() < deadline:
                 pipe = idle.pop()
@@ -72,6 +82,8 @@ def in_processes(arguments: Any, parts: Sequence[Part], folder: Path, jobs: int,
                 kind, content = _received(pipe)
                 if kind == "round":
                     tally.round(busy[pipe], *content)
+                elif kind == "look" and look is not None:
+                    look(*content)
                 else:
                     tally.end(busy.pop(pipe))
                     idle.append(pipe)
@@ -87,13 +99,13 @@ def _pickled(arguments: Any) -> bytes:
 
 
 @contextmanager
-def _started(jobs: int, folder: Path, arguments: bytes) -> Iterator[list[Any]]:
+def _started(jobs: int, folder: Path, arguments: bytes, looks: bool) -> Iterator[list[Any]]:
     """Pipes to processes that have been given the arguments; all of them end with the block."""
     spawn, workers, pipes = get_context("spawn"), [], []
     try:
         for _ in range(jobs):
             ours, theirs = spawn.Pipe()
-            worker = spawn.Process(target=_work, args=(theirs, folder, jobs), daemon=True)
+            worker = spawn.Process(target=_work, args=(theirs, folder, jobs, looks), daemon=True)
             with _deaf():
                 worker.start()
             theirs.close()
@@ -141,15 +153,22 @@ def _received(pipe: Any) -> tuple[str, Any]:
     return kind, content
 
 
-def _work(pipe: Any, folder: Path, jobs: int) -> None:
+def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
     """The life of a process: a plan, then parts until it is ended."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
+        pipe.send(("round", (k, label, numbers)))
+
+    def look(*content: Any) -> None:
+        pipe.send(("look", content))
+
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
         planned = plan(*pickle.loads(pipe.recv_bytes()))
         while True:
             part = pipe.recv()
-            runs = run_chunk([planned[i] for i in part], lambda *row: pipe.send(("round", _told(*row))), NEVER)
+            runs = run_chunk([planned[i] for i in part], show, NEVER, look if looks else None)
             save_part(folder, runs)
             pipe.send(("done", None))
     except (EOFError, ConnectionError):  # nobody is there any more
@@ -167,7 +186,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
     os._exit(1)
-
-
-def _told(label: str, k: int, _: int, numbers: dict[str, float]) -> tuple[int, str, dict[str, float]]:
-    return k, label, numbers

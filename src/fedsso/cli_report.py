@@ -1,0 +1,47 @@
+"""The command `fedsso report`: runs, sweeps and runs on Flower as one interactive HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from . import report_page, report_source
+from .cli_options import Several
+from .cli_view import messages, output
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.", metavar="RUN..."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="The page; a file that lies there is replaced.")]
+Title = Annotated[str, typer.Option(help="Heading of the page; left out: the names of the runs.")]
+Targets = Annotated[
+    Any, typer.Option(help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT))
+]
+
+
+def report(runs: Paths, out: Out = Path("report.html"), title: Title = "", targets: Targets = None) -> None:
+    """Write one interactive HTML page about runs: curves, tables, grids, settings.
+
+    Example: fedsso report runs/a
+
+    Example: fedsso report runs/a sweeps/b /srv/flower --targets 0.8,0.9 --out compare.html
+
+    RUN is a run's folder, a folder of run folders, the --out folder of a sweep,
+    the checkpoint_dir of a run on Flower, or a trace.csv; several are shown
+    together. A run that is not finished is shown as far as it goes.
+
+    The page needs no other file and no network: open it, send it, print it.
+    """
+    content = report_source.content(runs, title=title, targets=targets)
+    report_page.write(out, content)
+    for note in content.notes:
+        messages.print(f"note: {note}", markup=False, soft_wrap=True, highlight=False)
+    count = sum(len(curve.traces) for curve in content.curves)
+    said = f"{out}: {count} run{'s' * (count != 1)}, {out.stat().st_size / 1e6:.1f} MB"
+    output.print(said, markup=False, soft_wrap=True, highlight=False)

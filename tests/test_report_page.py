@@ -1,0 +1,543 @@
+"""The report page: what it shows is what the runs hold, whatever they are called and wherever they come from."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from hashlib import sha256
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    from typer.testing import CliRunner
+
+    from fedsso.cli import app
+
+import fedsso
+from fedsso import report
+from fedsso.errors import InputError
+from fedsso.report import Curve
+from fedsso.report_page import ASSETS, Content, Entry, Holding, Recipe, page
+from fedsso.report_source import content
+from fedsso.trace import Trace
+
+NAN = math.nan
+EVIL = "</script><script>alert('x')</script><!--\"&{y}$z %{x} \u2028"
+HERE = Path(__file__).parent
+
+
+def trace(*accuracies: float, diverged: int | None = None, **columns: float) -> Trace:
+    """Round k moves 1 MB up and 0.5 MB down, takes 2 seconds and has the loss 1/k."""
+    rows = [
+        {"trial": 0, "seed": 0, "round": k, "overridden": 0, "skipped": 0, "seconds": 2.0 * (k > 0)}
+        | {"test_accuracy": a, "train_loss": 1 / k if k else NAN}
+        | {"bytes_up": 1_000_000 * (k > 0), "bytes_down": 500_000 * (k > 0), **columns}
+        for k, a in enumerate(accuracies)
+    ]
+    return Trace.from_rows(rows, diverged=diverged)
+
+
+SSO = Curve("FedSSO", (trace(0.1, 0.5, 0.9, 0.9, ys=0.25), trace(0.1, 0.8, 0.9, 0.7, ys=0.5)), "fedsso")
+AVG = Curve("FedAvg", (trace(0.1, 0.5, 0.6, 0.7, 0.8),), "fedavg")
+LOST = Curve("FedDANE", (trace(0.1, 0.5, 0, 0, diverged=2),), "feddane")
+
+
+class Outline(HTMLParser):
+    """Tags, attributes, text and scripts of a page; fails on tags that do not match."""
+
+    EMPTY = ("meta", "input", "line")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts, self.parts = "", list[str](), dict[str, list[str]]()
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+            self.parts.setdefault(self.open[-1], []).append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def refuse(constant: str) -> Any:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def embedded(html: str) -> dict[str, Any]:
+    """The data as a browser reads them."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return found
+
+
+def series(data: dict[str, Any], curve: int, seed: int, name: str) -> np.ndarray:
+    place = data["curves"][curve]["traces"][seed]["columns"][name]
+    return np.frombuffer(b64decode(data["arrays"][place]), "<f4")
+
+
+def of(*curves: Curve, **more: Any) -> str:
+    return page(Content([Entry(curve) for curve in curves], **more))
+
+
+# ---- the numbers ----
+
+
+def test_every_series_is_that_of_its_trace() -> None:
+    data = embedded(of(SSO, AVG))
+    for i, curve in enumerate((SSO, AVG)):
+        for seed, own in enumerate(curve.traces):
+            for name in ("round", "test_accuracy", "train_loss"):
+                np.testing.assert_array_equal(series(data, i, seed, name), own[name].astype(np.float32))
+    np.testing.assert_array_equal(series(data, 1, 0, "megabytes"), [0, 1.5, 3, 4.5, 6])  # 1 + 0.5 a round
+    np.testing.assert_array_equal(series(data, 1, 0, "seconds"), [0, 2, 4, 6, 8])
+    np.testing.assert_array_equal(series(data, 0, 1, "ys"), [0.5] * 4)
+    assert [d["key"] for d in data["diagnostics"]] == ["ys"]  # FedAvg has none, and nothing was skipped or overridden
+    assert [m["key"] for m in data["metrics"]] == ["test_accuracy", "train_loss"]  # no test loss was measured
+
+
+def test_equal_series_stand_in_the_page_once() -> None:
+    """Three runs of four rows share rounds, megabytes, seconds and losses; the accuracies are their own."""
+    curves = [Curve(str(i), (trace(0.1, i / 10, 0.5, 0.6),), "fedavg") for i in range(3)]
+    assert len(embedded(of(*curves))["arrays"]) == 4 + 3
+
+
+def test_own_metrics_are_metrics() -> None:
+    data = embedded(of(Curve("x", (trace(0.1, 0.2, test_f1_score=0.5),), "fedavg")))
+    assert {"key": "test_f1_score", "name": "f1 score"} in data["metrics"]
+
+
+def test_what_is_not_finite_stays_out_of_the_json() -> None:
+    wild = Curve("wild", (trace(0.1, NAN, NAN, radius=math.inf), trace(0.1, NAN, diverged=1, ys=1e300)), "fedsso")
+    data = embedded(of(wild, Curve("empty", (Trace.from_rows([]),), "fedavg")))
+    assert data["curves"][0]["traces"][1]["diverged"] == 1
+    assert np.isinf(series(data, 0, 1, "ys")).all()  # beyond single precision
+
+
+def test_cards_tell_the_main_findings() -> None:
+    html = of(SSO, AVG, LOST, targets=[0.5, 0.8])
+    values = re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', html)
+    # finals: (0.9 + 0.7) / 2 and 0.8; FedDANE reaches 0.5 in round 1, so 0.5 is the highest target of all three;
+    # FedSSO is there after 1 and 1 rounds, FedAvg after 1; both send 1.5 MB until then
+    assert values == [
+        ("Best final accuracy", "0.8000"),
+        ("Fewest rounds to 0.5", "1"),
+        ("Bytes against FedAvg", "+0%"),
+        ("Diverged", "1 of 4"),
+    ]
+    two = dict(re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', of(SSO, AVG, targets=[0.8])))
+    assert two["Fewest rounds to 0.8"] == "1.5"  # 2 and 1
+    assert two["Bytes against FedAvg"] == "−62%"  # 2.25 MB against 6 MB
+
+
+def test_cards_without_fedavg_accuracy_or_bytes() -> None:
+    assert "Bytes against FedAvg" not in of(SSO)
+    blank = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0, "train_loss": 1.0}
+    silent = Curve("x", (Trace.from_rows([{**blank, "round": k} for k in range(3)]),), "fedavg")
+    html = of(silent)
+    assert "Best final" not in html
+    assert "0 of 1" in html
+    assert embedded(html)["axes"] == ["round"]
+
+
+def test_the_table_is_that_of_report() -> None:
+    outline = Outline(of(SSO, AVG, LOST, targets=[0.5, 0.8]))
+    rows = report.rounds_table([SSO, AVG, LOST], [0.5, 0.8])
+    assert outline.parts["button"] == list(rows[0])
+    assert outline.parts["td"] == [text for row in rows for text in list(row.values())[1:]]
+    values = [cell["data-value"] for cell in outline.all("td")]
+    assert values[:4] == ["1.0", "1.5", "2.25", str((0.9 + 0.7) / 2)]
+    assert values[-3:-1] == ["", "1.5"]  # FedDANE misses 0.8 and has sent 1.5 MB to 0.5
+    assert [th["aria-sort"] for th in outline.all("th") if th["scope"] == "col"] == ["none"] * 5
+
+
+def test_of_many_settings_the_best_of_each_algorithm_is_drawn_first() -> None:
+    """Curve i of each algorithm reaches 0.8 in round i + 2; the first of each is the fastest."""
+
+    def late(i: int) -> Trace:
+        return trace(*([0.1] * (i + 2)), *([0.8] * (10 - i)))
+
+    curves = [Curve(f"{name} {i}", (late(i),), name) for name in ("fedsso", "fedavg") for i in reversed(range(6))]
+    html = of(*curves, targets=[0.8])
+    data = embedded(html)
+    assert [c["label"] for c in data["curves"] if c["shown"]] == ["fedsso 0", "fedavg 0"]
+    shown = {c["algorithm"]: c["color"] for c in data["curves"] if c["shown"]}
+    assert shown == {name: report.style(name).color for name in ("fedsso", "fedavg")}
+    assert Outline(html).parts["caption"] == ["Best setting of each algorithm", "All settings"]
+    assert all(c["shown"] for c in embedded(of(*curves[:10]))["curves"])
+
+
+def test_a_grid_becomes_maps() -> None:
+    """Two axes are a map of places; a third gives a map for each value; a field with one value is no axis."""
+    grid = product(("bfgs", "dfp"), (1.0, 0.3), (0.1, 0.01, 1.0))
+    hypers = [{"m": 20, "alpha": a, "eta": e, "form": f} for f, e, a in grid]
+    entries = [Entry(Curve(str(i), (trace(0.1, 0.9),), "fedsso"), h) for i, h in enumerate(hypers)]
+    first, second = embedded(page(Content(entries)))["maps"]
+    assert first["title"] == "fedsso form=bfgs"
+    assert (first["down"], first["rows"]) == ("α", ["0.01", "0.1", "1"])
+    assert (first["across"], first["columns"]) == ("η", ["0.3", "1"])
+    assert first["cells"] == [[4, 1], [3, 0], [5, 2]]
+    assert second["cells"] == [[10, 7], [9, 6], [11, 8]]
+    (line,) = embedded(page(Content([e._replace(hyper={"alpha": float(i)}) for i, e in enumerate(entries)])))["maps"]
+    assert line["cells"] == [list(range(12))]
+    assert embedded(page(Content([e._replace(hyper={"m": 20}) for e in entries])))["maps"] == []
+
+
+def test_a_third_axis_that_belongs_to_some_settings_only() -> None:
+    """Four steps with each of two guards, one of which has a further setting that stands alone: two maps of a line."""
+    hypers = [{"alpha": float(a), "guard": g} for g in ("adaptive", "none") for a in range(4)]
+    hypers = [{**h, "eta": 1.0, "form": "bfgs"} for h in hypers] + [
+        {"alpha": 9.0, "guard": "none", "eta": 0.5, "form": "dfp"}
+    ]
+    entries = [Entry(Curve(str(i), (trace(0.1, 0.9),), "fedsso"), h) for i, h in enumerate(hypers)]
+    maps = embedded(page(Content(entries)))["maps"]
+    assert [m["title"] for m in maps] == ["fedsso guard=adaptive form=bfgs", "fedsso guard=none form=bfgs"]
+    assert [m["cells"] for m in maps] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+
+
+def test_background_is_in_no_card_and_not_drawn_at_first() -> None:
+    """As of a grid that is judged by held-out rows, beside another source."""
+    better = Curve("held out", (trace(0.1, 0.99),), "fedavg")
+    entries = [Entry(AVG, {}, True, "a"), Entry(better, {}, False, "a"), Entry(SSO, {}, False, "b")]
+    html = page(Content(entries, targets=[0.8]))
+    assert [c["shown"] for c in embedded(html)["curves"]] == [True, False, True]
+    assert '<p class="value">0.8000</p>' in html
+    assert "0.9900</p>" not in html
+
+
+def test_very_many_clients_are_thinned_out() -> None:
+    counts = np.arange(500)[:, None].repeat(2, 1)
+    html = of(AVG, holdings=[Holding("big", [f"c{i}" for i in range(500)], counts)])
+    (one,) = embedded(html)["holdings"]
+    assert one["clients"] == [f"c{i}" for i in [*range(499, 399, -1), *range(99, -1, -1)]]
+    assert "100 largest and the 100 smallest of 500" in one["note"]
+
+
+# ---- one safe file ----
+
+
+def test_names_cannot_break_out() -> None:
+    curve = Curve(EVIL, (trace(0.1, 0.9, **{f"test_{EVIL}": 0.5}),), EVIL)
+    entries = [Entry(curve, {EVIL: i, "alpha": EVIL}) for i in range(4)]
+    holdings = [Holding(EVIL, [EVIL], np.ones((1, 2)))]
+    html = page(Content(entries, EVIL, EVIL, None, [EVIL], holdings, [Recipe(EVIL, EVIL, EVIL)]))
+    outline, data = Outline(html), embedded(html)
+    assert len(outline.all("script")) == len(outline.scripts) == 3
+    assert "alert" not in "".join(outline.scripts[1:])  # they stand in the data alone, as text
+    assert outline.parts["h1"] == outline.parts["title"] == [EVIL]
+    assert outline.parts["li"] == outline.parts["summary"] == [EVIL]
+    assert outline.parts["code"] == [EVIL, EVIL]
+    assert [c["label"] for c in data["curves"]] == [EVIL] * 4
+    assert data["holdings"][0]["clients"] == [EVIL]
+    assert EVIL in data["maps"][0]["across"]
+
+
+def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched() -> None:
+    outline = Outline(of(SSO))
+    (policy,) = (m["content"] or "" for m in outline.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in outline.scripts[1:]]
+    assert rules["script-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data: blob:"
+    assert not {"link", "img", "iframe", "form"} & {tag for tag, _ in outline.tags}
+    assert not [a for _, attributes in outline.tags for a in attributes if a in ("src", "href") or a.startswith("on")]
+
+
+def test_the_assets_are_whole() -> None:
+    plotly = gzip.decompress((ASSETS / "plotly-cartesian.min.js.gz").read_bytes()).decode()
+    assert "plotly.js (cartesian - minified) v4.1.1" in plotly[:200]
+    assert "MIT License" in (ASSETS / "plotly-LICENSE.txt").read_text()
+    for text in (plotly, (ASSETS / "report.js").read_text()):
+        assert "</script" not in text.lower()
+        assert "<!--" not in text
+    assert "url(" not in (ASSETS / "report.css").read_text()
+
+
+def test_the_same_runs_give_the_same_page() -> None:
+    assert of(SSO, AVG) == of(SSO, AVG)
+
+
+def test_without_javascript_the_table_is_there() -> None:
+    outline = Outline(of(SSO, AVG))
+    assert len(outline.all("tr")) == 3
+    assert len(outline.all("noscript")) == 1
+    assert outline.all("section").count({"id": "curves", "hidden": None}) == 1
+
+
+def big() -> Content:
+    """84 settings of 200 rounds, every column full of different numbers; the largest steps diverge."""
+    draw = np.random.default_rng(0)
+
+    def rows(rate: float, end: int) -> Iterator[dict[str, float]]:
+        names = ("train_loss", "test_loss", "test_accuracy", "grad_norm", "ys", "radius", "alpha", "seconds")
+        for k in range(201):
+            row = dict(zip(names, draw.random(len(names)).tolist(), strict=True))
+            counts = dict(zip(("overridden", "skipped"), draw.integers(2, size=2).tolist(), strict=True))
+            counts["bytes_up"] = int(draw.integers(10**9))
+            row["test_accuracy"] = (0.94 * (1 - math.exp(-rate * k)) + 0.02 * row["test_accuracy"]) * (k < end)
+            row["train_loss"] = 2 * math.exp(-rate * k / 3) + 0.05 * row["train_loss"]
+            yield {"trial": 0, "seed": 0, "round": k, "bytes_down": 5, **counts, **row}
+
+    def entry(a: float, e: float) -> Entry:
+        lost = a * e > 0.2
+        made = list(rows((a * e) ** 0.5 * (0.01 if lost else 1), 60 if lost else 999))
+        own = Trace.from_rows(made, diverged=60 if lost else None)
+        return Entry(Curve(f"fedsso alpha={a:.3g} eta={e:.3g}", (own,), "fedsso"), {"alpha": a, "eta": e})
+
+    grid = product(np.geomspace(1e-4, 0.7, 12).tolist(), np.geomspace(0.01, 1, 7).tolist())
+    return Content([entry(a, e) for a, e in grid], "A sweep of 84 trials")
+
+
+def test_a_sweep_of_84_trials_stays_below_4_megabytes() -> None:
+    html = page(big())
+    assert len(html.encode()) < 4_000_000
+    assert sum(len(t["columns"]) for c in embedded(html)["curves"] for t in c["traces"]) == 84 * 12
+
+
+# ---- where runs come from ----
+
+
+@pytest.fixture(scope="module")
+def fed() -> fedsso.Federation:
+    return fedsso.load("digits", clients=4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def runs(fed: fedsso.Federation) -> fedsso.Runs:
+    algorithms = [fedsso.FedSSO(alpha=0.1), fedsso.FedAvg(alpha=0.1)]
+    return fedsso.compare(fed, "mclr", algorithms, rounds=4, seeds=(0, 1), device="cpu")
+
+
+def command(*args: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(map(str, args)), env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def same(curve: Curve, traces: list[Trace]) -> None:
+    assert len(curve.traces) == len(traces)
+    for own, other in zip(curve.traces, traces, strict=True):
+        np.testing.assert_array_equal(own["test_accuracy"], other["test_accuracy"])
+
+
+def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path) -> None:
+    runs.save(tmp_path)
+    found = content([tmp_path])
+    assert [curve.label for curve in found.curves] == ["fedsso alpha=0.1", "fedavg alpha=0.1"]
+    for curve, own in zip(found.curves, runs.curves(), strict=True):
+        same(curve, list(own.traces))
+    assert found.notes == []
+    (held,) = found.holdings
+    np.testing.assert_array_equal(held.counts, fed.label_counts().numpy())
+    first = found.recipes[0]
+    assert first.command == f"fedsso run --config {tmp_path / runs[0].spec.folder(0) / 'spec.toml'} --seeds 0,1"
+    assert "[fedsso]\nalpha = 0.1" in first.text
+    (one,) = content([tmp_path / runs[1].spec.folder(1)]).curves
+    same(one, [runs[1].trace])
+    (again,) = content([tmp_path / runs[1].spec.folder(1) / "trace.csv"]).curves
+    assert again.label == one.label
+
+
+def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "a")
+    words = content([tmp_path / "a"]).recipes[1].command.split()
+    command(*words[1:], "--out", tmp_path / "b")
+    ours = [run.final() for run in runs if run.spec.algorithm == "fedavg"]
+    assert [run.final() for run in fedsso.load_runs(tmp_path / "b")] == ours
+
+
+def test_python_and_the_command_write_the_same_curves(runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any) -> None:
+    runs.save(tmp_path / "runs")
+    runs.report(tmp_path / "python.html", title="Mine", text="One.\n\nTwo.", targets=[0.5])
+    monkeypatch.chdir(tmp_path)
+    told = command("report", "runs", "--targets", "0.5", "--title", "Mine")
+    assert told.stdout.startswith("report.html: 4 runs, ")
+    ours, theirs = ((tmp_path / name).read_text(encoding="utf-8") for name in ("python.html", "report.html"))
+    assert embedded(ours) == embedded(theirs)
+    assert "<p>One.</p>\n<p>Two.</p>" in ours
+    command("report", "runs", "--out", "report.html")  # a page is replaced
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_goes(fed: fedsso.Federation, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(_: str, k: int, *__: object) -> None:
+        if k == 7:
+            raise Stop
+
+    out = tmp_path / "half"
+    options: dict[str, Any] = {"out": out, "checkpoint_every": 3, "progress": stop}
+    with pytest.raises(Stop):
+        fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=0.1), rounds=9, device="cpu", **options)
+    found = content([out])
+    assert found.curves[0].traces[0]["round"].tolist() == list(range(7))  # the last checkpoint was after round 6
+    (note,) = found.notes
+    assert note == f"{out} is not finished: 6 of 9 rounds; `fedsso resume {out}` completes it."
+    (out / "trace.csv").unlink()
+    (out / "checkpoint.safetensors").unlink()
+    with pytest.raises(InputError, match="has a round to show"):
+        content([out])
+
+
+def test_runs_of_one_label_that_are_not_alike_are_told_apart(fed: fedsso.Federation, tmp_path: Path) -> None:
+    for rounds in (2, 3):
+        fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=0.1), rounds=rounds, device="cpu").save(tmp_path / str(rounds))
+    found = content([tmp_path])
+    assert [curve.label for curve in found.curves] == ["fedavg alpha=0.1 rounds=2", "fedavg alpha=0.1 rounds=3"]
+    both = content([tmp_path / "2", tmp_path / "3"])
+    assert [c.label for c in both.curves] == [f"fedavg alpha=0.1 ({tmp_path.name}/{n})" for n in (2, 3)]
+
+
+def test_data_that_are_gone_leave_a_sentence(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8")
+    table = fedsso.load("csv", files=str(tmp_path), target="y")
+    fedsso.simulate(table, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "run")
+    assert content([tmp_path / "run"]).holdings[0].counts.tolist() == [[6, 6], [6, 6]]
+    (tmp_path / "a.csv").unlink()
+    found = content([tmp_path / "run"])
+    assert found.holdings == []
+    (note,) = found.notes
+    assert note.startswith("Who holds which labels is not shown: ")
+
+
+GRID = ("--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1")
+SWEEP = ("--clients", 3, "--rounds", 6, "--device", "cpu", *GRID)
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    out = tmp_path / "s"
+    command("sweep", *SWEEP, "--seeds", "0,1", "--out", out)
+    found = content([out])
+    labels = [f"fedsso alpha={a}{e}" for a in (0.03, 0.3) for e in (" eta=0.3", "")]  # eta is 1 by default
+    assert [curve.label for curve in found.curves[:4]] == labels
+    fed = fedsso.load("digits", clients=3, seed=0)
+    record = fedsso.FedSSO(alpha=0.3, eta=0.3)
+    again = fedsso.simulate(fed, "mclr", record, rounds=6, seeds=(0, 1), device="cpu")
+    for own, other in zip(found.curves[2].traces, again, strict=True):
+        np.testing.assert_allclose(own["test_accuracy"], other.trace["test_accuracy"], atol=5e-3)  # batched sums differ
+    maps = embedded(page(found))["maps"]
+    assert [m["cells"] for m in maps] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    (recipe,) = found.recipes
+    assert recipe.command == f"fedsso sweep --config {out / 'sweep.toml'}"
+    assert recipe.text == (out / "sweep.toml").read_text(encoding="utf-8")
+    assert found.holdings[0].counts.shape == (3, 10)
+    two = content([out, out])
+    assert {e.origin for e in two.entries} == {f"({out.parent.name}/s)"}
+
+
+def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path) -> None:
+    command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
+    found = content([tmp_path])
+    assert len(found.curves) == 2 + 8
+    leads = [e for e in found.entries if e.lead]
+    assert [e.curve.algorithm for e in leads] == ["fedsso", "fedavg"]
+    assert not [e for e in leads if "held-out" in e.curve.label]
+    assert all(e.curve.label.endswith(" on held-out rows") for e in found.entries if not e.lead)
+    assert "held-out" in found.notes[0]
+    table = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[2:4]
+    for row, lead in zip(table, leads, strict=True):
+        said = float(row.split("|")[3])  # of six rounds the last evaluation alone is the end
+        assert lead.curve.traces[0].final() == pytest.approx(said, abs=5e-5)
+
+
+def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) -> None:
+    command("sweep", *SWEEP, "--out", tmp_path)
+    command("sweep", *SWEEP, "--rounds", 4, "--out", tmp_path)
+    found = content([tmp_path])
+    assert {len(curve.traces[0]) for curve in found.curves} == {5}
+    assert "8 more trials" in found.notes[0]
+    (tmp_path / "trials.csv").unlink()
+    (note, more) = content([tmp_path]).notes
+    assert "is not finished" in note
+    assert "8 more trials" in more
+    shutil.move(tmp_path / "parts", tmp_path / "own")  # as `study(out=...)` leaves it
+    assert len(content([tmp_path / "own"]).curves) == 8
+
+
+def test_a_run_on_flower(tmp_path: Path) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        pytest.skip("needs flwr")
+    code = (
+        "import warnings; warnings.simplefilter('ignore');"
+        "from clients import federation, initial; from fedsso.flower import FedSSO;"
+        f"s = FedSSO(eta_l=0.1, local_steps=3, checkpoint_dir={str(tmp_path / 'srv')!r});"
+        "s.start(federation(), initial(), num_rounds=3)"
+    )
+    paths = os.pathsep.join([str(HERE / "flower"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found = content([tmp_path / "srv"])
+    (curve,) = found.curves
+    assert (curve.label, curve.algorithm) == ("fedsso on Flower", "fedsso")
+    assert curve.traces[0]["round"].tolist() == [0, 1, 2, 3]
+    assert "FedSSO(alpha=0.1" in found.recipes[0].text
+    page(found)
+
+
+def test_a_bare_trace(tmp_path: Path) -> None:
+    rows = [{"trial": 0, "seed": 0, "round": k, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0,
+             "test_accuracy": k / 10 if k % 3 == 0 else NAN} for k in range(8)]  # fmt: skip
+    Trace.from_rows(rows).save(tmp_path / "fedavg-home" / "trace.csv")
+    (curve,) = content([tmp_path / "fedavg-home"]).curves
+    assert (curve.label, curve.algorithm) == (f"{tmp_path.name}/fedavg-home", "fedavg")
+    assert curve.traces[0].eval_every == 3
+    (other,) = content([tmp_path / "fedavg-home" / "trace.csv"]).curves
+    assert other.label == curve.label
+
+
+def test_several_inputs_are_shown_together(runs: fedsso.Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "a")
+    AVG.traces[0].save(tmp_path / "b" / "trace.csv")
+    assert len(content([tmp_path / "a", tmp_path / "b"]).curves) == 3
+
+
+def test_wrong_paths_name_the_remedy(tmp_path: Path) -> None:
+    for path, said in ((tmp_path / "absent", "there is no"), (tmp_path, "holds nothing to report")):
+        told = command("report", path, "--out", tmp_path / "r.html", code=2)
+        assert said in told.stderr
+        assert "give a run's folder" in " ".join(told.stderr.split())
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
+    assert "as a trace" in command("report", tmp_path / "notes.txt", code=2).stderr
+    AVG.traces[0].save(tmp_path / "trace.csv")
+    assert "got 90" in command("report", tmp_path / "trace.csv", "--targets", "90", code=2).stderr
+    (tmp_path / "parts").mkdir()
+    assert "no finished trial" in command("report", tmp_path, code=2).stderr
+    assert not (tmp_path / "r.html").exists()
+    with pytest.raises(InputError, match="at least one"):
+        page(Content([]))
