@@ -248,7 +248,7 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(fed: Federation, qua
             m = secant(float((after.g * s).sum() / -(before.g * s).sum()), k)
             r *= m if capped else min(m, 1)
             wanted = gamma if capped else m * gamma
-            gamma = min(max(wanted, 1), fedsso.STEEPEST)
+            gamma = min(max(wanted, 1), fedsso.FLATTEST)
             length = float((after.x - before.x).norm())
             assert float(after.guard.radius) == pytest.approx(r, rel=1e-9)
             assert float(after.guard.gamma) == pytest.approx(gamma, rel=1e-9)
@@ -266,16 +266,20 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(fed: Federation, qua
 def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
     """theta = -1/2, 0, 1/4, 1 and almost all of the slope left: m = 2, 1, 4/5, 1/2 and what round k allows."""
     thetas, ms = [-0.5, 0, 0.25, 1, 7, -0.999], [2, 1, 0.8, 0.5, 0.5, fedsso.GROWTH[k > fedsso.EARLY]]
-    for start in (1.0, 1.5, 0.75 * fedsso.STEEPEST, float(fedsso.STEEPEST)):
+    for start in (1.0, 1.5, 0.75 * fedsso.FLATTEST, float(fedsso.FLATTEST)):
         one = torch.ones(len(thetas), 1, dtype=torch.float64)
         guard = fedsso.Guard(radius=3 * one, gamma=start * one, slope=2 * one, share=one, capped=(one > 0) & capped)
         products = torch.zeros(len(thetas), 3, 3, dtype=torch.float64)
         products[:, 0, 2] = 2 * torch.tensor(thetas, dtype=torch.float64)  # g^T s
         found = fedsso._adapted(guard, products, 0.1, k)
-        gammas = [start if capped else min(max(m * start, 1), fedsso.STEEPEST) for m in ms]
+        gammas = [start if capped else min(max(m * start, 1), fedsso.FLATTEST) for m in ms]
         assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         assert found.radius[:, 0].tolist() == pytest.approx([3 * (m if capped else min(m, 1)) for m in ms], rel=1e-12)
         assert torch.equal(found.slope, guard.slope)
+        assert torch.equal(found.share, guard.share)
+        halved = fedsso._adapted(guard._replace(share=0.5 * one), products, 0.1, k)
+        gammas = [start if capped else min(max(0.5 * m * start, 1), fedsso.FLATTEST) for m in ms]
+        assert halved.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         untold = fedsso._adapted(guard._replace(slope=0 * one), products, 0.1, k)  # there was no step yet
         assert torch.equal(untold.gamma, guard.gamma)
         assert torch.equal(untold.radius, guard.radius)
@@ -305,11 +309,11 @@ def test_gamma_finds_the_flatness(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounds(states: list[Any]) -> int:
         return next(k for k, state in enumerate(states) if state.x.norm() < 1e-4 * states[0].x.norm())
 
-    monkeypatch.setattr(fedsso, "STEEPEST", 100)
+    monkeypatch.setattr(fedsso, "FLATTEST", 100)
     states = descent(flat(0.01, 0.02), 40)
     assert all(50 <= float(state.guard.gamma) <= 100 for state in states[8:])
     assert rounds(states) <= 20
-    monkeypatch.setattr(fedsso, "STEEPEST", 1)
+    monkeypatch.setattr(fedsso, "FLATTEST", 1)
     held = descent(flat(0.01, 0.02), 40)
     assert {float(state.guard.gamma) for state in held} == {1.0}
     assert rounds(held) > 20
@@ -318,13 +322,19 @@ def test_gamma_finds_the_flatness(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gamma_has_an_end() -> None:
     """On an almost flat function it would have to be larger than any."""
     gammas = [float(state.guard.gamma) for state in descent(flat(1e-6, 2e-6), 30)]
-    assert max(gammas) == gammas[-1] == fedsso.STEEPEST
+    assert max(gammas) == gammas[-1] == fedsso.FLATTEST
 
 
 def test_on_a_steep_function_gamma_stays_1() -> None:
     """Eigenvalues 2 to 4: B = I is too flat, so every m of a step that tells of something new is below 1."""
     gammas = [float(state.guard.gamma) for state in descent(flat(2, 4), 10, alpha=0.2)]
     assert gammas == [1.0] * 11
+
+
+def test_a_server_step_below_1_is_none_of_gammas_affair() -> None:
+    """f = |x|^2 / 2: B = I is exact, and a step of eta leaves 1 - eta of the slope: m = 1 / eta."""
+    gammas = [float(state.guard.gamma) for state in descent(flat(1, 1, 6), 12, alpha=1.0, eta=0.5)]
+    assert gammas == pytest.approx([1.0] * 13, rel=1e-12)
 
 
 @pytest.mark.parametrize("form", qn.FORMS)
@@ -357,7 +367,7 @@ def test_only_form_bfgs_has_gamma(quad: Federation, monkeypatch: pytest.MonkeyPa
         return {form: fly(quad, FedSSO(alpha=0.5, form=form), 8) for form in qn.FORMS}
 
     free = ends()
-    monkeypatch.setattr(fedsso, "STEEPEST", 1)
+    monkeypatch.setattr(fedsso, "FLATTEST", 1)
     held = ends()
     assert [form for form in qn.FORMS if not torch.equal(free[form], held[form])] == ["bfgs"]
 
@@ -451,7 +461,7 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
 
 def test_forms_agree_over_a_damped_run(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as gamma is 1, which a matrix cannot change."""
-    monkeypatch.setattr(fedsso, "STEEPEST", 1)
+    monkeypatch.setattr(fedsso, "FLATTEST", 1)
     low, dense = (stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE)
     assert float((low.x - dense.x).norm() / dense.s.norm()) < 1e-9
 
@@ -764,7 +774,7 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
         ({"alpha": 0}, r"alpha must be > 0 and finite, got alpha=0"),
         ({"eta": float("inf")}, r"eta must be > 0 and finite, got eta=inf"),
         ({"alpha": True}, r"alpha must be a number, got alpha=True"),
-        ({"eta": "auto"}, r"eta='auto': only FedSSO's alpha is chosen by itself; give a number, eta=0.1"),
+        ({"eta": "auto"}, r"eta='auto': only FedSSO's alpha is chosen by itself; give a number, as in eta=0.1"),
         ({"alpha": "outo"}, r"^alpha (?=.*'outo')(?=.*\bauto\b)"),
         ({"guard": "adaptve"}, r"unknown guard 'adaptve'; did you mean 'adaptive'\?"),
         ({"form": "bfsg"}, r"unknown form 'bfsg'; did you mean 'bfgs'\?"),
