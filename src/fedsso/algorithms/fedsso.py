@@ -16,7 +16,8 @@ was wrong: where it has learned nothing yet, gamma follows. And a y that hardly 
 drawn towards the last step's B s, which the server knows, since s = -t B^-1 g_{k-1}, and which changes little.
 
 alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of the first rounds, so that a client's own
-steps change its gradient by about a fifth. The server tells the clients, with the model.
+steps change its gradient by about a fifth; at most 0.1, since clients may be steeper than their mean. The server tells
+them, with the model.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ..tree import Scalar, Tree, gram, hyper, param
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
-GROWTH, EARLY = (10, 2), 4  # what radius, gamma and alpha may grow by in a round: in the first rounds, and later
+GROWTH, EARLY = (10, 2), 4  # what radius and gamma may grow by in a round: in the first rounds, and later
 FLATTEST = 100  # largest gamma
-FIRST, DRIFT = 0.01, 0.2  # alpha="auto": the step of the first round, and alpha tau L later
+FIRST, LARGEST, DRIFT = 0.01, 0.1, 0.2  # alpha="auto": the step of the first round, the largest, and alpha tau L
 
 
 class Guard(NamedTuple):
@@ -93,9 +94,7 @@ class FedSSO(Algorithm):
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
-    guard: str = param(
-        default="adaptive", doc="adaptive: step radius, scale of B, damped pairs; none: the paper's Algorithm 1"
-    )
+    guard: str = param(default="adaptive", doc="adaptive: radius, scale, damped pairs; none: the paper's Algorithm 1")
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
 
@@ -125,7 +124,8 @@ class FedSSO(Algorithm):
         choice = _chosen(server.choice, products, cohort) if isinstance(self.alpha, str) else server.choice
         if adaptive:
             guard = _adapted(guard, products, alpha * cohort.steps, k)
-            y, products = _damped(y, g, products, guard)
+            y = _damped(y, server.g, products, guard)
+            products = gram(s, y, g)
         form = _form(self, x, k, guard.gamma)
         pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
@@ -140,10 +140,7 @@ class FedSSO(Algorithm):
         return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
-        names = ("ys", "overridden", "skipped", "grad_norm", *(["alpha"] if isinstance(self.alpha, str) else []))
-        radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
-        scale = {"gamma": server.guard.gamma[:, 0]} if self.guard == "adaptive" and self.form == "bfgs" else {}
-        return {**dict(zip(names, server.seen.unbind(-1), strict=False)), "radius": radius, **scale}
+        return _told(self, server)
 
 
 def _check(record: FedSSO) -> None:
@@ -167,18 +164,16 @@ def _chosen(choice: Choice, products: Tensor, cohort: Cohort) -> Choice:
     ss, yy = products[..., 0, :1], products[..., 1, 1:2]
     early = choice.L.isinf() if cohort.k > EARLY + 1 else True
     L = torch.where((ss > 0) & early, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
-    wanted = torch.minimum(DRIFT / (cohort.steps * L), GROWTH[0] * choice.alpha).to(choice.alpha.dtype)
+    wanted = (DRIFT / (cohort.steps * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
     return Choice(torch.where(L.isinf() | (cohort.k > EARLY + 1) & (L == choice.L), choice.alpha, wanted), L)
 
 
-def _damped(y: Tensor, g: Tensor, products: Tensor, guard: Guard) -> tuple[Tensor, Tensor]:
+def _damped(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
     """y, as far as its angle to s lets one trust it, else B s = -t g_{k-1}; nothing where either points against s."""
     ss, sy, yy = products[..., 0, 0], products[..., 0, 1], products[..., 1, 1]
     trust = (sy / (TRUSTED * (ss * yy).sqrt())).clamp(0, 1).nan_to_num(0.0)[..., None] * (guard.slope > 0)
     known = torch.where(trust > 0, (1 - trust) * guard.share, 0.0)
-    mix = torch.eye(3, dtype=known.dtype, device=known.device).repeat(*known.shape[:-1], 1, 1)
-    mix[..., 1, 1:2], mix[..., 1, 2:] = trust + known, -known  # -t g_{k-1} = t (y - g)
-    return y.mul_((trust + known).to(y.dtype)).sub_(known.to(y.dtype) * g), mix @ products @ mix.mT
+    return y.mul_(trust.to(y.dtype)).sub_(known.to(y.dtype) * old)
 
 
 def _adapted(guard: Guard, products: Tensor, work: Scalar, k: int) -> Guard:
@@ -197,6 +192,18 @@ def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Ten
     return torch.cat(
         [pair.rho, pair.overridden & judged, pair.skipped & judged, size, alpha * torch.ones_like(size)], -1
     )
+
+
+def _told(record: FedSSO, server: State) -> dict[str, Tensor]:
+    """Columns of the trace; gamma and alpha where they mean something."""
+    ys, overridden, skipped, size, alpha = server.seen.unbind(-1)
+    r, gamma = server.guard.radius[:, 0], server.guard.gamma[:, 0]
+    adaptive = record.guard == "adaptive"
+    told = {"ys": ys, "overridden": overridden, "skipped": skipped, "grad_norm": size}
+    told["radius"] = r if adaptive else r * torch.nan
+    if adaptive and record.form == "bfgs":
+        told["gamma"] = gamma
+    return told | {"alpha": alpha} if isinstance(record.alpha, str) else told
 
 
 def _form(record: FedSSO, x: Tensor, k: int, gamma: float | Tensor = 1.0) -> qn.Form:
