@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-deploy test-frameworks check format bench robustness smoke docs clean
+.PHONY: help demo test test-slow test-deploy test-frameworks browser check format bench robustness smoke docs site clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -25,6 +25,9 @@ test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (nee
 test-deploy: .venv/.complete  ## a real federation on this machine: SuperLink and SuperNodes over TLS, with authentication (minutes)
 	command -v openssl > /dev/null && command -v ssh-keygen > /dev/null || apt-get install --yes --quiet openssl openssh-client
 	$(BIN)/python -m pytest tests_deploy
+
+browser:  ## Debian's chromium with its driver, in which the tests open the report (else they skip)
+	command -v chromium > /dev/null && command -v chromedriver > /dev/null || { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver; }
 
 FRAMEWORKS := build/frameworks
 $(FRAMEWORKS)/pfl/.complete: FRAMEWORK := pfl==0.6.0
@@ -57,8 +60,12 @@ robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tas
 smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
 	$(BIN)/python docs/smoke.py
 
-docs: .venv/.complete  ## write what the docs take from the code and from results/: tables and figures
+docs: .venv/.complete  ## write what the docs take from the code and from results/, then the site: build/site/index.html
 	$(BIN)/python docs/build.py --figures
+	$(MAKE) site
+
+site: .venv/.complete  ## the docs as a site that needs no network, strictly: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:  ## remove what the other targets made
 	rm -rf .venv build demo .pytest_cache .mypy_cache .ruff_cache

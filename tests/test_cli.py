@@ -412,7 +412,7 @@ BAD = {
     ),
     "not a number": (["--alpha", "small"], "small"),
     "a wrong word": (["--alpha", "outo"], "auto"),
-    "a word for another": (["--algorithm", "fedavg", "--alpha", "auto"], "got alpha='auto'"),
+    "a word for another": (["--algorithm", "fedavg", "--alpha", "auto"], "alpha='auto': only FedSSO's"),
     "no such option": (["--alhpa", "1"], "--alpha"),
     "no file": (["--config", "nowhere.toml"], "nowhere.toml"),
 }

@@ -132,6 +132,17 @@ def test_a_model_that_somebody_moves_uphill_teaches_nothing() -> None:
     assert torch.equal(server.state.guard.gamma, before.gamma)
 
 
+def test_a_caller_who_halves_every_step_does_not_teach_it_that_b_is_too_steep() -> None:
+    """The share of -B^-1 g that was taken is then half, the slope too: gamma goes by what happened along the step."""
+    whole, half = Server(fedsso.FedSSO(alpha=0.3), 3), Server(fedsso.FedSSO(alpha=0.3), 3)
+    x = torch.zeros(4, dtype=torch.float64)
+    go(whole, x, 25)
+    for _ in range(25):
+        x = x + 0.5 * (half.step(x, trained(x, 0.3, 3)) - x)
+    assert 1 < whole.diagnostics()["gamma"] < 20
+    assert half.diagnostics()["gamma"] < 2 * whole.diagnostics()["gamma"]
+
+
 def test_a_step_that_it_would_have_to_choose_is_refused() -> None:
     """It cannot tell the clients, whom somebody else runs: alpha="auto" is refused before any round."""
     with pytest.raises(fedsso.InputError, match=r"alpha.*auto"):

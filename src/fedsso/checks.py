@@ -16,8 +16,8 @@ def positive(record: Any, *names: str, schedules: bool = True) -> None:
     """Each named field must be a positive finite number, or a schedule where that is allowed; it becomes a float."""
     for name in names:
         value = getattr(record, name)
-        if isinstance(value, str) and value == "auto":
-            raise InputError(f"{name}={value!r}: only FedSSO's alpha is chosen by itself; give a number, {name}=0.1")
+        if schedules and isinstance(value, str) and value == "auto":
+            raise InputError(f"{name}='auto': only FedSSO's alpha is chosen by itself; give a number, as in {name}=0.1")
         if not (schedules and isinstance(value, Decay)):
             _within(record, (name,), lambda v: v > 0, "> 0 and finite")
 

@@ -78,7 +78,7 @@ class Form(Protocol):
         """Whether the curvature test compares ||s||^2 instead of ||y||^2."""
 
     def init(self, x: Tensor) -> Any:
-        """The state for H = I."""
+        """The state without pairs."""
 
     def step(
         self, state: Any, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool

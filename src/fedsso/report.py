@@ -1,4 +1,4 @@
-"""Traces become a table, a picture and one self-contained HTML page."""
+"""Traces become tables and pictures."""
 
 from __future__ import annotations
 

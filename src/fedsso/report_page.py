@@ -33,6 +33,7 @@ DIAGNOSTICS = {
     "ys": ("yᵀs", "curvature along the last step; negative: the estimate cannot use it as it is"),
     "grad_norm": ("‖g‖", "length of the averaged gradient"),
     "radius": ("radius", "the longest step that the guard allows"),
+    "gamma": ("γ", "the estimate starts from I/γ"),
     "alpha": ("client step α", "as the server chose it"),
     "overridden": ("overridden pairs", "1: the pair's curvature was replaced by a bound"),
     "skipped": ("skipped pairs", "1: the pair did not enter the estimate"),

@@ -72,7 +72,7 @@ class Server:
     def _at(self, x: Tensor) -> State:
         """The state with x as its model; where that is not the model of the last step, the step to it counts.
 
-        The guard's B s = -t g then is that of the server's own part of the step, the only one it knows.
+        The guard's B s = -t g then is true along the server's own step, the only direction it knows.
         """
         x = x.unsqueeze(0)
         if self.state is None:
@@ -82,11 +82,13 @@ class Server:
             raise InputError(f"the model has {x.shape[-1]} parameters, in earlier rounds it had {state.x.shape[-1]}")
         if torch.equal(x, state.x):
             return state
-        s = state.s + (x - state.x)
-        return state._replace(x=x.clone(), s=s, guard=state.guard._replace(slope=-dot(state.g, s)))
+        s, guard = state.s + (x - state.x), state.guard
+        slope = -dot(state.g, s)
+        share = torch.where((slope > 0) & (guard.slope > 0), guard.share * slope / guard.slope, guard.share)
+        return state._replace(x=x.clone(), s=s, guard=guard._replace(slope=slope, share=share))
 
     def diagnostics(self) -> dict[str, float]:
-        """What the last step knows: ys, overridden, skipped, grad_norm, radius (NaN without the guard)."""
+        """What the last step knows: ys, overridden, skipped, grad_norm, radius (NaN without the guard), gamma."""
         if self.state is None:
             return {}
         return {name: float(value[0]) for name, value in self.record.diagnostics(self.state).items()}
@@ -118,7 +120,9 @@ def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     names = [name for name, _ in named_leaves(blank, "server")]
     missing = [name for name in names if name not in tensors]
     if missing:
-        raise InputError(f"the saved state lacks {', '.join(missing)}; it belongs to another form, algorithm or version")
+        raise InputError(
+            f"the saved state lacks {', '.join(missing)}; it belongs to another form, algorithm or version"
+        )
     parts = iter([(name, tensors[name]) for name in names])
     return tree_map(lambda leaf: _written(leaf, *next(parts)), blank)
 

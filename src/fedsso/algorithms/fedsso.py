@@ -4,19 +4,20 @@
     v    weighted mean of the local models       tau       local steps (their weighted mean if clients differ)
     g    (x_k - v_k) / (alpha tau)               eta       server step
     s    x_k - x_{k-1}                           lam, Lam  bounds of the curvature ||y||^2 / y^T s
-    y    g_k - g_{k-1}                           R         B is reset to I / gamma whenever k mod R = 0
+    y    g_k - g_{k-1}                           R         B starts anew whenever k mod R = 0
     B    estimate of the Hessian, B_1 = I        r         radius of the guard
-    L    |y| / |s|, the gradient's steepness     gamma     B starts from I / gamma
+    L    |y| / |s|, the gradient's steepness     gamma     B starts from I / gamma (guarded form bfgs; else from I)
                                                  t         the part of -B^-1 g that a step was
 
 Clients are FedAvg's, unchanged. guard="none" is the paper's Algorithm 1. guard="adaptive" looks back along the last
 step: of its slope the share theta = g_k^T s / -g_{k-1}^T s is left, so on a parabola the minimum lies at 1/(1 + theta)
-of the step. If the step was cut to the radius, r is multiplied by that, within bounds; if it was not, gamma is: B is
-too steep where it has learned nothing yet. And a y that hardly points along s is mostly noise: it is drawn towards
-B s, which changes nothing, and which the server knows, since s = -t B^-1 g_{k-1}.
+of the step. If the step was cut to the radius or too long, r is multiplied by that, within bounds. If it was not cut, B
+was wrong: where it has learned nothing yet, gamma follows. And a y that hardly points along s is mostly noise: it is
+drawn towards the last step's B s, which the server knows, since s = -t B^-1 g_{k-1}, and which changes little.
 
 alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of the first rounds, so that a client's own
-steps change its gradient by about a fifth. The server tells the clients, with the model.
+steps change its gradient by about a fifth; at most 0.1, since clients may be steeper than their mean. The server tells
+them, with the model.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from ..tree import Scalar, Tree, gram, hyper, param
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
-GROWTH, EARLY = (10, 2), 4  # what radius, gamma and alpha may grow by in a round: in the first rounds, and later
-STEEPEST = 100  # largest gamma
-FIRST, DRIFT = 0.01, 0.2  # alpha="auto": the step of the first round, and alpha tau L later
+GROWTH, EARLY = (10, 2), 4  # what radius and gamma may grow by in a round: in the first rounds, and later
+FLATTEST = 100  # largest gamma
+FIRST, LARGEST, DRIFT = 0.01, 0.1, 0.2  # alpha="auto": the step of the first round, the largest, and alpha tau L
 
 
 class Guard(NamedTuple):
     """The trust region, all [trials, 1]."""
 
     radius: Tensor
-    gamma: Tensor  # B_1 = I / gamma
+    gamma: Tensor  # B starts from I / gamma, in form bfgs
     slope: Tensor  # -g_{k-1}^T s of the last step
     share: Tensor  # t: which part of -B^-1 g_{k-1} the last step was
     capped: Tensor  # whether it was cut to the radius
@@ -93,7 +94,7 @@ class FedSSO(Algorithm):
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
-    guard: str = param(default="adaptive", doc="adaptive: step radius and damped pairs; none: the paper's Algorithm 1")
+    guard: str = param(default="adaptive", doc="adaptive: radius, scale, damped pairs; none: the paper's Algorithm 1")
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
 
@@ -123,7 +124,8 @@ class FedSSO(Algorithm):
         choice = _chosen(server.choice, products, cohort) if isinstance(self.alpha, str) else server.choice
         if adaptive:
             guard = _adapted(guard, products, alpha * cohort.steps, k)
-            y, products = _damped(y, g, products, guard)
+            y = _damped(y, server.g, products, guard)
+            products = gram(s, y, g)
         form = _form(self, x, k, guard.gamma)
         pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
@@ -138,9 +140,7 @@ class FedSSO(Algorithm):
         return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
-        names = ("ys", "overridden", "skipped", "grad_norm", *(["alpha"] if isinstance(self.alpha, str) else []))
-        radius = server.guard.radius[:, 0] if self.guard == "adaptive" else server.seen[:, 0] * torch.nan
-        return {**dict(zip(names, server.seen.unbind(-1), strict=False)), "radius": radius}
+        return _told(self, server)
 
 
 def _check(record: FedSSO) -> None:
@@ -164,18 +164,16 @@ def _chosen(choice: Choice, products: Tensor, cohort: Cohort) -> Choice:
     ss, yy = products[..., 0, :1], products[..., 1, 1:2]
     early = choice.L.isinf() if cohort.k > EARLY + 1 else True
     L = torch.where((ss > 0) & early, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
-    wanted = torch.minimum(DRIFT / (cohort.steps * L), GROWTH[0] * choice.alpha).to(choice.alpha.dtype)
+    wanted = (DRIFT / (cohort.steps * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
     return Choice(torch.where(L.isinf() | (cohort.k > EARLY + 1) & (L == choice.L), choice.alpha, wanted), L)
 
 
-def _damped(y: Tensor, g: Tensor, products: Tensor, guard: Guard) -> tuple[Tensor, Tensor]:
+def _damped(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
     """y, as far as its angle to s lets one trust it, else B s = -t g_{k-1}; nothing where either points against s."""
     ss, sy, yy = products[..., 0, 0], products[..., 0, 1], products[..., 1, 1]
     trust = (sy / (TRUSTED * (ss * yy).sqrt())).clamp(0, 1).nan_to_num(0.0)[..., None] * (guard.slope > 0)
     known = torch.where(trust > 0, (1 - trust) * guard.share, 0.0)
-    mix = torch.eye(3, dtype=known.dtype, device=known.device).repeat(*known.shape[:-1], 1, 1)
-    mix[..., 1, 1:2], mix[..., 1, 2:] = trust + known, -known  # -t g_{k-1} = t (y - g)
-    return y.mul_((trust + known).to(y.dtype)).sub_(known.to(y.dtype) * g), mix @ products @ mix.mT
+    return y.mul_(trust.to(y.dtype)).sub_(known.to(y.dtype) * old)
 
 
 def _adapted(guard: Guard, products: Tensor, work: Scalar, k: int) -> Guard:
@@ -184,8 +182,8 @@ def _adapted(guard: Guard, products: Tensor, work: Scalar, k: int) -> Guard:
     theta = torch.where(guard.slope > 0, products[..., 0, 2:] / guard.slope, 0.0)  # before the first step it is 0
     m = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
     r = torch.where((m < 1) | guard.capped, m * r, r)
-    gamma = torch.where(guard.capped, guard.gamma, (m * guard.gamma).clamp(1, STEEPEST))
-    return guard._replace(radius=r, gamma=gamma)
+    n = torch.where(guard.capped | (guard.slope <= 0), 1.0, m * guard.share)  # uncut it was eta B^-1 g: eta is no news
+    return guard._replace(radius=r, gamma=(n * guard.gamma).clamp(1, FLATTEST))
 
 
 def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Tensor:
@@ -194,6 +192,18 @@ def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Ten
     return torch.cat(
         [pair.rho, pair.overridden & judged, pair.skipped & judged, size, alpha * torch.ones_like(size)], -1
     )
+
+
+def _told(record: FedSSO, server: State) -> dict[str, Tensor]:
+    """Columns of the trace; gamma and alpha where they mean something."""
+    ys, overridden, skipped, size, alpha = server.seen.unbind(-1)
+    r, gamma = server.guard.radius[:, 0], server.guard.gamma[:, 0]
+    adaptive = record.guard == "adaptive"
+    told = {"ys": ys, "overridden": overridden, "skipped": skipped, "grad_norm": size}
+    told["radius"] = r if adaptive else r * torch.nan
+    if adaptive and record.form == "bfgs":
+        told["gamma"] = gamma
+    return told | {"alpha": alpha} if isinstance(record.alpha, str) else told
 
 
 def _form(record: FedSSO, x: Tensor, k: int, gamma: float | Tensor = 1.0) -> qn.Form:

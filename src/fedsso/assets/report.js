@@ -293,7 +293,7 @@
   function drawDiagnostic(node, one) {
     const shown = [...state.shown].sort((a, b) => a - b);
     const traces = shown.flatMap((i) => lines(i, one.key, "round", false, shown.length > MANY));
-    const log = ["radius", "grad_norm", "alpha"].includes(one.key);
+    const log = ["radius", "grad_norm", "gamma", "alpha"].includes(one.key);
     const x = { title: "round", nticks: 6 };
     const y = { type: log ? "log" : "linear", nticks: 6 };
     const more = { paper: PAPER / 2 - 12, layout: { margin: { l: 44, r: 10, t: 8, b: 34 }, hovermode: "closest" } };
