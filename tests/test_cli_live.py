@@ -263,8 +263,8 @@ def test_a_line_says_where_a_run_is() -> None:
     text = drawn(shown)
     assert row(text, "one").split() == ["one", "2/10", "0.4000", "↓", "0.5000", "1.6000", "↑", "▄▃", "6.0", "running"]
     assert row(text, "two").split()[-1] == "done"
-    assert row(text, "three").split()[1:4] == ["2/10", "0.0000", "↓"]
-    assert row(text, "three").split()[-3:] == ["▅▁", "10.0", "diverged"]  # of a scale from 0.1 to 1
+    assert row(text, "three").split()[1:4] == ["1/10", "0.6000", "↑"]  # before it diverged
+    assert row(text, "three").split()[-3:] == ["▅", "10.0", "diverged"]  # of a scale from 0.1 to 1
     assert row(text, "four").split() == ["four", "0/10", "–", "–", "–", "0.0", "waiting"]
     assert row(text, "five").split()[-1] == "done"
     assert "3 of 5 runs" in text

@@ -697,7 +697,9 @@ def test_a_zip_that_lies_about_a_size_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"<html>sorry</html>", gzip.compress(b"no tar" * 1000), b"PK\x03\x04" + b"x" * 99]
+    "data",
+    [b"", b"<html>sorry</html>", gzip.compress(b"no tar" * 1000, mtime=0), b"PK\x03\x04" + b"x" * 99],
+    ids=["nothing", "a page", "gzip without tar", "a broken zip"],
 )
 def test_what_is_no_archive_says_so(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(data)

@@ -277,6 +277,16 @@ def test_a_phone_needs_no_sideways_scrolling(window: Window, small: Path, sweep:
     window.shoot("phone")
 
 
+def test_a_table_that_is_too_wide_says_so(window: Window, small: Path) -> None:
+    hints = "return [...document.querySelectorAll('.sideways')].map(hint => hint.offsetParent !== null)"
+    window.open(small, 360)
+    assert window.run(hints) == [True]
+    window.size(1200, 900)
+    window.wait(f"return (() => {{ {hints} }})().every(seen => !seen)")
+    window.size(360, 900)
+    window.wait(f"return (() => {{ {hints} }})().every(seen => seen)")
+
+
 def test_dark_mode_reaches_the_charts(window: Window, small: Path) -> None:
     look = """
       const chart = document.getElementById('chart');

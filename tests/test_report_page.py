@@ -363,7 +363,7 @@ def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: P
     (held,) = found.holdings
     np.testing.assert_array_equal(held.counts, fed.label_counts().numpy())
     first = found.recipes[0]
-    assert first.command == f"fedsso run --config {tmp_path / runs[0].spec.folder(0) / 'spec.toml'} --seeds 0,1"
+    assert first.command == "fedsso run --config spec.toml --seeds 0,1"
     assert "[fedsso]\nalpha = 0.1" in first.text
     (one,) = content([tmp_path / runs[1].spec.folder(1)]).curves
     same(one, [runs[1].trace])
@@ -371,10 +371,13 @@ def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: P
     assert again.label == one.label
 
 
-def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path) -> None:
+def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any) -> None:
     runs.save(tmp_path / "a")
-    words = content([tmp_path / "a"]).recipes[1].command.split()
-    command(*words[1:], "--out", tmp_path / "b")
+    told = content([tmp_path / "a"])
+    assert "Save the settings below as spec.toml, then:" in page(told)
+    monkeypatch.chdir(tmp_path)
+    Path("spec.toml").write_text(told.recipes[1].text, encoding="utf-8")
+    command(*told.recipes[1].command.split()[1:], "--out", tmp_path / "b")
     ours = [run.final() for run in runs if run.spec.algorithm == "fedavg"]
     assert [run.final() for run in fedsso.load_runs(tmp_path / "b")] == ours
 
@@ -420,6 +423,81 @@ def test_runs_of_one_label_that_are_not_alike_are_told_apart(fed: fedsso.Federat
     assert [curve.label for curve in found.curves] == ["fedavg alpha=0.1 rounds=2", "fedavg alpha=0.1 rounds=3"]
     both = content([tmp_path / "2", tmp_path / "3"])
     assert [c.label for c in both.curves] == [f"fedavg alpha=0.1 ({tmp_path.name}/{n})" for n in (2, 3)]
+    assert [one.title for one in both.recipes] == [c.label for c in both.curves]
+    assert "rounds = 3" in both.recipes[1].text
+
+
+CARD = r"<h3>(.*?)</h3>"
+
+
+def table_of(folder: Path) -> Path:
+    """Two clients with twelve rows each."""
+    folder.mkdir(parents=True)
+    for name in ("a", "b"):
+        (folder / f"{name}.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8")
+    return folder
+
+
+def test_runs_of_different_data_are_no_contest(fed: fedsso.Federation, tmp_path: Path) -> None:
+    """Whether they lie in one folder or in two; those of one federation still are."""
+    table = fedsso.load("csv", files=str(table_of(tmp_path / "table")), target="y")
+    for name, own in (("a", fed), ("b", table)):
+        fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "runs" / name)
+    note = "These runs are of different data: digits; csv. Numbers compare within one."
+    for paths in ([tmp_path / "runs"], [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]):
+        found = content(paths)
+        assert [curve.label for curve in found.curves] == ["fedavg alpha=0.1 on digits", "fedavg alpha=0.1 on csv"]
+        assert [one.title for one in found.recipes] == [curve.label for curve in found.curves]
+        assert found.notes[0] == note
+        html = page(found)
+        assert re.findall(CARD, html) == ["Diverged"]
+        assert 'class="best"' not in html
+        assert f"<li>{note}</li>" in html
+    fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "c")
+    one = content([tmp_path / "runs" / "a", tmp_path / "c"])
+    assert one.notes == []
+    assert "Best final accuracy" in re.findall(CARD, page(one))
+    assert 'class="best"' in page(one)
+
+
+def test_a_data_set_split_in_two_ways_is_named_with_the_difference(fed: fedsso.Federation, tmp_path: Path) -> None:
+    for own in (fed, fedsso.load("digits", clients=5, seed=0)):
+        run = fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=1, device="cpu")
+        run.save(tmp_path / str(own.clients))
+    AVG.traces[0].save(tmp_path / "bare" / "trace.csv")
+    note = content([tmp_path]).notes[0]
+    assert ": digits clients=4; digits clients=5; unknown data." in note
+
+
+def test_of_different_data_each_has_its_best() -> None:
+    """Six settings of one algorithm on each of two federations: more than are all drawn at first."""
+    one = [Entry(Curve(f"{d} {i}", (trace(0.1, 0.1 * i + 0.2),), "fedavg"), data=d) for d in "ab" for i in range(6)]
+    html = page(Content(one))
+    assert [c["label"] for c in embedded(html)["curves"] if c["shown"]] == ["a 5", "b 5"]
+    assert "Best setting of each algorithm on each data set" in html
+
+
+def test_folders_of_runs_below_a_folder_are_found(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path) -> None:
+    """A run, a comparison, a sweep and one that has not begun, side by side."""
+    fedsso.simulate(fed, "mclr", fedsso.FedProx(alpha=0.1), rounds=1, device="cpu").save(tmp_path / "one")
+    runs.save(tmp_path / "several")
+    words = ("--algorithms", "scaffold", "--alpha", "0.1", "--clients", 4, "--rounds", 1, "--device", "cpu")
+    command("sweep", *words, "--out", tmp_path / "sweep")
+    (tmp_path / "begun" / "parts").mkdir(parents=True)
+    found = content([tmp_path])
+    assert {curve.algorithm for curve in found.curves} == {"fedprox", "fedsso", "fedavg", "scaffold"}
+    assert sum(len(curve.traces) for curve in found.curves) == 1 + 4 + 1
+    (note,) = found.notes  # the sweep's federation is that of the runs
+    assert note.startswith(f"{tmp_path / 'begun'} is left out: ")
+
+
+def test_the_same_folder_given_twice_counts_once(runs: fedsso.Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "a")
+    once, twice = content([tmp_path / "a"]), content([tmp_path / "a", tmp_path / "a" / ".." / "a", tmp_path])
+    assert [c.label for c in twice.curves] == [c.label for c in once.curves]
+    assert len(twice.recipes) == len(once.recipes)
+    among = content([tmp_path / "a" / runs[0].spec.folder(0), tmp_path / "a"])  # a run, and the folder that holds it
+    assert [len(c.traces) for c in among.curves] == [2, 2]
 
 
 def test_data_that_are_gone_leave_a_sentence(tmp_path: Path) -> None:
@@ -453,11 +531,41 @@ def test_a_sweep(tmp_path: Path) -> None:
     maps = embedded(page(found))["maps"]
     assert [m["cells"] for m in maps] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     (recipe,) = found.recipes
-    assert recipe.command == f"fedsso sweep --config {out / 'sweep.toml'}"
+    assert recipe.command == "fedsso sweep --config sweep.toml"
+    assert "Save the settings below as sweep.toml, then:" in page(found)
     assert recipe.text == (out / "sweep.toml").read_text(encoding="utf-8")
     assert found.holdings[0].counts.shape == (3, 10)
-    two = content([out, out])
-    assert {e.origin for e in two.entries} == {f"({out.parent.name}/s)"}
+    shutil.copytree(out, tmp_path / "t")
+    two = content([out, tmp_path / "t"])
+    assert {e.origin for e in two.entries} == {f"({tmp_path.name}/{name})" for name in "st"}
+
+
+@pytest.mark.parametrize("target", [None, 0.5, 0.8, 1.0])
+def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_path: Path) -> None:
+    """Twelve settings, so that the page shows the best of each algorithm first; nobody reaches 1."""
+    grid = ("--algorithms", "fedsso,fedavg", "--alpha", "0.01,0.1,0.7", "--eta", "0.1,1")
+    wish = () if target is None else ("--target", target)
+    command(
+        "sweep", "--clients", 3, "--rounds", 12, "--device", "cpu", "--seeds", "0,1", *grid, *wish, "--out", tmp_path
+    )
+    rows = [line.split(" | ") for line in (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[2:4]]
+    html = page(content([tmp_path]))
+    data, outline = embedded(html), Outline(html)
+    labels = [cell["data-value"] or "" for cell in outline.all("th") if cell["scope"] == "row"][:2]
+    for label, row in zip(labels, rows, strict=True):
+        name, *said = label.split(" ")
+        assert name == row[0].strip("| ")
+        assert set(said) <= set(row[1].split(" "))
+        assert set(row[1].split(" ")) - set(said) <= {"eta=1"}  # at its default, which labels leave out
+    width = len(outline.parts["button"]) // 2 - 1  # of two tables with the same headings, without the labels
+    cells = [outline.parts["td"][i * width : (i + 1) * width] for i in range(2)]
+    assert [own[-1] for own in cells] == [row[-2] for row in rows]  # the final accuracies
+    if target is not None:
+        column = outline.parts["button"].index(f"rounds to {target:.2f}") - 1
+        assert [own[column] for own in cells] == [row[2] for row in rows]
+        assert data["targets"][int(data["judged"])] == target  # the maps' as well
+    if target in (0.5, 0.8):
+        assert f"Fewest rounds to {target:g}" in outline.parts["h3"]
 
 
 def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path) -> None:
@@ -483,7 +591,7 @@ def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) ->
     assert "8 more trials" in found.notes[0]
     (tmp_path / "trials.csv").unlink()
     (note, more) = content([tmp_path]).notes
-    assert "is not finished" in note
+    assert note.endswith(": run the same `fedsso sweep` command again to complete it.")
     assert "8 more trials" in more
     shutil.move(tmp_path / "parts", tmp_path / "own")  # as `study(out=...)` leaves it
     assert len(content([tmp_path / "own"]).curves) == 8
@@ -533,7 +641,9 @@ def test_wrong_paths_name_the_remedy(tmp_path: Path) -> None:
         assert said in told.stderr
         assert "give a run's folder" in " ".join(told.stderr.split())
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
-    assert "as a trace" in command("report", tmp_path / "notes.txt", code=2).stderr
+    told = " ".join(command("report", tmp_path / "notes.txt", code=2).stderr.split())
+    assert "as a trace" in told
+    assert "give a run's folder" in told
     AVG.traces[0].save(tmp_path / "trace.csv")
     assert "got 90" in command("report", tmp_path / "trace.csv", "--targets", "90", code=2).stderr
     (tmp_path / "parts").mkdir()

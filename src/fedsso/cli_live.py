@@ -85,7 +85,7 @@ class Line:
         """Rounds done; of a diverged run, those before it had."""
         if self.trace is None:
             return 0
-        return len(self.trace) - 1 if self.trace.diverged is None else self.trace.diverged
+        return len(self.trace) - 1 if self.trace.diverged is None else self.trace.diverged - 1
 
     @property
     def state(self) -> str:

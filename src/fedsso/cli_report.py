@@ -34,7 +34,8 @@ def report(runs: Paths, out: Out = Path("report.html"), title: Title = "", targe
 
     RUN is a run's folder, a folder of run folders, the --out folder of a sweep,
     the checkpoint_dir of a run on Flower, or a trace.csv; several are shown
-    together. A run that is not finished is shown as far as it goes.
+    together, as is what lies in folders below them. A run that is not finished
+    is shown as far as it goes. Numbers of different data are not compared.
 
     The page needs no other file and no network: open it, send it, print it.
     """

@@ -67,7 +67,7 @@ class Watch:
     def stop(self, *_: object) -> None:
         """The first Ctrl-C; a second one ends the process at once."""
         self.stopping = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, _at_once)
         messages.print("stopping after this round (Ctrl-C again: at once)")
 
 
@@ -88,6 +88,13 @@ class Viewing(Watch):
         for viewer in (self.board, self.scalars):
             if viewer is not None:
                 viewer.look(specs, traces)
+
+
+def _at_once(*_: object) -> None:
+    """A second Ctrl-C ends the process as if nobody had listened, but the cursor comes back."""
+    messages.show_cursor(True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
 
 
 def draws() -> bool:

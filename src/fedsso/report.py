@@ -106,7 +106,8 @@ def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes |
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
     """Four round accuracies on the way from the initial model's to the best one reached."""
     every = [series([trace], "test_accuracy")[1][0] for curve in curves for trace in curve.traces]
-    reached = [values for values in every if len(values)]
+    reached = [values[(values >= 0) & (values <= 1)] for values in every]
+    reached = [values for values in reached if len(values)]
     if not reached:
         return ()
     start, best = max(values[0] for values in reached), max(values.max() for values in reached)

@@ -40,6 +40,7 @@ DIAGNOSTICS = {
 }
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 SMALLEST = 4  # settings of a grid that is worth a map
+ENDS = "The final accuracy of a sweep's setting is that of the sweep's table: the mean of the last evaluations."
 MOST_CLIENTS = 200  # drawn one by one; of more the largest and the smallest
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -57,14 +58,17 @@ class Entry(NamedTuple):
     hyper: Mapping[str, Any] = {}
     lead: bool = False
     origin: str = ""
+    data: str = ""  # the federation; curves of different ones are not compared
+    ends: tuple[float, ...] = ()  # accuracy at the end as a sweep counts it, seed by seed; none: the last evaluation
 
 
 class Recipe(NamedTuple):
-    """Settings to reproduce, and the command that takes them, where there is one."""
+    """Settings to reproduce, and the command that takes them from `file`, where there is one."""
 
     title: str
     text: str
     command: str = ""
+    file: str = "spec.toml"
 
 
 class Holding(NamedTuple):
@@ -77,7 +81,10 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """What a page is made of; blank lines in `text` part paragraphs."""
+    """What a page is made of; blank lines in `text` part paragraphs.
+
+    The best setting has the fewest rounds to `goal`, infinity standing for the best end; None: to a target that suits.
+    """
 
     entries: Sequence[Entry]
     title: str = ""
@@ -86,6 +93,7 @@ class Content:
     notes: Sequence[str] = ()
     holdings: Sequence[Holding] = ()
     recipes: Sequence[Recipe] = ()
+    goal: float | None = None
 
     @property
     def curves(self) -> list[Curve]:
@@ -119,7 +127,8 @@ def page(content: Content) -> str:
         "plotly": plotly,
         "script": script,
     }
-    return Template(read_text(ASSETS / "report.html")).substitute(parts)
+    text = Template(read_text(ASSETS / "report.html")).substitute(parts)
+    return text.encode(errors="replace").decode()  # a path may hold what is no text
 
 
 def check_targets(targets: Sequence[float]) -> None:
@@ -157,7 +166,8 @@ def _recipes(recipes: Sequence[Recipe]) -> str:
 
 
 def _recipe(recipe: Recipe) -> str:
-    command = f"<pre><code>{escape(recipe.command)}</code></pre>" if recipe.command else ""
+    how = f'<p class="hint">Save the settings below as {escape(recipe.file)}, then:</p>'
+    command = f"{how}<pre><code>{escape(recipe.command)}</code></pre>" if recipe.command else ""
     text = f"<pre><code>{escape(recipe.text)}</code></pre>"
     return f"<details><summary>{escape(recipe.title)}</summary>{command}{text}</details>"
 
@@ -167,19 +177,30 @@ class _View:
 
     def __init__(self, content: Content) -> None:
         self.content, self.entries, self.curves = content, content.entries, content.curves
-        self.targets = sorted(set(default_targets(self.curves) if content.targets is None else content.targets))
-        self.numbers = numbers(self.curves, self.targets)
+        self.apart = len({entry.data for entry in self.entries}) > 1
+        wished = default_targets(self.curves) if content.targets is None else content.targets
+        self.targets = sorted({*wished, *([content.goal] if content.goal is not None and content.goal <= 1 else [])})
+        counted = numbers(self.curves, self.targets)
+        self.numbers = [_ended(n, entry.ends) for n, entry in zip(counted, self.entries, strict=True)]
         self.rows = rounds_table(self.curves, self.targets)
+        for row, n, entry in zip(self.rows, self.numbers, self.entries, strict=True):
+            row |= {"final accuracy": _end_text(n)} if entry.ends else {}
         self.hits = {(i, t): _hits(curve, t) for i, curve in enumerate(self.curves) for t in self.targets}
         led = {entry.origin for entry in self.entries if entry.lead}
         self.front = [i for i, entry in enumerate(self.entries) if entry.lead or entry.origin not in led]
         self.algorithms = list(dict.fromkeys(self.curves[i].algorithm for i in self.front))
         self.title = content.title or f"fedsso: {', '.join(self.algorithms)}"
-        self.target = self._common_target()
+        self.target = self._wished_target() or self._common_target()
         self.shown = self._shown()
         self.looks = self._looks()
 
     # ---- what is chosen ----
+
+    def _wished_target(self) -> float | None:
+        """The goal, if some setting reaches it."""
+        goal = self.content.goal
+        known = goal is not None and any(self.hits.get((i, goal)) is not None for i in self.front)
+        return goal if known else None
 
     def _reached(self, i: int, target: float) -> float | None:
         """Mean rounds of a curve to a target; None unless every seed gets there."""
@@ -194,8 +215,9 @@ class _View:
         return max(found or [t for t, names in able.items() if names], default=None)
 
     def _rank(self, i: int) -> tuple[float, float]:
-        """Fewest rounds to the common target, then the best end."""
-        rounds = None if self.target is None else self._reached(i, self.target)
+        """Fewest rounds to the goal, or else the common target, then the best end."""
+        goal = self.target if self.content.goal is None else self.content.goal
+        rounds = None if goal is None else self.hits.get((i, goal))
         return np.inf if rounds is None else rounds, self._end(i)
 
     def _end(self, i: int) -> float:
@@ -208,11 +230,12 @@ class _View:
         return next((loss for loss in losses if np.isfinite(loss)), np.inf)
 
     def best(self, indices: Sequence[int]) -> list[int]:
-        """The best curve of each algorithm among some."""
-        found: dict[str, int] = {}
+        """The best curve of each algorithm among some, on each federation."""
+        found: dict[tuple[str, str], int] = {}
         for i in sorted(indices, key=self._rank):
-            found.setdefault(self.curves[i].algorithm, i)
-        return [found[name] for name in self.algorithms if name in found]
+            found.setdefault((self.entries[i].data, self.curves[i].algorithm), i)
+        every = dict.fromkeys(entry.data for entry in self.entries)
+        return [found[data, name] for data in every for name in self.algorithms if (data, name) in found]
 
     def _shown(self) -> list[int]:
         return self.front if len(self.front) <= FEW else self.best(self.front)
@@ -232,7 +255,15 @@ class _View:
         return " · ".join([*(f"{n:,} {word}{'s' * (n != 1)}" for n, word in counted), f"fedsso {__version__}"])
 
     def cards(self) -> Iterator[str]:
-        """The main findings, each with its sentence."""
+        """The main findings, each with its sentence; of different federations none that compares."""
+        if not self.apart:
+            yield from self._findings()
+        lost = sum(len(n["diverged"]) for n in self.numbers)
+        runs = sum(n["seeds"] for n in self.numbers)
+        who = ", ".join(dict.fromkeys(n["algorithm"] for n in self.numbers if n["diverged"]))
+        yield self._card("Diverged", f"{lost} of {runs}", f"of {who}" if lost else "every run stayed finite")
+
+    def _findings(self) -> Iterator[str]:
         ends = [i for i in self.front if self.numbers[i]["final_accuracy"]["mean"] is not None]
         if ends:
             i = min(ends, key=self._end)
@@ -240,14 +271,15 @@ class _View:
         if self.target is not None:
             yield self._fastest(self.target)
             yield from self._saved(self.target)
-        lost = sum(len(n["diverged"]) for n in self.numbers)
-        runs = sum(n["seeds"] for n in self.numbers)
-        who = ", ".join(dict.fromkeys(n["algorithm"] for n in self.numbers if n["diverged"]))
-        yield self._card("Diverged", f"{lost} of {runs}", f"of {who}" if lost else "every run stayed finite")
 
     def _fastest(self, target: float) -> str:
-        able = [i for i in self.front if self._reached(i, target) is not None]
-        first, *others = sorted(self.best(able), key=self._rank)
+        def order(i: int) -> tuple[float, float]:
+            return self.hits[i, target] or 0.0, self._end(i)
+
+        fastest: dict[str, int] = {}
+        for i in sorted((i for i in self.front if self._reached(i, target) is not None), key=order):
+            fastest.setdefault(self.curves[i].algorithm, i)
+        first, *others = fastest.values()
         said = ", ".join(f"{self.curves[i].algorithm} {_rounds(self._reached(i, target))}" for i in others[:3])
         text = self.curves[first].label + (f"; {said}" if said else "")
         return self._card(f"Fewest rounds to {target:g}", _rounds(self._reached(first, target)), text, first)
@@ -273,18 +305,21 @@ class _View:
 
     def tables(self) -> str:
         """One table; of many curves the best of each algorithm first and the whole folded up."""
+        said = f'<p class="hint">{ENDS}</p>' if any(entry.ends for entry in self.entries) else ""
         every = list(range(len(self.curves)))
         if len(self.shown) == len(every):
-            return self._table(every, "Rounds to an accuracy")
+            return said + self._table(every, "Rounds to an accuracy")
         rest = f"<details><summary>All {len(every)} settings</summary>{self._table(every, 'All settings')}</details>"
-        one_each = len(self.shown) == len(self.algorithms)
-        return self._table(self.shown, "Best setting of each algorithm" if one_each else "Drawn at first") + rest
+        one_each = len(self.shown) == len(self.best(self.front))
+        best = f"Best setting of each algorithm{' on each data set' * self.apart}"
+        return said + self._table(self.shown, best if one_each else "Drawn at first") + rest
 
     def _table(self, indices: Sequence[int], title: str) -> str:
         names = list(self.rows[0])
         head = "".join(_header(name) for name in names)
         cells = {i: self._values(self.numbers[i]) for i in indices}
-        top = [_best(name, [cells[i][column] for i in indices]) for column, name in enumerate(names)]
+        rivals = [] if self.apart else indices
+        top = [_best(name, [cells[i][column] for i in rivals]) for column, name in enumerate(names)]
         body = "\n".join(f"<tr>{self._cells(i, cells[i], top)}</tr>" for i in indices)
         caption = f"<caption>{escape(title)}</caption>" if len(self.shown) < len(self.curves) else ""
         return (
@@ -323,10 +358,17 @@ class _View:
             "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
             "diagnostics": [{"key": k, "name": n, "about": a} for k, (n, a) in DIAGNOSTICS.items() if k in present],
             "targets": self.targets,
+            "judged": self._judged(),
             "maps": list(_maps(self.entries)),
             "holdings": [_holding(one, arrays) for one in self.content.holdings],
             "arrays": arrays.texts,
         }
+
+    def _judged(self) -> str:
+        """What the maps show at first: rounds to the goal, else to the highest target, by its place; or the end."""
+        goal, last = self.content.goal, len(self.targets) - 1
+        place = self.targets.index(goal) if goal in self.targets else last
+        return "final" if last < 0 else str(place)
 
     def _curve(self, i: int, arrays: _Arrays) -> dict[str, Any]:
         curve, n, look = self.curves[i], self.numbers[i], self.looks[i]
@@ -442,6 +484,21 @@ def _holding(holding: Holding, arrays: _Arrays) -> dict[str, Any]:
 
 
 # ---- small numbers and texts ----
+
+
+def _ended(n: Numbers, ends: Sequence[float]) -> Numbers:
+    """The numbers with the accuracies at the end as a sweep counts them, where they are given."""
+    if not ends:
+        return n
+    sd = float(np.std(ends, ddof=1)) if len(ends) > 1 else None
+    return {**n, "final_accuracy": {"mean": float(np.mean(ends)), "sd": sd, "count": len(ends)}}
+
+
+def _end_text(n: Numbers) -> str:
+    """As a sweep's own table has it."""
+    stat, lost = n["final_accuracy"], len(n["diverged"])
+    spread = "" if stat["sd"] is None else f" ± {stat['sd']:.4f}"
+    return f"{stat['mean']:.4f}{spread}" + (f", {lost} of {n['seeds']} diverged" if lost else "")
 
 
 def _hits(curve: Curve, target: float) -> float | None:

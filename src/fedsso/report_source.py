@@ -10,9 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from shlex import quote
 from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -34,17 +35,26 @@ HELP = (
     "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir of a run on Flower, "
     "or a trace.csv"
 )
+LEVELS = 2  # of folders below a path that are searched for folders of runs, sweeps and traces
 MOST = 3  # federations of which it is shown who holds what
 
 
+class Data(NamedTuple):
+    """A federation's settings; none of arrays of one's own."""
+
+    table: Mapping[str, Any]
+    load: Callable[[], Federation]
+
+
 class Source(NamedTuple):
-    """What one path holds; each federation is loaded only when it is drawn."""
+    """What one path holds; entries and recipes name their federation by its key, "" where it is unknown."""
 
     name: str
     entries: list[Entry]
     notes: list[str]
-    recipes: list[Recipe]
-    federations: dict[str, Callable[[], Federation]]  # by digest, or by settings where there is none
+    recipes: list[tuple[str, Recipe]]
+    federations: dict[str, Data]  # by digest, or by settings where there is none
+    goal: float | None = None  # a sweep's target, infinity where it has none
 
 
 def content(paths: Sequence[str | Path], *, title: str = "", targets: Sequence[float] | None = None) -> Content:
@@ -52,23 +62,86 @@ def content(paths: Sequence[str | Path], *, title: str = "", targets: Sequence[f
     if not paths:
         raise InputError(f"there is nothing to report: {HELP}")
     check_targets(targets or ())
-    sources = [source(user_path("RUN", path)) for path in paths]
+    places = [user_path("RUN", path) for path in paths]
+    sources, left_out = _sources(places)
+    feds = {key: data for one in sources for key, data in one.federations.items()}
+    names = _data_names({key: feds[key].table if key in feds else {} for key in _keys(sources)})
+    apart = [f"These runs are of different data: {'; '.join(names.values())}. Numbers compare within one."]
     notes = [note for one in sources for note in one.notes]
-    feds = {key: made for one in sources for key, made in one.federations.items()}
-    held, missing = _holdings(feds)
-    recipes = [one for own in sources for one in own.recipes]
-    title = title or f"fedsso: {', '.join(one.name for one in sources)}"
-    return Content(_together(sources), title, "", targets, [*notes, *missing], held, recipes)
+    held, missing = _holdings([data.load for data in feds.values()])
+    own, recipes = _together(sources, names)
+    title = title or f"fedsso: {', '.join(dict.fromkeys(map(_name, places)))}"
+    notes = [*(apart if len(names) > 1 else []), *left_out, *notes, *missing]
+    return Content(own, title, "", targets, notes, held, recipes, _goal(sources))
+
+
+def _sources(paths: Sequence[Path]) -> tuple[list[Source], list[str]]:
+    """What the paths hold, each folder once, and why something below them is left out."""
+    places = {place.resolve(): place for path in paths for place in _places(path, LEVELS) or [path]}
+    found: list[Source] = []
+    notes: list[str] = []
+    for true, place in places.items():
+        if (true / SPEC).is_file() and true.parent in places:
+            continue  # it is among the runs of that folder
+        try:
+            found.append(source(place))
+        except InputError as error:
+            if place in paths or len(places) == 1:
+                raise
+            notes.append(f"{place} is left out: {error}.")
+    if not found:
+        raise InputError(f"there is nothing to report: {' '.join(notes)}")
+    return found, notes
+
+
+def _places(path: Path, levels: int) -> list[Path]:
+    """A run, a sweep or a trace; or a folder with runs in it, and what lies in its other folders."""
+    if path.is_file():
+        return [path.parent if path.name == TRACE and (path.parent / SPEC).is_file() else path]
+    if _is_sweep(path) or (path / SPEC).is_file():
+        return [path]
+    inner = sorted(p for p in path.glob("*") if p.is_dir() and not (p / SPEC).is_file()) if levels else []
+    own = [path] if any(path.glob(f"*/{SPEC}")) or (path / TRACE).is_file() else []
+    return [*own, *(place for one in inner for place in _places(one, levels - 1))]
+
+
+def _is_sweep(path: Path) -> bool:
+    """Whether a folder is a sweep's, or one of its parts; what lies beside runs is not."""
+    if (path / PARTS).is_dir():
+        return True
+    runs = (path / SPEC).is_file() or any(path.glob(f"*/{SPEC}"))
+    return not runs and any(_is_part(file) for file in path.glob("*.npz"))
+
+
+def _goal(sources: Sequence[Source]) -> float | None:
+    """The target of the sweeps, if they agree."""
+    goals = {one.goal for one in sources if one.goal is not None}
+    return goals.pop() if len(goals) == 1 else None
+
+
+def _keys(sources: Sequence[Source]) -> list[str]:
+    """The federations of the entries."""
+    return list(dict.fromkeys(entry.data for one in sources for entry in one.entries))
+
+
+def _data_names(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """A name for each federation: the data set's, with what differs where several have it."""
+    plain = {key: str(table.get("name", "own arrays" if key else "unknown data")) for key, table in tables.items()}
+    found = {}
+    for key, table in tables.items():
+        alike = [tables[other] for other in tables if plain[other] == plain[key]]
+        varied = [f"{k}={v}" for k, v in table.items() if any(other.get(k) != v for other in alike)]
+        found[key] = " ".join([plain[key], *(varied or [key[:8]] * (len(alike) > 1))])
+    return found
 
 
 def source(path: Path) -> Source:
     """What a path holds, by the files in it."""
     if path.is_file():
-        beside = path.name == TRACE and (path.parent / SPEC).is_file()
-        return _runs(path.parent) if beside else _trace(path)
+        return _trace(path)
     if not path.is_dir():
         raise InputError(f"there is no {path}: {HELP}")
-    if (path / PARTS).is_dir() or any(path.glob("*.npz")):
+    if _is_sweep(path):
         return _sweep(path)
     if (path / SPEC).is_file() or any(path.glob(f"*/{SPEC}")):
         return _runs(path)
@@ -77,17 +150,32 @@ def source(path: Path) -> Source:
     raise InputError(f"{path} holds nothing to report: {HELP}")
 
 
-def _together(sources: Sequence[Source]) -> list[Entry]:
-    """All entries; a label that several sources have gets the source's name."""
-    count = Counter(label for one in sources for label in {entry.curve.label for entry in one.entries})
-    found = []
-    for one in sources:
+def _is_part(path: Path) -> bool:
+    """Whether a file of arrays is a sweep's: a part says what its trials are."""
+    try:
+        with ZipFile(path) as file:
+            return "meta.npy" in file.namelist()
+    except (BadZipFile, OSError):
+        return False
+
+
+def _together(sources: Sequence[Source], names: Mapping[str, str]) -> tuple[list[Entry], list[Recipe]]:
+    """All entries and recipes; labels tell the data where these differ, and the source where several have the same."""
+
+    def on(label: str, data: str) -> str:
+        return f"{label} on {names[data]}" if len(names) > 1 else label
+
+    labels = [{(e.curve.label, e.data): on(e.curve.label, e.data) for e in one.entries} for one in sources]
+    count = Counter(label for own in labels for label in own.values())
+    found, recipes = [], []
+    for one, own in zip(sources, labels, strict=True):
+        shown = {key: f"{label} ({one.name})" if count[label] > 1 else label for key, label in own.items()}
         for entry in one.entries:
-            label = entry.curve.label
-            shown = f"{label} ({one.name})" if count[label] > 1 else label
-            origin = f"({one.name})" if len(sources) > 1 else ""  # on its own maps
-            found.append(entry._replace(curve=entry.curve._replace(label=shown), origin=origin))
-    return found
+            curve = entry.curve._replace(label=shown[entry.curve.label, entry.data])
+            place = [on("", entry.data).strip(), f"({one.name})" if len(sources) > 1 else ""]
+            found.append(entry._replace(curve=curve, origin=" ".join(filter(None, place)), data=names[entry.data]))
+        recipes += [r._replace(title=shown.get((r.title, data), r.title)) for data, r in one.recipes]
+    return found, recipes
 
 
 def _name(path: Path) -> str:
@@ -95,11 +183,11 @@ def _name(path: Path) -> str:
     return "/".join([part for part in path.parts if part not in (".", "..", "/")][-2:]) or str(path)
 
 
-def _holdings(feds: Mapping[str, Callable[[], Federation]]) -> tuple[list[Holding], list[str]]:
+def _holdings(feds: Sequence[Callable[[], Federation]]) -> tuple[list[Holding], list[str]]:
     """Who holds what in each federation, and why some are not shown."""
     found: list[Holding] = []
     notes: list[str] = []
-    for make in list(feds.values())[:MOST]:
+    for make in feds[:MOST]:
         try:
             one = holding(make())
         except InputError as error:
@@ -116,24 +204,33 @@ def _holdings(feds: Mapping[str, Callable[[], Federation]]) -> tuple[list[Holdin
 
 
 def _runs(path: Path) -> Source:
-    pairs, notes, places = [], [], []
+    pairs: dict[str, list[tuple[Spec, Trace]]] = {}  # by federation
+    notes = []
     for folder in run_folders(path):
         spec = Spec.from_toml(read_toml(folder / SPEC))
         trace, note = _whole_or_part(folder, spec)
         notes += [note] if note else []
         if trace is not None:
-            pairs.append((spec, trace))
-            places.append(folder)
+            pairs.setdefault(spec.digest, []).append((spec, trace))
     if not pairs:
         raise InputError(f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it")
-    told = _told_apart([spec for spec, _ in pairs])
-    recipes: dict[str, Recipe] = {}
-    for spec, shown, folder in zip([s for s, _ in pairs], told, places, strict=True):
+    found, recipes = [], []
+    for digest, own in pairs.items():
+        told = _told_apart([spec for spec, _ in own])
+        made = entries([(shown, trace) for shown, (_, trace) in zip(told, own, strict=True)])
+        found += [entry._replace(data=digest) for entry in made]
+        recipes += [(digest, one) for one in _run_recipes([spec for spec, _ in own], told)]
+    feds = {digest: Data(own[0][0].data, own[0][0].federation) for digest, own in pairs.items()}
+    return Source(_name(path), found, notes, recipes, feds)
+
+
+def _run_recipes(specs: Sequence[Spec], told: Sequence[Spec]) -> list[Recipe]:
+    """One for each label, with its seeds."""
+    found: dict[str, Recipe] = {}
+    for spec, shown in zip(specs, told, strict=True):
         seeds = [other.seed for other in told if other.label == shown.label]
-        made = recipe(spec, seeds, str(folder / SPEC))._replace(title=shown.label)
-        recipes.setdefault(shown.label, made)
-    own = entries([(shown, trace) for shown, (_, trace) in zip(told, pairs, strict=True)])
-    return Source(_name(path), own, notes, list(recipes.values()), {s.digest: s.federation for s, _ in pairs})
+        found.setdefault(shown.label, recipe(spec, seeds)._replace(title=shown.label))
+    return list(found.values())
 
 
 def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
@@ -143,7 +240,9 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
     again = f"`fedsso resume {folder}` completes it."
     if not (folder / TRACE).is_file():
         return None, f"{folder} has no round yet; {again}"
-    trace = Trace.load(folder / TRACE, spec.options["eval_every"])
+    trace = _ended(Trace.load(folder / TRACE, spec.options["eval_every"]))
+    if not len(trace):
+        return None, f"{folder} has no round yet; {again}"
     return trace, f"{folder} is not finished: {len(trace) - 1} of {spec.options['rounds']} rounds; {again}"
 
 
@@ -166,6 +265,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 # ---- sweeps ----
 
+Groups = dict[tuple[str, str], list[tuple[Trace, float | None]]]  # each trial with its listed accuracy at the end
 Pool = dict[tuple[str, int], list[Trace]]  # by label and seed; a folder may hold several sweeps' trials
 
 
@@ -173,7 +273,8 @@ def _sweep(path: Path) -> Source:
     pool = _pool(path / PARTS if (path / PARTS).is_dir() else path)
     listed, notes = (path / TRIALS).is_file(), []
     if not listed and (path / SETTINGS).is_file():
-        notes.append(f"The sweep in {path} is not finished; its command goes on. The trials so far are shown.")
+        again = "run the same `fedsso sweep` command again to complete it"
+        notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
     groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool)
     rest = sum(map(len, pool.values()))
     if rest:
@@ -184,9 +285,13 @@ def _sweep(path: Path) -> Source:
             "Settings were chosen by held-out training rows, on which the grids are judged; the best of each "
             "algorithm was then run on all training rows and is judged by the test rows."
         )
-    own = [_entry(label, by, traces, chosen) for (label, by), traces in groups.items()]
     table = read_toml(path / SETTINGS) if (path / SETTINGS).is_file() else {}
-    return Source(_name(path), own, notes, _sweep_recipe(path, table), _sweep_data(table))
+    feds = _sweep_data(table)
+    data = next(iter(feds), "")
+    own = [_entry(label, by, trials, chosen)._replace(data=data) for (label, by), trials in groups.items()]
+    target = table.get("target")
+    goal = float(target) if isinstance(target, int | float) else math.inf
+    return Source(_name(path), own, notes, _sweep_recipe(path, table), feds, goal if table else None)
 
 
 def _pool(folder: Path) -> Pool:
@@ -199,37 +304,39 @@ def _pool(folder: Path) -> Pool:
     return pool
 
 
-def _listed(path: Path, pool: Pool) -> dict[tuple[str, str], list[Trace]]:
-    """The traces of the trials that a finished sweep lists, by label and by the rows they are judged by."""
-    groups: dict[tuple[str, str], list[Trace]] = {}
+def _listed(path: Path, pool: Pool) -> Groups:
+    """The trials that a finished sweep lists, by label and by the rows they are judged by."""
+    groups: Groups = {}
     for row in csv.DictReader(io.StringIO(read_text(path))):
         try:
             label, by, own = row["setting"], row["judged_by"], pool.get((row["setting"], int(row["seed"])), [])
-            ends = f"{row['last']} {row['diverged']}"
+            ends, end = f"{row['last']} {row['diverged']}", float(row["final"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not the list of a sweep's trials ({error}); run the sweep again") from error
         found = next((t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends), None)
         if found is not None:
             own.remove(found)
-            groups.setdefault((label, by), []).append(found)
+            groups.setdefault((label, by), []).append((found, end))
     if not groups:
         raise InputError(f"none of the trials that {path} lists are in {PARTS}; run the sweep again")
     return groups
 
 
-def _unlisted(pool: Pool) -> dict[tuple[str, str], list[Trace]]:
-    """One trace of each label and seed."""
-    groups: dict[tuple[str, str], list[Trace]] = {}
+def _unlisted(pool: Pool) -> Groups:
+    """One trial of each label and seed."""
+    groups: Groups = {}
     for label, seed in sorted(pool, key=lambda key: key[1]):
-        groups.setdefault((label, "test"), []).append(pool[label, seed].pop())
+        groups.setdefault((label, "test"), []).append((pool[label, seed].pop(), None))
     return groups
 
 
-def _entry(label: str, by: str, traces: Sequence[Trace], chosen: bool) -> Entry:
+def _entry(label: str, by: str, trials: Sequence[tuple[Trace, float | None]], chosen: bool) -> Entry:
     """A setting of a grid; where settings were chosen by held-out rows, the grid is those and the test rows lead."""
     algorithm, lead = label.split(" ")[0], chosen and by == "test"
     shown = f"{label} on held-out rows" if by == "val" else label
-    return Entry(Curve(shown, tuple(traces), algorithm), {} if lead else _hyper(label), lead)
+    curve = Curve(shown, tuple(trace for trace, _ in trials), algorithm)
+    ends = tuple(end for _, end in trials if end is not None)
+    return Entry(curve, {} if lead else _hyper(label), lead, ends=ends)
 
 
 def _hyper(label: str) -> dict[str, Any]:
@@ -246,17 +353,23 @@ def _value(text: str) -> float | str:
         return text
 
 
-def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[Recipe]:
-    command = f"fedsso sweep --config {quote(str(path / SETTINGS))}"
-    return [Recipe(f"{_name(path)}, the whole sweep", to_toml(table), command)] if table else []
+def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
+    command = f"fedsso sweep --config {SETTINGS}"
+    return [("", Recipe(f"{_name(path)}, the whole sweep", to_toml(table), command, SETTINGS))] if table else []
 
 
-def _sweep_data(table: Mapping[str, Any]) -> dict[str, Callable[[], Federation]]:
+def _sweep_data(table: Mapping[str, Any]) -> dict[str, Data]:
+    """The federation by its digest, as runs have it, or by its settings if it cannot be loaded."""
     data = table.get("data")
     if not isinstance(data, dict):
         return {}
     named = {"name" if key == "dataset" else key: value for key, value in data.items()}
-    return {json.dumps(named, sort_keys=True, default=str): lambda: load(**named)}
+    made = cache(lambda: load(**named))
+    try:
+        key = made().digest()
+    except InputError:
+        key = json.dumps(named, sort_keys=True, default=str)
+    return {key: Data(named, made)}
 
 
 # ---- runs on Flower, bare traces ----
@@ -264,18 +377,28 @@ def _sweep_data(table: Mapping[str, Any]) -> dict[str, Callable[[], Federation]]
 
 def _trace(path: Path) -> Source:
     """A trace alone; the checkpoint beside that of a run on Flower tells its algorithm and settings."""
-    trace = Trace.load(path)
+    try:
+        trace = Trace.load(path)
+    except InputError as error:
+        raise InputError(f"{error}; {HELP}") from error
     if not len(trace):
         raise InputError(f"{path} has no round to show")
-    trace = replace(trace, eval_every=_eval_every(trace))
+    trace = _ended(replace(trace, eval_every=_eval_every(trace)))
     told = _flower(path.with_name(CHECKPOINT))
     name = _name(path.parent if path.name == TRACE else path)
     words = re.split(r"[^a-z0-9]+", name.lower())
     guess = next((known for known in ALGORITHMS if known in words), name)
     algorithm = next((known for known, cls in ALGORITHMS.items() if told.startswith(f"{cls.__name__}(")), guess)
     label = f"{algorithm} on Flower" if told else name
-    recipes = [Recipe(f"{label}: {name}", told)] if told else []
+    recipes = [("", Recipe(label, told))] if told else []
     return Source(name, [Entry(Curve(label, (trace,), algorithm))], [], recipes, {})
+
+
+def _ended(trace: Trace) -> Trace:
+    """A trace does not say that its run has diverged, but from there on the accuracy is 0 and no loss is a number."""
+    going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
+    first = int(going[-1]) + 1 if len(going) else len(trace)
+    return replace(trace, diverged=int(trace["round"][first])) if first < len(trace) else trace
 
 
 def _eval_every(trace: Trace) -> int:

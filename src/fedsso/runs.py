@@ -294,6 +294,8 @@ def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDAr
 def load_run(folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None) -> Run:
     """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
     folder = Path(folder)
+    if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
+        raise InputError(f"{folder} holds several runs: load_runs reads them, load_run one of the folders below")
     spec = Spec.from_toml(read_toml(folder / SPEC))
     saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
     if "done" not in saved:

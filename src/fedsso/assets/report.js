@@ -17,7 +17,7 @@
     axis: "round",
     logX: false,
     logY: false,
-    judged: data.targets.length ? String(data.targets.length - 1) : "final",
+    judged: data.judged,
     shown: new Set(data.curves.map((_, i) => i).filter((i) => data.curves[i].shown)),
   };
   const drawings = []; // {node, draw, done}
@@ -49,6 +49,11 @@
       found.y.push(y[i]);
     }
     return found;
+  }
+
+  // Whether a logarithmic axis has anything to show.
+  function positive(metric) {
+    return data.curves.some((curve) => curve.traces.some((trace) => points(trace, metric, "round").y.some((v) => v > 0)));
   }
 
   // Mean and range over the seeds that stayed finite, and the others one by one.
@@ -146,14 +151,20 @@
     for (let power = first; power <= last; power++) {
       if (high - low > 2.2) found.push(...((power - first) % step ? [] : [10 ** power]));
       else if (high - low > 0.5) found.push(...[1, 2, 5].map((digit) => digit * 10 ** power));
-      else for (let digit = 1; digit < 10; digit += 0.5) found.push(digit * 10 ** power);
+      else if (high - low > 0.1) for (let digit = 1; digit < 10; digit += 0.5) found.push(digit * 10 ** power);
+    }
+    if (high - low <= 0.1) {
+      const [from, to] = [10 ** low, 10 ** high];
+      const decimals = Math.max(0, Math.ceil(-Math.log10((to - from) / 4)));
+      for (let i = 0; i <= 4; i++) found.push(Number((from + (i * (to - from)) / 4).toFixed(decimals)));
     }
     const powers = "⁰¹²³⁴⁵⁶⁷⁸⁹";
     const raised = (k) => (k < 0 ? "⁻" : "") + [...String(Math.abs(k))].map((d) => powers[d]).join("");
     const text = (v) => {
       const power = Math.floor(Math.log10(v) + 1e-9);
       const front = Number((v / 10 ** power).toPrecision(3));
-      return Math.abs(power) > 3 ? `${front === 1 ? "" : `${front}·`}10${raised(power)}` : String(Number(v.toPrecision(3)));
+      const figures = high - low > 0.1 ? 3 : 6;
+      return Math.abs(power) > 3 ? `${front === 1 ? "" : `${front}·`}10${raised(power)}` : String(Number(v.toPrecision(figures)));
     };
     return { tickmode: "array", tickvals: found, ticktext: found.map(text) };
   }
@@ -242,7 +253,7 @@
     const every = [...calm, ...lost];
     const least = (values) => values.reduce((a, b) => Math.min(a, b));
     const most = (values) => values.reduce((a, b) => Math.max(a, b));
-    const [low, high] = [least(every), Math.min(most(every), 10 * most(calm))];
+    const [low, high] = [least(every), Math.min(most(every), most(calm) + 9 * Math.abs(most(calm)))];
     return logY ? [Math.log10(low) - 0.05, Math.log10(high) + 0.05] : [low - 0.03 * (high - low), high];
   }
 
@@ -414,7 +425,10 @@
 
   // A drawing waits until it is nearly in sight.
   const watcher = new IntersectionObserver(
-    (seen) => seen.filter((one) => one.isIntersecting).forEach((one) => render(drawings.find((d) => d.node === one.target))),
+    (seen) => {
+      const near = seen.filter((one) => one.isIntersecting).map((one) => drawings.find((d) => d.node === one.target));
+      near.filter((d) => !d.done).forEach(render); // drawn again without a change, Plotly forgets its ranges
+    },
     { rootMargin: "300px" },
   );
   function render(drawing) {
@@ -452,7 +466,7 @@
     const logY = option("checkbox", "logy", "vertical", false, (on) => { state.logY = on; redraw(); });
     const setMetric = (key) => {
       state.metric = key;
-      state.logY = key.endsWith("loss");
+      state.logY = key.endsWith("loss") && positive(key);
       logY.querySelector("input").checked = state.logY;
     };
     data.metrics.forEach((one) =>
@@ -570,6 +584,17 @@
     body.append(...[...body.rows].sort((a, b) => compare(value(a), value(b))));
   }
 
+  // A hint stands above a table for as long as it is wider than its place.
+  function sideways() {
+    for (const place of document.querySelectorAll(".table")) {
+      const hint = element("p", { className: "hint sideways", textContent: "The table goes on to the right: scroll it sideways →" });
+      place.before(hint);
+      const fits = () => { hint.hidden = place.scrollWidth <= place.clientWidth; };
+      new ResizeObserver(fits).observe(place);
+      fits();
+    }
+  }
+
   function printing() {
     let closed = [];
     window.addEventListener("beforeprint", () => {
@@ -588,6 +613,7 @@
 
   sections();
   sorting();
+  sideways();
   printing();
   fit();
   recolor();

@@ -67,7 +67,7 @@ def csv_pool(
     numbered from 0 in sorted order; with `classes` numbers are as written.
     """
     if not target or not isinstance(target, str):
-        raise InputError(f"target must name the column to predict (--target COLUMN), got target={target!r}")
+        raise InputError(f"the column to predict must be named (--column NAME; in Python target=), got {target!r}")
     paths = _clients(files)
     tables = [read_csv(path, target, features, missing, group) for path in paths.values()]
     names = tables[0][0]
