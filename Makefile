@@ -17,7 +17,7 @@ demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded
 	$(BIN)/python examples/demo.py
 
 test: .venv/.complete  ## install and run the tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow

@@ -583,6 +583,14 @@ def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path
         assert lead.curve.traces[0].final() == pytest.approx(said, abs=5e-5)
 
 
+def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(tmp_path: Path) -> None:
+    command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
+    (tmp_path / "trials.csv").unlink()  # it is written last
+    found = content([tmp_path])
+    assert {entry.curve.label.endswith(" on held-out rows") for entry in found.entries} == {True}
+    assert any("not finished" in note for note in found.notes)
+
+
 def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) -> None:
     command("sweep", *SWEEP, "--out", tmp_path)
     command("sweep", *SWEEP, "--rounds", 4, "--out", tmp_path)

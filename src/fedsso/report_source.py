@@ -275,7 +275,8 @@ def _sweep(path: Path) -> Source:
     if not listed and (path / SETTINGS).is_file():
         again = "run the same `fedsso sweep` command again to complete it"
         notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
-    groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool)
+    table = read_toml(path / SETTINGS) if (path / SETTINGS).is_file() else {}
+    groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool, table.get("select") == "val")
     rest = sum(map(len, pool.values()))
     if rest:
         notes.append(f"{path} holds {rest} more trials, of another sweep or of one under way; they are not shown.")
@@ -285,7 +286,6 @@ def _sweep(path: Path) -> Source:
             "Settings were chosen by held-out training rows, on which the grids are judged; the best of each "
             "algorithm was then run on all training rows and is judged by the test rows."
         )
-    table = read_toml(path / SETTINGS) if (path / SETTINGS).is_file() else {}
     feds = _sweep_data(table)
     data = next(iter(feds), "")
     own = [_entry(label, by, trials, chosen)._replace(data=data) for (label, by), trials in groups.items()]
@@ -322,11 +322,12 @@ def _listed(path: Path, pool: Pool) -> Groups:
     return groups
 
 
-def _unlisted(pool: Pool) -> Groups:
-    """One trial of each label and seed."""
+def _unlisted(pool: Pool, held_out: bool) -> Groups:
+    """One trial of each label and seed; where one of two was judged by held-out rows, neither: they look alike."""
     groups: Groups = {}
     for label, seed in sorted(pool, key=lambda key: key[1]):
-        groups.setdefault((label, "test"), []).append((pool[label, seed].pop(), None))
+        if not (held_out and len(pool[label, seed]) > 1):
+            groups.setdefault((label, "val" if held_out else "test"), []).append((pool[label, seed].pop(), None))
     return groups
 
 
