@@ -10,40 +10,22 @@ import sys
 import threading
 import time
 import tomllib
-import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
-    from typer.testing import CliRunner
-
-    from fedsso.cli import app
-    from fedsso.cli_config import Base, Data
-
+from console import command, fedsso
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
+from fedsso.cli_config import Base, Data
 from fedsso.options import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
-
-
-def fedsso(*args: object, code: int = 0) -> Any:
-    """Run a command in this process."""
-    result = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result
-
-
-def command(*args: object) -> list[str]:
-    return [sys.executable, "-m", "fedsso", *map(str, args)]
 
 
 def curve(folder: Path) -> list[str]:

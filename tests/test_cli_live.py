@@ -16,7 +16,6 @@ import termios
 import threading
 import time
 import tomllib
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
-    from typer.testing import CliRunner
-
-    from fedsso.cli import app
-
+from console import command, fedsso
 from fedsso import FedAvg, Federation, FedSSO, load, load_run, load_runs, resume, simulate, sweep
 from fedsso.cli_live import BLOCKS, Dashboard, sparkline
 from fedsso.spec import Spec
@@ -44,17 +38,6 @@ SMALL = ["--clients", "4", "--rounds", "20", "--device", "cpu"]
 LONG = ["run", "--clients", "4", "--rounds", "3000", "--device", "cpu"]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 AGAIN = re.compile(r"(?:\x1b\[2K\x1b\[1A)+\x1b\[2K")  # how a frame is wiped for the next one
-
-
-def fedsso(*args: object, code: int = 0) -> Any:
-    """Run a command in this process."""
-    result = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
-    assert result.exit_code == code, result.output
-    return result
-
-
-def command(*args: object) -> list[str]:
-    return [sys.executable, "-m", "fedsso", *map(str, args)]
 
 
 class Terminal:

@@ -28,15 +28,14 @@ from .data import Federation
 from .errors import InputError, one_of
 from .files import read_text, to_toml, write_atomic
 from .losses import mse
+from .report_source import PARTS, SETTINGS, TRIALS
 from .study import LAST, Setting, Study, study
 from .version import __version__
 from .workers import OutOfTime
 
 AGAIN = "the same command"
 TIME_IS_UP = 75  # EX_TEMPFAIL of sysexits.h: try again later
-PARTS, TRIALS, SETTINGS, TABLE, CURVES, GRID = (
-    "parts", "trials.csv", "sweep.toml", "table.md", "curves.png", "grid.png",
-)  # fmt: skip
+TABLE, CURVES, GRID = "table.md", "curves.png", "grid.png"  # beside what a report reads
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after the part under way; the same command goes on.")]

@@ -1,0 +1,25 @@
+"""The command line as the tests call it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    from typer.testing import CliRunner
+
+    from fedsso.cli import app
+
+
+def fedsso(*args: object, code: int = 0) -> Any:
+    """Run a command in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in args], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def command(*args: object) -> list[str]:
+    """The same as a process of its own."""
+    return [sys.executable, "-m", "fedsso", *map(str, args)]
