@@ -1,7 +1,7 @@
-"""Stands between a process and its files: every step that changes a file can be counted, refused, or be the last.
+"""Stands between a process and its files: each step that changes one is counted, refused, or the last.
 
-Real files are written by real calls. What is replaced are the functions of `os` and `io` that lead there, in a process
-of the campaign, which ends with them.
+Real files are written by real calls. What is replaced are the functions of `os` and `io` that lead
+there, in a process of the campaign, which ends with them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ class Files:
     def install(self) -> Files:
         """From now on all steps pass through here."""
         io.open = builtins.open = self._open
-        os.open = self._wrapped("open", os.open, lambda a: bool(a[1] & WRITING) and self._below(a[0]))
+        os.open = self._wrapped(
+            "open", os.open, lambda a: bool(a[1] & WRITING) and self._below(a[0])
+        )
         os.write = self._wrapped("write", os.write, lambda a: self._below(a[0]))
         os.fsync = self._wrapped("fsync", os.fsync, lambda a: self._below(a[0]))
         os.mkdir = self._wrapped("mkdir", os.mkdir, lambda a: self._below(a[0]))
         os.link = self._wrapped("link", os.link, lambda a: self._below(a[1]))
         os.unlink = os.remove = self._wrapped("unlink", os.unlink, lambda a: self._below(a[0]))
-        os.replace = self._wrapped("replace", os.replace, lambda a: self._below(a[1]), self._renamed)
+        os.replace = self._wrapped(
+            "replace", os.replace, lambda a: self._below(a[1]), self._renamed
+        )
         os.rename = self._wrapped("replace", os.rename, lambda a: self._below(a[1]), self._renamed)
         return self
 

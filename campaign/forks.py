@@ -41,7 +41,9 @@ class Ending(NamedTuple):
     @property
     def out_of_memory(self) -> bool:
         """Whether it used more than it may, or asked for more and did not bear the answer."""
-        return self.grown > MOST or any(word in self.error + self.said for word in ("MemoryError", "bad_alloc"))
+        return self.grown > MOST or any(
+            word in self.error + self.said for word in ("MemoryError", "bad_alloc")
+        )
 
 
 class Child:

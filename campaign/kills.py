@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from .faults import Act, Files, die_at, never
 from .forks import Child, Ending, forked
 from .outcome import difference, litter, outcome
 from .scenes import JOBS, ROOT, SCENES, Scene
-from .verdict import Result
+from .verdict import Case, Result
 
 PART = "kills"
 FULL, QUICK = 100, 10
@@ -69,16 +68,16 @@ def _kept(log: Path) -> dict[str, int]:
     return dict(Counter(name for name in lines if any(Path(name).match(k) for k in KEPT)))
 
 
-def cases(seed: int, count: int) -> list[Callable[[], Result]]:
-    """Scenes in turn; one kill in seven is of a sweep with processes of its own."""
-    scenes: list[Scene] = [*SCENES.values(), JOBS]
-    known = {scene.name: reference(scene) for scene in scenes if scene is not JOBS}
+def cases(_folder: Path, seed: int, quick: bool) -> list[Case]:
+    """Scenes in turn; one kill in eight is of a sweep with processes of its own."""
+    count = QUICK if quick else FULL
+    scenes = [*SCENES.values(), JOBS]
+    known = {scene.name: reference(scene) for scene in SCENES.values()}
     known[JOBS.name] = known["sweep"]
-    made: list[Callable[[], Result]] = []
-    for number in range(count):
-        scene = scenes[number % len(scenes)]
-        made.append(partial(_case, seed, number, scene, known[scene.name]))
-    return made
+    turns = [scenes[number % len(scenes)] for number in range(count)]
+    return [
+        partial(_case, seed, number, scene, known[scene.name]) for number, scene in enumerate(turns)
+    ]
 
 
 def _case(seed: int, number: int, scene: Scene, known: Reference) -> Result:
@@ -93,11 +92,16 @@ def _case(seed: int, number: int, scene: Scene, known: Reference) -> Result:
                 told += ", then again " + _kill_at(scene.again, out, log, known, draw, number)
         ended = forked(partial(_watched, scene.again, out, never, log), PATIENCE)
         found, seen = _judge(scene, out, log, ended, known)
-    return Result(PART, number, f"{scene.name}, killed {told}", found, seen)
+    return Result(PART, number, scene.name, f"killed {told}", found, seen)
 
 
 def _kill_at(
-    work: Callable[[Path], Any], out: Path, log: Path, known: Reference, draw: random.Random, number: int
+    work: Callable[[Path], Any],
+    out: Path,
+    log: Path,
+    known: Reference,
+    draw: random.Random,
+    number: int,
 ) -> str:
     """Kill before a step that changes a file, or after a random time, in turn."""
     if number // 8 % 2 == 0:
@@ -113,10 +117,14 @@ def _kill_at(
 
 
 def _kill_processes(scene: Scene, out: Path, draw: random.Random) -> str:
-    """Kill the first of several processes once the work has begun; the others must end by themselves."""
+    """Kill the first of several processes; the others must end by themselves."""
     assert scene.args is not None
     command = [sys.executable, "-m", "fedsso", *map(str, scene.args(out))]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+    silent = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "stdin": subprocess.DEVNULL,
+    }
     process = subprocess.Popen(command, cwd=ROOT, **silent)  # type: ignore[call-overload]
     _until((out / "parts").exists, process)
     wait = draw.uniform(0, 8.0)
@@ -142,9 +150,8 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
         return v.TRACEBACK, ended.error or f"it died: {ended.code}"
     if ended.code:
         return v.LOST, f"completing it ends with {ended.code}: {ended.said[-300:]}"
-    steps_value = ended.value
     try:
-        found = _seen(out, steps_value[1])
+        found = _seen(out, ended.value[1])
     except RuntimeError as error:
         return v.LOST, str(error)
     other = difference(found, known.outcome, scene.rounding)
@@ -157,17 +164,14 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
 
 
 def _done_once(scene: Scene, log: Path, known: Reference) -> tuple[str, str]:
-    """Nothing that had its name was computed again: killed and completed, as many files as undisturbed."""
+    """Nothing that had its name was computed again."""
     if scene is JOBS:
         return v.RIGHT, ""
     kept = _kept(log)
-    twice = [f"{name} {n} times instead of {known.kept.get(name, 0)}" for name, n in kept.items() if n > known.kept.get(name, 0)]
+    usual = known.kept
+    twice = [
+        f"{name} {n} times instead of {usual.get(name, 0)}"
+        for name, n in kept.items()
+        if n > usual.get(name, 0)
+    ]
     return (v.LOST, f"done again: {', '.join(twice)}") if twice else (v.RIGHT, "")
-
-
-def run(seed: int, quick: bool) -> Sequence[Callable[[], Result]]:
-    """The cases of this part."""
-    return cases(seed, QUICK if quick else FULL)
-
-
-assert os.name == "posix", "the campaign needs fork"

@@ -1,7 +1,7 @@
 """Damage: what happens to files by accident, and what somebody does to them on purpose.
 
-A mutation of bytes gets the content and a source of random numbers, and gives the new content; one of a place replaces
-the file by something that is none.
+A mutation of bytes gets the content and a source of random numbers, and gives the new content; one
+of a place replaces the file by something that is none.
 """
 
 from __future__ import annotations
@@ -99,8 +99,29 @@ def _random_at(data: bytes, draw: random.Random, size: int) -> bytes:
 NUMBER = re.compile(rb"-?\d+\.?\d*(?:e[+-]?\d+)?")
 HUGE = b"9" * 5000
 NUMBERS = (
-    *(b"nan", b"inf", b"-inf", b"1e400", b"-1e308", b"1e-320", b"0", b"-1", b"-0.0", b"0x10", b"1_000", b"\xd9\xa3"),
-    *(b"9223372036854775807", b"9223372036854775808", b"-9223372036854775809", b"1" + b"0" * 30, HUGE, b"", b"one"),
+    *(
+        b"nan",
+        b"inf",
+        b"-inf",
+        b"1e400",
+        b"-1e308",
+        b"1e-320",
+        b"0",
+        b"-1",
+        b"-0.0",
+        b"0x10",
+        b"1_000",
+        b"\xd9\xa3",
+    ),
+    *(
+        b"9223372036854775807",
+        b"9223372036854775808",
+        b"-9223372036854775809",
+        b"1" + b"0" * 30,
+        HUGE,
+        b"",
+        b"one",
+    ),
     *(b'"2"', b"[]", b"[1, 2]", b"true", b"{}", b"1979-05-27", b"1e9", b"1000000000000"),
 )
 
@@ -146,7 +167,9 @@ TEXT: Mapping[str, Change] = {
     "a number": _number,
     "another number": _number,
     "a third number": _number,
-    "five thousand digits": lambda d, r: NUMBER.sub(lambda m: HUGE if r.random() < 0.2 else m[0], d),
+    "five thousand digits": lambda d, r: NUMBER.sub(
+        lambda m: HUGE if r.random() < 0.2 else m[0], d
+    ),
     "line gone": _line_gone,
     "line twice": _line_twice,
     "lines in disorder": _lines_swapped,
@@ -162,15 +185,29 @@ TEXT: Mapping[str, Change] = {
 
 # ---- TOML ----
 
-VALUES = (*NUMBERS, b'"text"', b'""', b'"\\u0000"', b'"../../x"', b"[[]]", b"{a = 1}", b"[nan]", b"[1, nan]", b'"own x"')
+VALUES = (
+    *NUMBERS,
+    b'"text"',
+    b'""',
+    b'"\\u0000"',
+    b'"../../x"',
+    b"[[]]",
+    b"{a = 1}",
+    b"[nan]",
+    b"[1, nan]",
+    b'"own x"',
+)
 PAIR = re.compile(rb"^([\w-]+) = (.*)$", re.MULTILINE)
 TABLE = re.compile(rb"^\[([\w.-]+)\]$", re.MULTILINE)
 
 
 def _field(data: bytes, draw: random.Random) -> bytes:
     """A field gets another type or value."""
-    one = draw.choice(list(PAIR.finditer(data)) or [re.match(b"", data)])  # type: ignore[list-item]
-    return data[: one.start()] + (one[1] if one.groups() else b"x") + b" = " + draw.choice(VALUES) + data[one.end() :]
+    found = list(PAIR.finditer(data))
+    if not found:
+        return b"x = " + draw.choice(VALUES) + b"\n" + data
+    one = draw.choice(found)
+    return data[: one.start(2)] + draw.choice(VALUES) + data[one.end() :]
 
 
 def _renamed(data: bytes, draw: random.Random) -> bytes:
@@ -183,7 +220,16 @@ def _renamed(data: bytes, draw: random.Random) -> bytes:
 
 
 def _added(data: bytes, draw: random.Random) -> bytes:
-    one = draw.choice((b"x = 1\n", b"out = 'a\\u0000b'\n", b"data = 5\n", b"record = 3\n", b"fedavg = 'x'\n", b"[data.x]\n"))
+    one = draw.choice(
+        (
+            b"x = 1\n",
+            b"out = 'a\\u0000b'\n",
+            b"data = 5\n",
+            b"record = 3\n",
+            b"fedavg = 'x'\n",
+            b"[data.x]\n",
+        )
+    )
     return one + data if draw.random() < 0.5 else data + b"\n" + one
 
 
@@ -197,7 +243,17 @@ TOML: Mapping[str, Change] = {
 
 # ---- comma-separated ----
 
-CELLS = (*NUMBERS, b"NaN", b"?", b"NA", b"Miller Jane", b"=1+1", b"9007199254740993", b"1e39", b"3.5e38")
+CELLS = (
+    *NUMBERS,
+    b"NaN",
+    b"?",
+    b"NA",
+    b"Miller Jane",
+    b"=1+1",
+    b"9007199254740993",
+    b"1e39",
+    b"3.5e38",
+)
 
 
 def _cell(data: bytes, draw: random.Random) -> bytes:
@@ -233,7 +289,19 @@ CSV: Mapping[str, Change] = {
 # ---- svmlight ----
 
 TOKENS = (
-    *(b"268435456:1", b"536870912:1", b"4294967296:1", b"0:1", b"-1:1", b"3:nan", b"3:inf", b"3:1e39", b"3:", b":3", b"3"),
+    *(
+        b"268435456:1",
+        b"536870912:1",
+        b"4294967296:1",
+        b"0:1",
+        b"-1:1",
+        b"3:nan",
+        b"3:inf",
+        b"3:1e39",
+        b"3:",
+        b":3",
+        b"3",
+    ),
     *(b"qid:1", b"3:1 3:1", HUGE + b":1", b"3:" + HUGE, b"#", b"x"),
 )
 
@@ -295,7 +363,10 @@ def _idx_header(data: bytes, draw: random.Random) -> bytes:
 
 GZIP: Mapping[str, Change] = {
     "bomb": gzip_bomb,
-    **{f"inside: {name}": _unpacked(BYTES[name]) for name in ("one bit", "cut", "empty", "block of noise", "a NUL")},
+    **{
+        f"inside: {name}": _unpacked(BYTES[name])
+        for name in ("one bit", "cut", "empty", "block of noise", "a NUL")
+    },
     "length at the end": lambda d, _: d[:-4] + b"\xff\xff\xff\xff",
     "packed twice": lambda d, _: gzip.compress(d),
 }

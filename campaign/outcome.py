@@ -28,7 +28,9 @@ def outcome(folder: Path) -> dict[str, Any]:
         run = load_run(path.parent)
         label = f"run {path.parent.relative_to(folder)}"
         found[f"{label} trace"] = plain_trace(path.parent / TRACE)
-        found[f"{label} model"] = hashlib.sha256(run.x.numpy().tobytes() + run.buffers.numpy().tobytes()).hexdigest()
+        found[f"{label} model"] = hashlib.sha256(
+            run.x.numpy().tobytes() + run.buffers.numpy().tobytes()
+        ).hexdigest()
     for path in sorted(folder.rglob(TRACE)):
         if not (path.parent / SPEC).exists():
             found[f"trace {path.parent.relative_to(folder)}"] = plain_trace(path)
@@ -57,7 +59,9 @@ def parts(folder: Path) -> dict[str, Any]:
     there = held(folder)
     traces = read(list(there.values()))
     return {
-        f"part {identity[:12]}": {n: c.tolist() for n, c in sorted(trace.columns.items()) if n not in (TIMED, "trial")}
+        f"part {identity[:12]}": {
+            n: c.tolist() for n, c in sorted(trace.columns.items()) if n not in (TIMED, "trial")
+        }
         for identity, trace in zip(there, traces, strict=True)
     }
 
@@ -67,7 +71,9 @@ def litter(folder: Path, reference: Mapping[str, Any]) -> list[str]:
     return sorted(set(names(folder)) - set(reference["files"]))
 
 
-def difference(found: Mapping[str, Any], reference: Mapping[str, Any], rounding: float = 0.0) -> str:
+def difference(
+    found: Mapping[str, Any], reference: Mapping[str, Any], rounding: float = 0.0
+) -> str:
     """The first thing that is missing or another; empty if there is none."""
     for key, wanted in reference.items():
         if key == "files":
@@ -98,7 +104,11 @@ def same(a: Any, b: Any, rounding: float) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k], rounding) for k in a)
     if isinstance(a, float) and isinstance(b, float):
-        return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding)
+        return (
+            a == b
+            or (math.isnan(a) and math.isnan(b))
+            or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding)
+        )
     if isinstance(a, str) and isinstance(b, str) and rounding:
         return NUMBER.sub("", a) == NUMBER.sub("", b) and same(_numbers(a), _numbers(b), rounding)
     return bool(a == b)

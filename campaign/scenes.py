@@ -1,4 +1,4 @@
-"""Work that is worth interrupting: commands and calls that write a folder, and what completes them afterwards."""
+"""Work that is worth interrupting: commands and calls that write a folder, and what completes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # typer imports names that click 9 will no longer have
@@ -16,6 +16,8 @@ with warnings.catch_warnings():
 
 import fedsso
 from fedsso.paper import table2 as paper_table2
+from fedsso.paper.published import TABLE2 as PUBLISHED
+from fedsso.paper.tasks import TABLE2
 from fedsso.runs import SPEC
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,10 +25,6 @@ CLIENTS, ROUNDS, EVERY = 3, 12, 3
 DATA = ("--dataset", "digits", "--clients", CLIENTS)
 FLOWER_ROUNDS = 6
 ROUNDING = 1e-6  # trials that go on in another batch than they began in agree to rounding
-
-
-class Refusal(Exception):
-    """A command ended with another exit code than 0."""
 
 
 def main(*args: object) -> int:
@@ -53,8 +51,12 @@ class Scene:
     name: str
     begin: Callable[[Path], Any]
     again: Callable[[Path], Any]  # completes it; what either returns belongs to the outcome
-    rounding: float = 0.0  # how far the numbers of a completed one may be from those of an uninterrupted one
-    args: Callable[[Path], tuple[object, ...]] | None = None  # the command, where it starts processes of its own
+    rounding: float = (
+        0.0  # how far the numbers of a completed one may be from those of an uninterrupted one
+    )
+    args: Callable[[Path], tuple[object, ...]] | None = (
+        None  # the command, where it starts processes of its own
+    )
 
 
 # ---- commands ----
@@ -70,7 +72,16 @@ def _compare_args(out: Path) -> tuple[object, ...]:
 
 
 def _sweep_args(out: Path, jobs: int = 1) -> tuple[object, ...]:
-    grid = ("--algorithms", "fedavg,fedsgd,fedprox", "--alpha", "0.1,0.3", "--mu", "0.1", "--target", 0.5)
+    grid = (
+        "--algorithms",
+        "fedavg,fedsgd,fedprox",
+        "--alpha",
+        "0.1,0.3",
+        "--mu",
+        "0.1",
+        "--target",
+        0.5,
+    )
     return ("sweep", *DATA, *grid, "--rounds", 4, "--jobs", jobs, "--out", out)
 
 
@@ -90,11 +101,10 @@ def _by(args: Callable[[Path], tuple[object, ...]]) -> Callable[[Path], Any]:
 
 def _paper(out: Path) -> None:
     """A quick look at Table 2, with one block, the embedded digits and three rounds."""
-    name = "mnist-mclr"
-    small = replace(paper_table2.TABLE2[name], data={"name": "digits", "clients": CLIENTS})
-    paper_table2.TABLE2 = {name: small}
-    paper_table2.PUBLISHED = {name: paper_table2.PUBLISHED[name]}
-    paper_table2.QUICK = 3  # type: ignore[misc]
+    module, name = cast(Any, paper_table2), "mnist-mclr"
+    module.TABLE2 = {name: replace(TABLE2[name], data={"name": "digits", "clients": CLIENTS})}
+    module.PUBLISHED = {name: PUBLISHED[name]}
+    module.QUICK = 3
     command("paper", "table2", "--quick", "--jobs", 1, "--out", out)
 
 
@@ -144,7 +154,9 @@ def flower(out: Path, rounds: int = FLOWER_ROUNDS) -> list[list[float]]:
     clients = flower_tests()
     from fedsso.flower import FedSSO
 
-    strategy = FedSSO(eta_l=clients.ALPHA, local_steps=clients.STEPS, min_available_nodes=3, checkpoint_dir=out)
+    strategy = FedSSO(
+        eta_l=clients.ALPHA, local_steps=clients.STEPS, min_available_nodes=3, checkpoint_dir=out
+    )
     initial = strategy.resume() or clients.initial()
     left = strategy.rounds_left(rounds)
     result = strategy.start(grid=clients.federation(), initial_arrays=initial, num_rounds=left)
@@ -155,7 +167,9 @@ SCENES = {
     scene.name: scene
     for scene in (
         Scene("run", _by(_run_args), _resume_or(_by(_run_args)), args=_run_args),
-        Scene("compare", _by(_compare_args), _resume_or(_by(_compare_args)), ROUNDING, _compare_args),
+        Scene(
+            "compare", _by(_compare_args), _resume_or(_by(_compare_args)), ROUNDING, _compare_args
+        ),
         Scene("sweep", _by(_sweep_args), _by(_sweep_args), ROUNDING, _sweep_args),
         Scene("paper", _paper, _paper, ROUNDING),
         Scene("simulate", _simulate, _resume_or_simulate),
@@ -163,12 +177,19 @@ SCENES = {
         Scene("flower", flower, flower),
     )
 }
-JOBS = Scene("sweep --jobs 2", _by(_sweep_args), _by(_sweep_args), ROUNDING, lambda out: _sweep_args(out, 2))
+JOBS = Scene(
+    "sweep --jobs 2", _by(_sweep_args), _by(_sweep_args), ROUNDING, lambda out: _sweep_args(out, 2)
+)
 
 
 def preload() -> None:
     """Import once what every case would import for itself."""
-    for name in ("sklearn.datasets", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "pandas"):
+    for name in (
+        "sklearn.datasets",
+        "matplotlib.pyplot",
+        "matplotlib.backends.backend_agg",
+        "pandas",
+    ):
         import_module(name)
     flower_tests()
     import_module("fedsso.flower")

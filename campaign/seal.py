@@ -1,6 +1,7 @@
 """The checksum that a file of the library carries, made anew: what a careful forger would do.
 
-A change that a checksum tells of shows nothing of the checks behind it. So some of the damage is sealed again.
+A change that a checksum tells of shows nothing of the checks behind it. So some of the damage is
+sealed again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ BLANKS = (b"0" * 64, b"\0" * 64)  # what stands in the digest's place while it i
 
 
 def sealed_again(original: bytes, changed: bytes) -> bytes | None:
-    """The changed file with a right checksum; None if the original has none, or the change lost its place."""
+    """The changed file with a right checksum; None where there is none in one of the two."""
     blank = next((blank for blank in BLANKS if _digest(original, blank) == _held(original)), None)
     if blank is None or _held(changed) is None:
         return None

@@ -1,4 +1,4 @@
-"""Damage to files of tensors that keeps their form: safetensors, npz, pickles; and headers that lie."""
+"""Damage that keeps the form of files of tensors: safetensors, npz, pickles; and headers that lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import numpy as np
 from .mutations import Change, deflate_bomb
 
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1, "F16": 2, "I16": 2}
-NUMPY = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "U8": "u1", "I8": "i1", "BOOL": "?"}
+NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "I64": "<i8",
+    "I32": "<i4",
+    "U8": "u1",
+    "I8": "i1",
+    "BOOL": "?",
+}
 Header = dict[str, Any]
 
 
@@ -52,7 +60,9 @@ def _in_header(change: Callable[[Header, str, random.Random], None]) -> Change:
 
 
 def _lying_shape(header: Header, name: str, draw: random.Random) -> None:
-    header[name]["shape"] = draw.choice(([2**40], [3], [], [0], [2**63 - 1, 2], [-1], ["x"], [1.5], None))
+    header[name]["shape"] = draw.choice(
+        ([2**40], [3], [], [0], [2**63 - 1, 2], [-1], ["x"], [1.5], None)
+    )
 
 
 def _other_shape(header: Header, name: str, draw: random.Random) -> None:
@@ -68,7 +78,9 @@ def _lying_type(header: Header, name: str, draw: random.Random) -> None:
 
 def _lying_place(header: Header, name: str, draw: random.Random) -> None:
     start, end = header[name]["data_offsets"]
-    header[name]["data_offsets"] = draw.choice(([start + 4, end + 4], [end, start], [0, 2**62], [start], [-8, end], None))
+    header[name]["data_offsets"] = draw.choice(
+        ([start + 4, end + 4], [end, start], [0, 2**62], [start], [-8, end], None)
+    )
 
 
 def _renamed(header: Header, name: str, _draw: random.Random) -> None:
@@ -81,7 +93,9 @@ def _exchanged(header: Header, name: str, draw: random.Random) -> None:
 
 
 def _metadata(header: Header, _name: str, draw: random.Random) -> None:
-    header["__metadata__"] = draw.choice(({}, {"a": "b"}, {"a": 1}, 5, {"format": "x" * 10_000}, None))
+    header["__metadata__"] = draw.choice(
+        ({}, {"a": "b"}, {"a": 1}, 5, {"format": "x" * 10_000}, None)
+    )
 
 
 def _rebuilt(change: Callable[[dict[str, Any], str, random.Random], None]) -> Change:
@@ -108,7 +122,11 @@ def _written(arrays: Mapping[str, Any], metadata: Any) -> bytes:
     for name, array in arrays.items():
         content = array.tobytes()
         place = [len(payload), len(payload) + len(content)]
-        header[name] = {"dtype": kinds[array.dtype], "shape": list(array.shape), "data_offsets": place}
+        header[name] = {
+            "dtype": kinds[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": place,
+        }
         payload += content
     return joined(header, payload)
 
@@ -119,14 +137,16 @@ def _converted(arrays: dict[str, Any], name: str, draw: random.Random) -> None:
 
 def _grown(arrays: dict[str, Any], name: str, draw: random.Random) -> None:
     flat = arrays[name].ravel()
-    arrays[name] = draw.choice((np.append(flat, flat[:1]), flat[:-1], np.tile(arrays[name], (2,) * arrays[name].ndim)))
+    arrays[name] = draw.choice(
+        (np.append(flat, flat[:1]), flat[:-1], np.tile(arrays[name], (2,) * arrays[name].ndim))
+    )
 
 
 def _filled(arrays: dict[str, Any], name: str, draw: random.Random) -> None:
     array = arrays[name]
-    values = (np.nan, np.inf, 1e30, -1.0, 0.0) if array.dtype.kind == "f" else (-1, 0, 1, 2**31 - 1, 2**62)
-    if array.dtype.kind not in "fi":
-        values = (0, 1, 255)
+    values = {"f": (np.nan, np.inf, 1e30, -1.0, 0.0), "i": (-1, 0, 1, 2**31 - 1, 2**62)}.get(
+        array.dtype.kind, (0, 1, 255)
+    )
     with np.errstate(all="ignore"):
         arrays[name] = np.full_like(array, np.array(draw.choice(values)).astype(array.dtype))
 
@@ -215,12 +235,16 @@ def _as_array(content: bytes) -> Any:
 
 def _member_type(members: dict[str, bytes], name: str, draw: random.Random) -> None:
     with np.errstate(all="ignore"):
-        members[name] = _npy(_as_array(members[name]).astype(draw.choice(("f8", "f2", "i2", "u8", "?", "c8", "U3"))))
+        members[name] = _npy(
+            _as_array(members[name]).astype(draw.choice(("f8", "f2", "i2", "u8", "?", "c8", "U3")))
+        )
 
 
 def _member_shape(members: dict[str, bytes], name: str, draw: random.Random) -> None:
     array = _as_array(members[name])
-    members[name] = _npy(draw.choice((array[:-1], array.ravel(), array[None], array.T, array[..., :1], array[:0])))
+    members[name] = _npy(
+        draw.choice((array[:-1], array.ravel(), array[None], array.T, array[..., :1], array[:0]))
+    )
 
 
 def _member_filled(members: dict[str, bytes], name: str, draw: random.Random) -> None:
@@ -245,7 +269,9 @@ def _member_lies(members: dict[str, bytes], name: str, draw: random.Random) -> N
             "(" * 90,
         )
     )
-    members[name] = content[:10] + told.encode().ljust(size - 1)[: size - 1] + b"\n" + content[10 + size :]
+    members[name] = (
+        content[:10] + told.encode().ljust(size - 1)[: size - 1] + b"\n" + content[10 + size :]
+    )
 
 
 def _member_gone(members: dict[str, bytes], name: str, _draw: random.Random) -> None:
@@ -253,7 +279,9 @@ def _member_gone(members: dict[str, bytes], name: str, _draw: random.Random) -> 
 
 
 def _member_renamed(members: dict[str, bytes], name: str, draw: random.Random) -> None:
-    members[draw.choice(("other.npy", "../x.npy", "/x.npy", name.removesuffix(".npy")))] = members.pop(name)
+    members[draw.choice(("other.npy", "../x.npy", "/x.npy", name.removesuffix(".npy")))] = (
+        members.pop(name)
+    )
 
 
 def _member_pickled(members: dict[str, bytes], name: str, _draw: random.Random) -> None:
@@ -270,7 +298,22 @@ def _meta(members: dict[str, bytes], _name: str, draw: random.Random) -> None:
         del one[draw.choice(list(one))]
     else:
         one[draw.choice(list(one))] = draw.choice(
-            (None, -1, 0, 10**12, 10**30, 1.5, float("nan"), "x", [], {}, True, "\0", "x" * 100_000, [[[]]])
+            (
+                None,
+                -1,
+                0,
+                10**12,
+                10**30,
+                1.5,
+                float("nan"),
+                "x",
+                [],
+                {},
+                True,
+                "\0",
+                "x" * 100_000,
+                [[[]]],
+            )
         )
     members["meta.npy"] = _npy(np.frombuffer(json.dumps(told).encode(), np.uint8))
     return None
@@ -291,7 +334,9 @@ def zip_bomb(data: bytes, draw: random.Random) -> bytes:
     body = stream
     told = struct.pack("<HHHHHIII", 20, 0, 8, 0, 33, checksum, len(body), 0xFFFFFFFF)
     extra = struct.pack("<HHQQ", 1, 16, 5 << 30, len(body))
-    local = b"PK\3\4" + told + struct.pack("<HH", len(name), len(extra)) + name.encode() + extra + body
+    local = (
+        b"PK\3\4" + told + struct.pack("<HH", len(name), len(extra)) + name.encode() + extra + body
+    )
     place = struct.pack("<HHHHHII", len(name), len(extra), 0, 0, 0, 0, 0)
     central = b"PK\1\2" + struct.pack("<H", 45) + told + place + name.encode() + extra
     end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(local), 0)
@@ -340,7 +385,9 @@ PICKLE: Mapping[str, Change] = {
     "a list of lists": lambda _d, _r: _billions(),
     "other keys": lambda _d, _r: pickle.dumps({b"x": 1}, 2),
     "other types": lambda _d, _r: pickle.dumps({b"data": "text", b"labels": {}}, 2),
-    "other shapes": lambda _d, _r: pickle.dumps({b"data": np.zeros((2, 7), "u1"), b"labels": [1] * 9}, 2),
+    "other shapes": lambda _d, _r: pickle.dumps(
+        {b"data": np.zeros((2, 7), "u1"), b"labels": [1] * 9}, 2
+    ),
     "a long string": lambda _d, _r: b"\x80\x02X\xff\xff\xff\x7f" + b"x" * 100,
     "much memory": lambda _d, _r: b"\x80\x02r\xff\xff\xff\x7f.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 RIGHT = "right"  # the result is that of the undamaged, uninterrupted run
@@ -26,7 +27,8 @@ class Result:
 
     part: str
     number: int
-    name: str
+    group: str  # what it was tried on
+    name: str  # what was done to it
     verdict: str
     seen: str = ""
     seconds: float = 0.0
@@ -35,3 +37,6 @@ class Result:
     def bad(self) -> bool:
         """Whether the library failed."""
         return self.verdict in BAD
+
+
+Case = Callable[[], Result]
