@@ -17,7 +17,7 @@ ROOT = Path(fedsso.__file__).parent
 LAYERS = (
     {"errors", "version"},
     {"rng", "files", "identity", "tree", "losses", "models"},
-    {"picture"},
+    {"picture", "seal", "lock"},
     {"quasi_newton", "symmetric", "compress"},
     {"schedule", "trace", "data"},
     {"checks", "algorithm", "report"},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,20 +18,21 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError
-from .files import read_bytes, write_atomic
+from .files import read_bytes, remove_leftovers, write_atomic
 from .runs import Run
+from .seal import BLANK, Damaged, check, seal
 from .trace import INTEGERS, Trace
 from .version import __version__
 
 log = logging.getLogger("fedsso")
 
 EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
+PART = ".npz"
 INDEX = ("trial", "seed", "round")
 DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, IndexError, RuntimeError)
 
@@ -51,8 +53,10 @@ def save_part(folder: Path, runs: Sequence[Run]) -> None:
     text = np.frombuffer(json.dumps(meta, default=str).encode(), np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, meta=text, **columns)
+    with ZipFile(buffer, "a") as archive:
+        archive.comment = BLANK.encode()
     digest = sha256("".join(m["identity"] for m in meta).encode()).hexdigest()[:12]
-    write_atomic(folder / f"{runs[0].spec.algorithm}-{digest}.npz", buffer.getvalue())
+    write_atomic(folder / f"{runs[0].spec.algorithm}-{digest}{PART}", seal(buffer.getvalue()))
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -78,10 +82,28 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
     return table
 
 
+def put_aside_damaged(folder: Path) -> None:
+    """Rename parts that are not whole, so that their trials are run again; only for who holds the folder's lock."""
+    for path in _parts(folder):
+        remove_leftovers(path)
+        try:
+            with _opened(path) as part:
+                for name in part.files:
+                    part[name]
+        except Damaged as damage:
+            aside = path.with_name(f"{path.name}.damaged")
+            os.replace(path, aside)
+            log.warning("%s; its trials are run again, and it is kept as %s", damage, aside.name)
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{PART}") if path.is_file())
+
+
 def held(folder: Path) -> dict[str, Held]:
     """The trials that a folder holds, by identity; those of another version of the package do not count."""
     found: dict[str, Held] = {}
-    for path in sorted(p for p in folder.glob("*.npz") if p.is_file()):
+    for path in _parts(folder):
         with _opened(path) as part:
             meta = [_checked(m) for m in json.loads(part["meta"].tobytes())]
         if any(m["version"] != __version__ for m in meta):
@@ -102,7 +124,12 @@ def _checked(meta: Any) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    with _guarded(path), np.load(BytesIO(read_bytes(path)), allow_pickle=False) as part:
+    data = read_bytes(path)
+    if check(data) is False:
+        raise Damaged(f"{path} is damaged: its checksum is not that of its content")
+    with _guarded(path), np.load(BytesIO(data), allow_pickle=False) as part:
+        if check(data) is None and part.zip.comment:  # earlier versions wrote neither
+            raise ValueError("its seal is broken")
         yield part
 
 
@@ -112,7 +139,7 @@ def _guarded(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGED as error:
-        raise InputError(f"{path} is not a part of a sweep ({error}): remove it, and it is computed again") from error
+        raise Damaged(f"{path} is damaged: it is not a whole part of a sweep ({error})") from error
 
 
 def read(wanted: Sequence[Held]) -> list[Trace]:
