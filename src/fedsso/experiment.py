@@ -30,7 +30,8 @@ from .engine.simulate import Simulation, admit, fitted
 from .engine.simulate import run as advance
 from .engine.uplink import uplink
 from .errors import InputError, integer
-from .files import check_writable, read_toml, to_toml, write_atomic
+from .files import check_writable, to_toml, write_atomic
+from .intake import read_toml
 from .objective import Layout, ravel
 from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces

@@ -28,7 +28,8 @@ from .engine.evaluate import Evaluator
 from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
-from .files import check_writable, read_text, read_toml, to_toml, write_atomic
+from .files import check_writable, to_toml, write_atomic
+from .intake import read_text, read_toml
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .spec import Spec
 from .trace import COLUMNS, INTEGERS, Trace

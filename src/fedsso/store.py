@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .files import read_bytes, write_atomic
+from .files import write_atomic
+from .intake import read_bytes
 from .runs import Run
 from .trace import INTEGERS, Trace
 from .version import __version__

@@ -11,7 +11,8 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import read_bytes, write_atomic
+from ..files import write_atomic
+from ..intake import read_bytes
 
 KEY = "fedsso.identity"
 

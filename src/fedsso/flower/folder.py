@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..engine import checkpoint
 from ..errors import InputError
-from ..files import check_writable, user_path
+from ..files import check_writable
+from ..intake import user_path
 from ..trace import Trace
 from .wire import arrays_of
 
