@@ -22,9 +22,10 @@ from fedsso import FedAvg, Federation, FedSSO, InputError, Run, load_run, resume
 from fedsso.engine import checkpoint
 from fedsso.engine.checkpoint import before, text_of
 from fedsso.files import remove_leftovers, write_atomic
+from fedsso.intake import Damaged
 from fedsso.lock import Lock
 from fedsso.runs import CHECKPOINT, SPEC, TRACE
-from fedsso.seal import BLANK, MARK, Damaged, check, read_sealed_toml, seal, write_toml
+from fedsso.seal import BLANK, MARK, check, read_sealed_toml, seal, write_toml
 
 SMALL: dict[str, Any] = {"rounds": 6, "local_steps": 2, "batch_size": 4, "device": "cpu"}
 

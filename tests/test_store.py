@@ -13,7 +13,7 @@ import pytest
 
 from fedsso import FedAvg, Federation, FedSSO, Runs, sweep
 from fedsso.errors import InputError
-from fedsso.seal import Damaged
+from fedsso.intake import Damaged
 from fedsso.store import Held, held, read, save_part
 from fedsso.study import study
 

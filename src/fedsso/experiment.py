@@ -32,11 +32,11 @@ from .engine.simulate import run as advance
 from .engine.uplink import uplink
 from .errors import InputError, integer
 from .files import check_writable, remove_leftovers
+from .intake import Damaged
 from .lock import Lock
 from .objective import Layout, ravel
 from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
-from .seal import Damaged
 from .spec import Spec, specify
 from .trace import Trace
 from .tree import nbytes, signature, stack

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and TOML both ways (the standard library only reads it)."""
+"""Files written whole or not at all, and TOML text (the standard library only reads it)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from glob import escape
@@ -86,46 +85,6 @@ def check_writable(folder: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise unwritable(folder, error) from error
-
-
-def user_path(what: str, path: object) -> Path:
-    """A path as users write it, with ~ for their home; InputError if no file can have that name."""
-    try:
-        found = Path(path).expanduser()  # type: ignore[arg-type]
-        str(found).encode()
-        os.stat(found)
-    except FileNotFoundError:
-        return found
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
-            return found  # something for the reader to find
-        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({error})") from None
-    return found
-
-
-def read_bytes(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from error
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, with or without a byte-order mark."""
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"cannot read {path}: line {line} is not UTF-8 text; save the file as UTF-8") from error
-
-
-def read_toml(path: str | Path) -> dict[str, object]:
-    """A TOML file as nested dictionaries."""
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"cannot read {path} as TOML: {error}; correct that line") from error
 
 
 def to_toml(table: Mapping[str, object]) -> str:

@@ -31,10 +31,10 @@ from .engine.evaluate import Evaluator
 from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
-from .files import read_text, to_toml, write_atomic
+from .files import to_toml, write_atomic
+from .intake import Damaged, read_text
 from .lock import Lock
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
-from .seal import Damaged
 from .spec import Spec
 from .trace import COLUMNS, INTEGERS, Trace
 

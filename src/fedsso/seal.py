@@ -15,17 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from .errors import InputError
-from .files import read_bytes, read_toml, to_toml, write_atomic
+from .files import to_toml, write_atomic
+from .intake import Damaged, decoded, parse_toml, read_bytes
 
 MARK = "fedsso-sha256:"
 DIGITS = 64
 BLANK = MARK + "0" * DIGITS
 """What a file holds in the place of its seal before it is sealed."""
 _SEALED = re.compile(MARK.encode() + rb"([0-9a-f]{64})")
-
-
-class Damaged(InputError):
-    """A file of ours that is not as it was written."""
 
 
 def seal(data: bytes) -> bytes:
@@ -51,11 +48,12 @@ def write_toml(path: Path, table: Mapping[str, object]) -> None:
 
 def read_sealed_toml(path: Path) -> dict[str, object]:
     """Read a TOML file that fedsso wrote; refuses one that was changed since. Earlier versions wrote no seal."""
-    if check(read_bytes(path)) is False:
+    data = read_bytes(path, "settings")
+    if check(data) is False:
         raise Damaged(
             f"{path} is not as fedsso wrote it: its checksum is not that of its content; restore it from a copy"
         )
-    return read_toml(path)
+    return parse_toml(decoded(data, path), path)
 
 
 def _digest(data: bytes, start: int) -> bytes:

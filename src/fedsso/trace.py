@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError, unknown
-from .files import read_text, write_atomic
+from .files import write_atomic
+from .intake import read_text
 
 if TYPE_CHECKING:
     import pandas as pd

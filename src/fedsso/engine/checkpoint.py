@@ -20,8 +20,9 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from ..errors import MOST, InputError
-from ..files import read_bytes, write_atomic
-from ..seal import BLANK, Damaged, check, seal
+from ..files import write_atomic
+from ..intake import Damaged, read_bytes
+from ..seal import BLANK, check, seal
 from ..tree import Tree, named_leaves, tree_map
 from ..version import __version__
 
@@ -83,7 +84,7 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
     """One file's tensors."""
     if not path.exists():
         raise Damaged(f"{path} is not there")
-    data = read_bytes(path)
+    data = read_bytes(path, "checkpoint")
     sealed = check(data)
     if sealed is False:
         raise Damaged(f"{path} is damaged: its checksum is not that of its content")

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm, Cohort, Phase
 from ..data import Federation
 from ..errors import InputError
+from ..intake import Damaged
 from ..losses import RowLoss
 from ..objective import Layout, buffers_of, objective, ravel
-from ..seal import Damaged
 from ..tree import Tree, named_leaves, stack, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator, Rows

@@ -18,9 +18,9 @@ from torch import Tensor
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..errors import InputError
-from ..files import check_writable, remove_leftovers, user_path
+from ..files import check_writable, remove_leftovers
+from ..intake import Damaged, user_path
 from ..lock import Lock
-from ..seal import Damaged
 from ..trace import Trace
 from .wire import arrays_of
 
