@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsso.errors import InputError
-from fedsso.files import read_text, write_atomic
+from fedsso.files import write_atomic
+from fedsso.intake import read_text
 from fedsso.paper.write import table as markdown
 from fedsso.study import LAST, Setting, Study
 from fedsso.trace import Trace

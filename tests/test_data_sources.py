@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedsso.data import PARTITIONS, TABLES, Federation, datasets, load, quadratic
-from fedsso.data.packed import content, lines
 from fedsso.errors import InputError
 from fedsso.models import MODELS
 
@@ -230,8 +229,8 @@ def test_a_file_read_keeps_its_bytes(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no y": ({"y": None}, "y is not a file in the archive; need x and y"),
-    "no x": ({"x": None}, "x is not a file in the archive; need x and y"),
+    "no y": ({"y": None}, "has no array 'y', only x: fetch it again"),
+    "no x": ({"x": None}, "has no array 'x', only y: fetch it again"),
     "float x": ({"x": np.zeros((120, 28, 28))}, r"x must be uint8 \[rows, 28, 28\], got float64"),
     "flat x": ({"x": np.zeros((120, 784), np.uint8)}, r"got uint8 \[120, 784\]"),
     "colour x": ({"x": np.zeros((120, 32, 32, 3), np.uint8)}, r"got uint8 \[120, 32, 32, 3\]"),
@@ -241,7 +240,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "float y": ({"y": np.zeros(120)}, "y must be integers"),
     "large y": ({"y": np.arange(120, dtype=np.uint8) % 11}, "mnist.npz: row 10 has label 10, mnist has 0 to 9"),
-    "pickled y": ({"y": np.array([None] * 120)}, "cannot be read as .npz.*allow_pickle"),
+    "pickled y": ({"y": np.array([None] * 120)}, "cannot be read as .npz.*y.npy holds object, which are no numbers"),
     "no rows": (
         {"x": np.zeros((0, 28, 28), np.uint8), "y": np.zeros(0, np.uint8)},
         "need 32 rows, there are 0",
@@ -526,17 +525,8 @@ def test_devices_and_pipes_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     for name in ("csv", "svmlight"):
         for path in ("/dev/zero", tmp_path / "pipe.csv"):
-            with pytest.raises(InputError, match="it is not a regular file"):
+            with pytest.raises(InputError, match="not a regular file"):
                 load(name, files=[path], **({"target": "y"} if name == "csv" else {}))
-
-
-def test_a_small_archive_does_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.svm"
-    path.write_bytes(gzip.compress(bytes(1 << 22), 1))
-    with pytest.raises(InputError, match="holds more than 1000000 bytes, unpacked"):
-        content(path, 1_000_000)
-    with pytest.raises(InputError, match=r"bomb\.svm: line 1: has 1000000 bytes or more"):
-        list(lines(path, 1_000_000))
 
 
 def test_thousands_of_small_clients_are_filled_up_at_once() -> None:

@@ -16,8 +16,8 @@ from fedsso.algorithms import ALGORITHMS
 ROOT = Path(fedsso.__file__).parent
 LAYERS = (
     {"errors", "version"},
-    {"rng", "files", "identity", "tree", "losses", "models"},
-    {"picture"},
+    {"rng", "files", "intake", "identity", "tree", "losses", "models"},
+    {"picture", "seal", "lock"},
     {"quasi_newton", "symmetric", "compress"},
     {"schedule", "trace", "data"},
     {"checks", "algorithm", "report"},
@@ -50,11 +50,11 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BESIDE = {"local", "quasi_newton", "symmetric"}  # mathematics that algorithms share
 ALLOWED = {  # tighter than the order
-    "data": {"errors", "rng", "files", "picture", "data"},
-    "report": {"errors", "files", "trace", "picture"},
-    "report_page": {"errors", "files", "trace", "report", "version"},
+    "data": {"errors", "rng", "files", "intake", "picture", "data"},
+    "report": {"errors", "files", "intake", "trace", "picture"},
+    "report_page": {"errors", "files", "intake", "trace", "report", "version"},
     "figures": {"errors", "trace", "picture", "report"},
-    "trace": {"errors", "files"},
+    "trace": {"errors", "files", "intake"},
     "models": {"errors", "models"},
     "quasi_newton": {"errors", "tree"},
     "symmetric": {"errors", "tree"},

@@ -113,7 +113,7 @@ def test_another_size_and_another_form_are_refused() -> None:
         server.step(x[:3], x[:3])
     with pytest.raises(fedsso.InputError, match="another form"):
         Server(fedsso.FedSSO(alpha=0.3, form="bfgs-dense"), 3).restore(x, server.tensors())
-    with pytest.raises(fedsso.InputError, match=r"the saved server.x has the shape \(1, 4\)"):
+    with pytest.raises(fedsso.InputError, match=r"the saved server.x is .* of shape \(1, 4\)"):
         Server(fedsso.FedSSO(alpha=0.3), 3).restore(x[:3], server.tensors())
     with pytest.raises(fedsso.InputError, match="local_steps"):
         Server(fedsso.FedSSO(alpha=0.3), 0)

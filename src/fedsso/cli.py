@@ -39,7 +39,7 @@ from .algorithms import ALGORITHMS
 from .costs import costs as measure_costs
 from .data.sources import FOLDER
 from .errors import InputError, unknown
-from .files import read_toml
+from .intake import read_toml
 from .models import MODELS
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
 from .spec import Spec

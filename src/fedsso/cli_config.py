@@ -24,8 +24,8 @@ from .data import PARTITIONS, Federation, datasets
 from .data.synthetic import KINDS
 from .engine.metrics import METRICS
 from .errors import InputError, unknown
-from .files import read_toml
 from .grids import grid, tried
+from .intake import read_toml
 from .models import MODELS
 from .options import DEFAULTS, DTYPES
 from .schedule import Decay

@@ -20,7 +20,8 @@ from .cli_plan import Verbose
 from .cli_sweep import AGAIN, Minutes, check_minutes, in_time
 from .cli_view import messages, output, set_logging, watching
 from .data.sources import FOLDER
-from .files import check_writable, read_text
+from .files import check_writable
+from .intake import read_text
 from .options import device_of
 from .paper import COMMANDS, Command, Entry
 from .paper.lab import Lab

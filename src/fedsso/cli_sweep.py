@@ -26,7 +26,8 @@ from .cli_plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begi
 from .cli_view import messages, output, print_table, set_logging, watching
 from .data import Federation
 from .errors import InputError, one_of
-from .files import read_text, to_toml, write_atomic
+from .files import to_toml, write_atomic
+from .intake import read_text
 from .losses import mse
 from .report_source import PARTS, SETTINGS, TRIALS
 from .study import LAST, Setting, Study, study

@@ -24,8 +24,8 @@ from .engine.metrics import Metric, metric
 from .engine.rounds import Rounds
 from .engine.simulate import Job
 from .errors import InputError
-from .files import read_bytes
 from .identity import describe
+from .intake import read_bytes
 from .losses import RowLoss, cross_entropy, row_loss
 from .objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
 from .options import DTYPES, Loss, device_of, protocol

@@ -13,7 +13,17 @@ MOST = 10**9  # rounds, steps, rows, clients: more is a slip
 
 
 class InputError(ValueError):
-    """Wrong input. The command line prints the message alone and exits with code 2."""
+    """Wrong input. The command line prints the message alone and exits with code 2.
+
+    The message is for whoever holds the data: it may quote them. `public` is for everybody else, such as the server
+    that a client answers to: a kind, the name of a column and a count, never a value of a row.
+    """
+
+    kind = "wrong input"
+
+    def __init__(self, message: str, *, public: str = "") -> None:
+        super().__init__(message)
+        self.public = public or f"{self.kind}; details are in the client's own log"
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:

@@ -13,7 +13,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Unpack, overload, runtime_checkable
@@ -30,7 +31,9 @@ from .engine.simulate import Simulation, admit, fitted
 from .engine.simulate import run as advance
 from .engine.uplink import uplink
 from .errors import InputError, integer
-from .files import check_writable, read_toml, to_toml, write_atomic
+from .files import check_writable, remove_leftovers
+from .intake import Damaged
+from .lock import Lock
 from .objective import Layout, ravel
 from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
@@ -101,8 +104,10 @@ def simulate(
     ctx = context(fed, model, full)
     folder = _folder(out)
     planned = Planned(specify(ctx, model, record, full, 0, ()), record, ctx, full, folder)
-    prepare([planned], fresh=True)
-    return _execute([planned], progress, checkpoint_every)[0]
+    check([planned])
+    with _locked([folder]):
+        prepare([planned], fresh=True)
+        return _execute([planned], progress, checkpoint_every)[0]
 
 
 def sweep(
@@ -123,8 +128,10 @@ def sweep(
     planned = plan(fed, model, algorithms, seeds, options)
     if root is not None:
         planned = [run._replace(folder=root / run.spec.folder(i)) for i, run in enumerate(planned)]
-    prepare(planned)
-    return Runs(_execute(planned, progress, 10))
+    check(planned)
+    with _locked([root]):
+        prepare(planned)
+        return Runs(_execute(planned, progress, 10))
 
 
 def plan(
@@ -205,22 +212,33 @@ def resume(
     progress: bool | Progress = False,
 ) -> Runs:
     """Complete a run, or all runs below a folder; own data and modules have to be given again."""
-    planned = []
-    live: dict[str, Context] = {}  # runs of one context go on batched
-    data: dict[str, Federation] = {}
-    for one in run_folders(folder):
-        spec = Spec.from_toml(read_toml(one / SPEC))
-        if is_done(one, spec):
-            continue
-        key = repr((spec.digest, spec.model, spec.start, spec.options))
-        if key not in live:
-            live[key] = spec.context(federation or data.get(spec.digest), model)
-            data[spec.digest] = live[key].fed
-        planned.append(Planned(spec, spec.record, live[key], spec.options, one))
-    if not planned:
-        log.info("%s: every run is finished", folder)
-    _execute(planned, progress, 10)
-    return Runs([load_run(one) for one in run_folders(folder)])
+    found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
+    with _locked([Path(folder)]):
+        batches: dict[str, list[Path]] = {}  # runs of one context, which go on batched as they began
+        for one, spec in found.items():
+            batches.setdefault(repr((spec.digest, spec.model, spec.start, spec.options)), []).append(one)
+        unfinished = [batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)]
+        planned = []
+        data: dict[str, Federation] = {}
+        for batch in unfinished:
+            spec = found[batch[0]]
+            live = spec.context(federation or data.get(spec.digest), model)
+            data[spec.digest] = live.fed
+            planned += [Planned(found[one], found[one].record, live, found[one].options, one) for one in batch]
+        if not planned:
+            log.info("%s: every run is finished", folder)
+        _execute(planned, progress, 10)
+    return Runs([load_run(one) for one in found])
+
+
+@contextmanager
+def _locked(folders: Iterable[Path | None]) -> Iterator[None]:
+    """Keep other writers out of some folders."""
+    with ExitStack() as held:
+        for folder in folders:
+            if folder is not None:
+                held.enter_context(Lock(folder))
+        yield
 
 
 def suits(record: Algorithm, ctx: Context, options: Mapping[str, Any]) -> Algorithm:
@@ -253,31 +271,40 @@ def _meta(ctx: Context) -> Tensor:
     return torch.empty(1, len(x), dtype=x.dtype, device="meta")
 
 
-def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
-    """Check what can be checked, then write every run's spec, so that a killed sweep knows what is left to do."""
+def check(planned: Sequence[Planned]) -> None:
+    """Refuse what cannot run, before anything is written."""
     for run in {id(run.context): run for run in planned}.values():
         run.context.check(run.options)
     for run in planned:
         suits(run.record, run.context, run.options)
-    new = [(run.folder, run.spec) for run in planned if run.folder is not None and _is_new(run, fresh)]
-    for folder, spec in new:
-        check_writable(folder)
-        write_atomic(folder / SPEC, to_toml(spec.to_toml()))
+        if run.folder is not None:
+            _check_registered(run.record, run.spec.algorithm)
 
 
-def _is_new(run: Planned, fresh: bool) -> bool:
-    """Whether a run's folder is still to be made; another run in its place is an error."""
-    path, name = Path(run.folder or "") / SPEC, run.spec.algorithm
-    if ALGORITHMS.get(name) is not type(run.record):
+def _check_registered(record: Algorithm, name: str) -> None:
+    if ALGORITHMS.get(name) is not type(record):
         raise InputError(
             f"{name} is not registered, so its run could not be read back; set "
             f"fedsso.algorithms.ALGORITHMS[{name!r}] first"
         )
-    begun = any((path.parent / name).is_file() for name in (CHECKPOINT, TRACE))
-    if not path.is_file() or not begun:
+
+
+def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
+    """Write every run's spec, so that a killed sweep knows what is left to do."""
+    new = [(run.folder, run.spec) for run in planned if run.folder is not None and _is_new(run, fresh)]
+    for folder, spec in new:
+        check_writable(folder)
+        spec.save(folder / SPEC)
+
+
+def _is_new(run: Planned, fresh: bool) -> bool:
+    """Whether a run's folder is still to be made; another run in its place is an error."""
+    folder = Path(run.folder or "")
+    begun = checkpoint.exists(folder / CHECKPOINT) or (folder / TRACE).is_file()
+    if not (folder / SPEC).is_file() or not begun:
         return True  # a run that never began leaves at most its spec
-    if fresh or Spec.from_toml(read_toml(path)).identity != run.spec.identity:
-        raise InputError(f"{path.parent} holds a run already; choose another folder (`fedsso resume` completes a run)")
+    if fresh or Spec.load(folder / SPEC).identity != run.spec.identity:
+        raise InputError(f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)")
     return False
 
 
@@ -286,17 +313,20 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
     show = _printer if progress is True else progress or None
     look = begin(show, [run.spec for run in planned])
     done: dict[int, Run] = {}
-    todo = []
     for i, run in enumerate(planned):
         if run.folder is not None and is_done(run.folder, run.spec):
             done[i] = replace(load_run(run.folder), live=run.context)
             if look is not None:
                 look([run.spec], [done[i].trace])
-        else:
-            todo.append(i)
-    for chunk in chunks(planned, todo):
-        runs = run_chunk([planned[i] for i in chunk], show, every, look)
-        done.update(zip(chunk, runs, strict=True))
+    for chunk in list(chunks(planned, range(len(planned)), done)):
+        new = [i for i in chunk if i not in done]
+        if not new:
+            continue
+        with _locked([planned[i].folder for i in new]):
+            # trials that are finished run again beside the others: in another batch their sums would round otherwise
+            batch = [planned[i] if i in new else planned[i]._replace(folder=None) for i in chunk]
+            runs = dict(zip(chunk, run_chunk(batch, show, every, look), strict=True))
+        done |= {i: runs[i] for i in new}
     return [done[i] for i in range(len(planned))]
 
 
@@ -308,12 +338,12 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
     return show.look
 
 
-def chunks(planned: Sequence[Planned], todo: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of runs that are batched together."""
+def chunks(planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()) -> Iterator[list[int]]:
+    """Indices of runs that are batched together; those of `done` have their place among the others."""
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
-        begun = run.folder is not None and (run.folder / CHECKPOINT).is_file()
+        begun = run.folder is not None and checkpoint.exists(run.folder / CHECKPOINT) and i not in done
         alone = i if begun else None  # a run with a checkpoint of its own goes on from it
         groups.setdefault((id(run.context), signature(run.record), alone), []).append(i)
     for group in groups.values():
@@ -356,9 +386,9 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, lo
     simulation = Simulation(first.context.job(first.options), [run.record for run in chunk])
     log.info("%s: %d trial(s), %s", specs[0].algorithm, len(chunk), simulation.reason)
     alone = first.folder if len(chunk) == 1 else None
-    if alone is not None and (alone / CHECKPOINT).is_file():
-        simulation.restore(checkpoint.load(alone / CHECKPOINT, specs[0].identity))
     rounds = first.options["rounds"]
+    if alone is not None:
+        _go_on(simulation, alone, specs[0].identity, rounds)
     label = specs[0].label if len(chunk) == 1 else f"{specs[0].algorithm}, seed {specs[0].seed}, {len(chunk)} trials"
 
     def save() -> None:
@@ -387,6 +417,22 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, lo
     if look is not None:
         look(specs, [run.trace for run in runs])
     return runs
+
+
+def _go_on(simulation: Simulation, folder: Path, identity: str, rounds: int) -> None:
+    """Take up a run where its folder left it, and tidy up after a process that was killed there."""
+    for name in (SPEC, TRACE, CHECKPOINT):
+        remove_leftovers(folder / name)
+    path = folder / CHECKPOINT
+    saved = checkpoint.recover(path, identity) if checkpoint.exists(path) else None
+    if saved is None:
+        return
+    try:
+        simulation.restore(saved)
+    except Damaged as damage:
+        raise InputError(f"{path}: {damage}; restore it from a copy, or start again in another folder") from damage
+    if simulation.k > rounds:
+        raise InputError(f"{path} counts {simulation.k} rounds of {rounds}; use another folder")
 
 
 class _Glance:

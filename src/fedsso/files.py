@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and TOML both ways (the standard library only reads it)."""
+"""Files written whole or not at all, and TOML text (the standard library only reads it)."""
 
 from __future__ import annotations
 
@@ -7,43 +7,75 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import IO
 
 from .errors import InputError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST = 200  # letters of a file's name that its temporary name repeats
 
-def _unwritable(path: str | Path, error: OSError) -> InputError:
-    return InputError(f"cannot write {path}: {error.strerror}; give a path in a folder that can be written")
+
+def unwritable(path: str | Path, error: OSError) -> InputError:
+    """The error for a path that cannot be written, with the remedy."""
+    remedy = "free some space" if error.errno in FULL else "give a path in a folder that can be written"
+    return InputError(f"cannot write {path}: {error.strerror}; {remedy}")
 
 
-def write_atomic(path: str | Path, data: bytes | str) -> None:
-    """Write a file under a temporary name and rename it, so that a reader sees the old or the new one."""
+def write_atomic(path: str | Path, data: bytes | str, keep: Path | None = None) -> None:
+    """Write a file under a temporary name and rename it, so that a reader sees the old or the new one.
+
+    With `keep` the old file stays under that name. A process that dies between the two renamings leaves the old file
+    there and none in its place.
+    """
     target = Path(os.path.realpath(path))  # a link keeps pointing at the file behind it
     if os.path.exists(target) and not os.path.isfile(target):
         raise InputError(f"cannot write {path}: it is not a regular file; give the name of a file")
-    temporary = target.with_name(f".{token_hex(8)}.tmp")
+    temporary = target.with_name(f".{target.name[:LONGEST]}.{token_hex(8)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         content = data.encode() if isinstance(data, str) else data
-        write_then_rename(temporary, target, lambda file: file.write(content))
+        write_then_rename(temporary, target, lambda file: file.write(content), keep)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
-def write_then_rename(temporary: Path, target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+def write_then_rename(
+    temporary: Path, target: Path, fill: Callable[[IO[bytes]], object], keep: Path | None = None
+) -> None:
     """Let a function fill a file, which gets its name only when it is complete and on the disk."""
     try:
         with temporary.open("wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and target.exists():
+            os.replace(target, keep)
         os.replace(temporary, target)
+        _settle(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """Bring the names in a folder to the disk as well: after a power failure a file must have its new name."""
+    with suppress(OSError):  # not every file system can
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left half-written of a file; only for who holds the folder's lock."""
+    for left in path.parent.glob(f".{escape(path.name[:LONGEST])}.*.tmp"):
+        with suppress(OSError):
+            left.unlink(missing_ok=True)
 
 
 def check_writable(folder: str | Path) -> None:
@@ -52,47 +84,7 @@ def check_writable(folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def user_path(what: str, path: object) -> Path:
-    """A path as users write it, with ~ for their home; InputError if no file can have that name."""
-    try:
-        found = Path(path).expanduser()  # type: ignore[arg-type]
-        str(found).encode()
-        os.stat(found)
-    except FileNotFoundError:
-        return found
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
-            return found  # something for the reader to find
-        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({error})") from None
-    return found
-
-
-def read_bytes(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; check the name") from error
-
-
-def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, with or without a byte-order mark."""
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"cannot read {path}: line {line} is not UTF-8 text; save the file as UTF-8") from error
-
-
-def read_toml(path: str | Path) -> dict[str, object]:
-    """A TOML file as nested dictionaries."""
-    try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"cannot read {path} as TOML: {error}; correct that line") from error
+        raise unwritable(folder, error) from error
 
 
 def to_toml(table: Mapping[str, object]) -> str:

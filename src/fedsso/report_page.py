@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .files import read_bytes, read_text, write_atomic
+from .files import write_atomic
+from .intake import read_bytes, read_text
 from .report import Curve, Numbers, Style, default_targets, numbers, rounds_table, styles
 from .trace import Trace
 from .version import __version__

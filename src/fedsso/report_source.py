@@ -21,7 +21,8 @@ from .algorithms import ALGORITHMS
 from .data import Federation, load
 from .engine import checkpoint
 from .errors import InputError
-from .files import read_text, read_toml, to_toml, user_path
+from .files import to_toml
+from .intake import read_text, read_toml, user_path
 from .report import Curve
 from .report_page import Content, Entry, Holding, Recipe, check_targets
 from .runs import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders

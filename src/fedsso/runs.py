@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -24,11 +26,14 @@ from . import report, report_page
 from .context import Context
 from .data import Federation
 from .engine import checkpoint
+from .engine.checkpoint import of_text, text_of
 from .engine.evaluate import Evaluator
 from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
-from .files import check_writable, read_text, read_toml, to_toml, write_atomic
+from .files import to_toml, write_atomic
+from .intake import Damaged, read_text
+from .lock import Lock
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .spec import Spec
 from .trace import COLUMNS, INTEGERS, Trace
@@ -36,6 +41,7 @@ from .trace import COLUMNS, INTEGERS, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger("fedsso")
 SPEC, TRACE, CHECKPOINT = "spec.toml", "trace.csv", "checkpoint.safetensors"
 ZERO = {*INTEGERS, "seconds"}
 
@@ -122,15 +128,15 @@ class Run:
         """Write the run's folder; `fedsso.load_run` reads it back."""
         self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
         folder = Path(folder)
-        check_writable(folder)
-        write_atomic(folder / SPEC, to_toml(self.spec.to_toml()))
         text = self.trace.to_csv()
-        write_atomic(folder / TRACE, text)
-        done = {"model": self.x, "buffers": self.buffers, "done": _digest(text)}
+        done = {"model": self.x, "buffers": self.buffers, "done": _digest(text), "trace": of_text(text)}
         done["diverged"] = torch.tensor(self.diverged or 0)
         if self.personal is not None:
             done["personal"] = self.personal
-        checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
+        with Lock(folder):
+            self.spec.save(folder / SPEC)
+            write_atomic(folder / TRACE, text)
+            checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
 
 
 class Runs(Sequence[Run]):
@@ -296,17 +302,46 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
     folder = Path(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(f"{folder} holds several runs: load_runs reads them, load_run one of the folders below")
-    spec = Spec.from_toml(read_toml(folder / SPEC))
-    saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
-    if "done" not in saved:
-        raise InputError(f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it")
-    if not torch.equal(saved["done"], _digest(read_text(folder / TRACE))):
-        raise InputError(f"{folder / TRACE} is not the trace that this run wrote; restore it, or run again")
-    trace = Trace.load(folder / TRACE, spec.options["eval_every"], int(saved["diverged"]) or None)
+    spec = Spec.load(folder / SPEC)
+    path = folder / CHECKPOINT
+    if not checkpoint.exists(path):
+        raise InputError(f"{folder} holds a run that has not begun; `fedsso resume {folder}` completes it")
+    try:
+        saved = checkpoint.load(path, spec.identity)
+        if "done" not in saved:
+            raise InputError(f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it")
+        diverged = _check_finished(saved)
+    except Damaged as damage:
+        raise InputError(f"{damage}; `fedsso resume {folder}` computes it again") from damage
+    trace = Trace.from_csv(_trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged)
     if model is not None:
         _same_size(model, saved)
     live = None if federation is None else spec.context(federation, model, trained=True)
     return Run(spec, trace, saved["model"], saved["buffers"], live, saved.get("personal"), model)
+
+
+def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
+    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one must."""
+    read = checkpoint.Reader(saved, torch.device("cpu"))
+    read.numbers("model", axes=1)
+    read.numbers("buffers", axes=1)
+    if "personal" in saved:
+        read.numbers("personal", axes=2)
+    return read.count("diverged") or None
+
+
+def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
+    """The trace of a finished run: that of its file or, where this is damaged, the copy in the checkpoint."""
+    digest = saved["done"]
+    with suppress(InputError):
+        text = read_text(path)
+        if torch.equal(digest, _digest(text)):
+            return text
+    copy = text_of(saved["trace"]) if "trace" in saved else ""
+    if not torch.equal(digest, _digest(copy)):
+        raise InputError(f"{path} is not the trace that this run wrote; restore it, or run again")
+    log.warning("%s is not as this run wrote it; the copy in the checkpoint is used", path)
+    return copy
 
 
 def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -342,5 +377,7 @@ def _digest(text: str) -> Tensor:
 
 def is_done(folder: Path, spec: Spec) -> bool:
     """Whether a run's folder holds the finished run of these settings."""
-    path = folder / CHECKPOINT
-    return path.is_file() and "done" in checkpoint.load(path, spec.identity)
+    try:
+        return "done" in checkpoint.load(folder / CHECKPOINT, spec.identity)
+    except Damaged:  # it will be computed again
+        return False

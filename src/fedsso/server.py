@@ -132,7 +132,10 @@ def _written(leaf: Tensor, name: str, saved: Tensor) -> Tensor:
     slots = saved.shape[1] if name == STORE and saved.dim() == leaf.dim() else None
     leaf = leaf.clone()
     room = leaf[:, :slots] if slots is not None else leaf
-    if room.shape != saved.shape:
-        raise InputError(f"the saved {name} has the shape {tuple(saved.shape)}, this model's has {tuple(leaf.shape)}")
+    if room.shape != saved.shape or room.dtype != saved.dtype:
+        raise InputError(
+            f"the saved {name} is {saved.dtype} of shape {tuple(saved.shape)}, this model's is {leaf.dtype} of shape "
+            f"{tuple(leaf.shape)}"
+        )
     room.copy_(saved)
     return leaf

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .errors import InputError, integer, unknown
 from .identity import describe
 from .options import DEFAULTS, complete
 from .schedule import Decay
+from .seal import read_sealed_toml, write_toml
 from .tree import changed, fields_of, to_dict
 from .version import __version__
 
@@ -88,6 +90,15 @@ class Spec:
             self.algorithm: dict(self.hyper),
             "record": inner,
         }
+
+    def save(self, path: Path) -> None:
+        """Write spec.toml, sealed."""
+        write_toml(path, self.to_toml())
+
+    @classmethod
+    def load(cls, path: Path) -> Spec:
+        """Read what `save` wrote, or what earlier versions wrote without a seal."""
+        return cls.from_toml(read_sealed_toml(path))
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any]) -> Spec:

@@ -10,29 +10,32 @@ from __future__ import annotations
 
 import json
 import logging
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .files import read_bytes, write_atomic
+from .files import remove_leftovers, write_atomic
+from .intake import Damaged, parse_npz, read_bytes
 from .runs import Run
+from .seal import BLANK, check, seal
 from .trace import INTEGERS, Trace
 from .version import __version__
 
 log = logging.getLogger("fedsso")
 
 EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
+PART = ".npz"
 INDEX = ("trial", "seed", "round")
-DAMAGED = (BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, IndexError, RuntimeError)
+DAMAGED = (BadZipFile, ValueError, LookupError, TypeError, RecursionError)
+Columns = Mapping[str, NDArray[Any]]
 
 
 class Held(NamedTuple):
@@ -51,8 +54,10 @@ def save_part(folder: Path, runs: Sequence[Run]) -> None:
     text = np.frombuffer(json.dumps(meta, default=str).encode(), np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, meta=text, **columns)
+    with ZipFile(buffer, "a") as archive:
+        archive.comment = BLANK.encode()
     digest = sha256("".join(m["identity"] for m in meta).encode()).hexdigest()[:12]
-    write_atomic(folder / f"{runs[0].spec.algorithm}-{digest}.npz", buffer.getvalue())
+    write_atomic(folder / f"{runs[0].spec.algorithm}-{digest}{PART}", seal(buffer.getvalue()))
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -78,12 +83,27 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
     return table
 
 
+def put_aside_damaged(folder: Path) -> None:
+    """Rename parts that are not whole, so that their trials are run again; only for who holds the folder's lock."""
+    for path in _parts(folder):
+        remove_leftovers(path)
+        try:
+            _read_part(path)
+        except Damaged as damage:
+            aside = path.with_name(f"{path.name}.damaged")
+            os.replace(path, aside)
+            log.warning("%s; its trials are run again, and it is kept as %s", damage, aside.name)
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{PART}") if path.is_file())
+
+
 def held(folder: Path) -> dict[str, Held]:
     """The trials that a folder holds, by identity; those of another version of the package do not count."""
     found: dict[str, Held] = {}
-    for path in sorted(p for p in folder.glob("*.npz") if p.is_file()):
-        with _opened(path) as part:
-            meta = [_checked(m) for m in json.loads(part["meta"].tobytes())]
+    for path in _parts(folder):
+        meta, _ = _read_part(path, ["meta"])
         if any(m["version"] != __version__ for m in meta):
             log.warning("%s was made by fedsso %s, this is %s: it is run again", path, meta[0]["version"], __version__)
             continue
@@ -91,46 +111,53 @@ def held(folder: Path) -> dict[str, Held]:
     return found
 
 
+def _read_part(path: Path, names: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], Columns]:
+    """What a part tells of its trials, and its columns, all or those named."""
+    data = read_bytes(path)
+    sealed = check(data)
+    if sealed is False:
+        raise Damaged(f"{path} is damaged: its checksum is not that of its content")
+    try:
+        if sealed is None and ZipFile(BytesIO(data)).comment:  # earlier versions wrote neither seal nor comment
+            raise ValueError("its seal is broken")
+        columns = parse_npz(data, path, names)
+        meta = [_checked(one) for one in json.loads(columns.pop("meta").tobytes())]
+        for name, table in columns.items():
+            _check_table(name, table, meta)
+    except DAMAGED as error:
+        raise Damaged(f"{path} is damaged: it is not a whole part of a sweep ({error})") from error
+    return meta, columns
+
+
 def _checked(meta: Any) -> dict[str, Any]:
     """What is told of a trial, each of its type."""
     whole = {"version": __version__, **meta}
-    good = all(type(whole[key]) is int for key in ("seed", "rounds", "eval_every")) and whole["rounds"] > 0
-    if not (good and isinstance(whole["identity"], str) and isinstance(whole["diverged"], int | None)):
+    counts = [whole[key] for key in ("seed", "rounds", "eval_every")]
+    texts = [whole[key] for key in ("identity", "label", "version")]
+    good = all(type(count) is int for count in counts) and all(isinstance(text, str) for text in texts)
+    if not (good and whole["rounds"] > 0 and whole["eval_every"] > 0 and isinstance(whole["diverged"], int | None)):
         raise ValueError("a trial is described wrongly")
     return whole
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    with _guarded(path), np.load(BytesIO(read_bytes(path)), allow_pickle=False) as part:
-        yield part
-
-
-@contextmanager
-def _guarded(path: Path) -> Iterator[None]:
-    """A file that cannot be understood is named, with the remedy."""
-    try:
-        yield
-    except DAMAGED as error:
-        raise InputError(f"{path} is not a part of a sweep ({error}): remove it, and it is computed again") from error
+def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any]]) -> None:
+    longest = max((one["rounds"] for one in meta), default=0)
+    if table.ndim != 2 or len(table) != len(meta) or table.shape[1] < longest:
+        raise ValueError(f"{name} has the shape {table.shape} for {len(meta)} trials of {longest} rows")
 
 
 def read(wanted: Sequence[Held]) -> list[Trace]:
     """The traces of some trials; each file is read once."""
-    columns: dict[Path, dict[str, NDArray[Any]]] = {}
-    for path in {one.path for one in wanted}:
-        with _opened(path) as part:
-            columns[path] = {name: part[name] for name in part.files if name != "meta"}
-    traces = []
-    for one in wanted:
-        with _guarded(one.path):
-            traces.append(_trace(one, columns[one.path]))
-    return traces
+    columns = {path: _read_part(path)[1] for path in {one.path for one in wanted}}
+    return [_trace(one, columns[one.path]) for one in wanted]
 
 
-def _trace(one: Held, columns: Mapping[str, NDArray[Any]]) -> Trace:
+def _trace(one: Held, columns: Columns) -> Trace:
     length = int(one.meta["rounds"])
     rows = {name: table[one.row, :length] for name, table in columns.items()}
     rows = {name: c if c.dtype == np.int64 else c.astype(np.float64) for name, c in rows.items()}
     index = {"trial": np.full(length, one.row), "seed": np.full(length, one.meta["seed"]), "round": np.arange(length)}
-    return Trace({**index, **rows}, one.meta["eval_every"], one.meta["diverged"])
+    try:
+        return Trace({**index, **rows}, one.meta["eval_every"], one.meta["diverged"])
+    except InputError as error:
+        raise Damaged(f"{one.path} is damaged: it is not a whole part of a sweep ({error})") from error

@@ -16,13 +16,14 @@ from torch import nn
 from .algorithm import Algorithm
 from .data import Federation
 from .errors import InputError, integer, one_of
-from .experiment import Planned, Progress, begin, chunks, plan, prepare
+from .experiment import Planned, Progress, begin, check, chunks, plan
 from .figures import Heat
 from .files import check_writable
 from .grids import tried
+from .lock import Lock
 from .report import Curve
 from .spec import Spec
-from .store import Held, held, read
+from .store import Held, held, put_aside_damaged, read
 from .trace import Trace
 from .workers import OutOfTime as OutOfTime
 from .workers import in_order, in_processes
@@ -204,10 +205,12 @@ def study(
     """
     arguments = (fed, model, tuple(algorithms), tuple(seeds), options)
     planned = plan(*arguments)
-    prepare(planned)
-    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="fedsso-") as where:
+    check(planned)
+    temporary = tempfile.TemporaryDirectory(prefix="fedsso-") if out is None else nullcontext(out)
+    with temporary as where, Lock(where):
         folder = Path(where)
         check_writable(folder)
+        put_aside_damaged(folder)
         there = held(folder)
         look = begin(progress, [run.spec for run in planned])
         if look is not None:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError, unknown
-from .files import read_text, write_atomic
+from .files import write_atomic
+from .intake import read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +73,11 @@ class Trace:
     @classmethod
     def load(cls, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
         """Read what `save` wrote; the run's settings, which say how often it was evaluated, lie elsewhere."""
-        text = read_text(path)
+        return cls.from_csv(read_text(path), path, eval_every, diverged)
+
+    @classmethod
+    def from_csv(cls, text: str, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
+        """The trace of a CSV text; the path is for the message of an error."""
         try:
             return cls.from_rows(_parse(text), eval_every, diverged)
         except InputError as error:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from grid import LocalGrid
 
 import fedsso
@@ -250,16 +253,96 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Pa
     assert strategy.trace["round"].tolist() == [0]
     strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda k, _: MetricRecord({"loss": float(k)}))
     assert strategy.trace["test_loss"][-2] == 2.0  # the row of round 2 is there again
-    tensors = checkpoint.load(tmp_path / "checkpoint.safetensors")
+    file, older = tmp_path / "checkpoint.safetensors", tmp_path / "checkpoint.previous.safetensors"
+    tensors = checkpoint.load(file)
     for spoilt in ({"about": None}, {"server.x": None}, {"model.b.bias": None}, {"about": torch.zeros(3)}):
         parts = {name: tensor for name, tensor in {**tensors, **spoilt}.items() if tensor is not None}
-        checkpoint.save(tmp_path / "checkpoint.safetensors", parts, "a run on Flower")
+        checkpoint.save(file, parts, "a run on Flower")
         with pytest.raises(fedsso.InputError):
             sso(checkpoint_dir=tmp_path).resume()
-    whole = (tmp_path / "checkpoint.safetensors").read_bytes()
-    (tmp_path / "checkpoint.safetensors").write_bytes(whole[:-20])
-    with pytest.raises(fedsso.InputError, match="not a whole checkpoint"):
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    older.unlink()
+    with pytest.raises(fedsso.InputError, match="is damaged"):
         sso(checkpoint_dir=tmp_path).resume()
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_round_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
+    file = tmp_path / "checkpoint.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    strategy = sso(checkpoint_dir=tmp_path)
+    arrays = strategy.resume()
+    assert arrays is not None
+    assert strategy.rounds_left(3) == 1
+    assert "the checkpoint before it is used" in caplog.text
+    again = strategy.start(federation(), arrays, num_rounds=1)
+    assert (vector(again.arrays) == vector(sso().start(federation(), initial(), num_rounds=3).arrays)).all()
+    assert (tmp_path / "checkpoint.damaged.safetensors").exists()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    """As for a file without read permission, which a test that runs as root cannot have."""
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    file = tmp_path / "checkpoint.safetensors"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(fedsso.InputError, match="cannot read") as error:
+        sso(checkpoint_dir=tmp_path).resume()
+    assert "damaged" not in str(error.value)
+    assert "delete" not in str(error.value)
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    """The second is refused while the first is under way, and leaves its files alone."""
+    told: list[str] = []
+
+    class Watched(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            half = tmp_path / ".checkpoint.safetensors.0123456789abcdef.tmp"
+            half.write_bytes(b"half a checkpoint of the first run")
+
+            def second() -> None:
+                try:
+                    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+                except fedsso.InputError as error:
+                    told.append(str(error))
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            thread.join()
+            assert half.exists()
+            half.unlink()
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Watched(app, [{"partition-id": i} for i in range(3)])
+    sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=1)
+    assert len(told) > 0
+    assert all(f"is being written by process {os.getpid()} on " in text for text in told)
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_loop_of_the_users_own_cannot_overwrite_a_run(tmp_path: Path) -> None:
+    class Own(FedSSO):
+        def start(self, *args: Any, **keywords: Any) -> Any:
+            return Strategy.start(self, *args, **keywords)
+
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(fedsso.InputError, match="holds a run already"):
+        Own(eta_l=ALPHA, local_steps=STEPS, checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    strategy = sso(checkpoint_dir=tmp_path)
+    other = ArrayRecord({**initial(), "c.weight": Array(np.zeros((2, 2), np.float32))})
+    with pytest.raises(fedsso.InputError, match=r"holds another network: its c\.weight is missing"):
+        strategy.resume(other)
+    assert strategy.resume(initial()) is not None
+    assert sso().resume(other) is other
 
 
 def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
@@ -279,10 +362,11 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
     result = strategy.start(federation(), arrays, num_rounds=3)  # type: ignore[arg-type]
     whole = sso().start(federation(), initial(), num_rounds=6)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
-    (tmp_path / ".0123456789abcdef.tmp").write_bytes(b"half a checkpoint")
+    (tmp_path / ".checkpoint.safetensors.0123456789abcdef.tmp").write_bytes(b"half a checkpoint")
     again = sso(checkpoint_dir=tmp_path)
     again.start(federation(), again.resume() or initial(), num_rounds=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.safetensors", "trace.csv"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["checkpoint.previous.safetensors", "checkpoint.safetensors", "trace.csv"]
 
 
 # ---- wrong use ----

@@ -30,7 +30,7 @@ from urllib.error import HTTPError
 
 from ..errors import InputError
 from ..files import write_atomic, write_then_rename
-from .packed import DAMAGE
+from ..intake import DAMAGE
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from ..files import read_bytes
-from .packed import opened
+from ..intake import read_bytes, read_npz, unpacked
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
@@ -61,23 +60,13 @@ def npz_colour(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1
 def _arrays(paths: Sequence[Path], shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Images of a shape in row-major order, and their labels."""
     (path,) = paths
-    x, y = _read_npz(path)
+    x, y = read_npz(path, ("x", "y")).values()
     if x.dtype != np.uint8 or x.ndim != len(shape) + 1 or x.shape[1:] != shape:
         need = ", ".join(map(str, ("rows", *shape)))
         raise InputError(f"{path}: x must be uint8 [{need}], got {x.dtype} {list(x.shape)}")
     if y.dtype.kind not in "iu" or y.shape != (len(x),):
         raise InputError(f"{path}: y must be integers [{len(x)}], one per image, got {y.dtype} {list(y.shape)}")
     return np.ascontiguousarray(x), y
-
-
-def _read_npz(path: Path) -> tuple[Array, Array]:
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return file["x"], file["y"]
-    except KeyError as error:
-        raise InputError(f"{path}: {error.args[0]}; need x and y") from None
-    except Exception as error:  # numpy and zipfile let through whatever damaged bytes lead to
-        raise InputError(f"{path}: cannot be read as .npz, {DAMAGED} ({error}): fetch it again") from None
 
 
 # --- idx -------------------------------------------------------------------------------------------------------------
@@ -127,7 +116,7 @@ def _idx(paths: Sequence[Path], labels: range) -> tuple[Array, Array]:
 def _read_idx(path: Path, magic: int, shape: tuple[int, ...], out: bytearray) -> int:
     """Append what an idx file holds to a buffer; the number of its items, which have this shape."""
     before = len(out)
-    with opened(path) as file:
+    with unpacked(path) as file:
         items = _header(path, file, magic, shape)
         size = items * math.prod(shape)
         while len(out) - before <= size and (block := file.read(BLOCK)):
@@ -272,7 +261,7 @@ def _untarred(path: Path) -> dict[str, bytes]:
     """The batches among an archive's files, by the last part of their name."""
     files: dict[str, bytes] = {}
     try:
-        with opened(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
+        with unpacked(path) as raw, tarfile.open(fileobj=raw, mode="r|") as archive:
             for member in archive:
                 name = member.name.rpartition("/")[2]
                 if member.isfile() and name.removesuffix(".bin") in CIFAR and (file := archive.extractfile(member)):

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of, unknown
-from ..files import read_text, user_path
-from .packed import content
+from ..intake import lines, read_text, user_path
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -362,8 +361,8 @@ class Sparse(NamedTuple):
 
 def _sparse(path: Path, most: int) -> Sparse:
     y, sizes, columns, values = array("d"), array("l"), array("l"), array("f")
-    for line, text in enumerate(content(path).decode("latin-1").split("\n"), start=1):
-        tokens = text.partition("#")[0].split()
+    for line, text in enumerate(lines(path), start=1):
+        tokens = text.decode("latin-1").partition("#")[0].split()
         if tokens:
             label, index, value = _line(tokens, most or LARGEST, f"{path}: line {line}")
             y.append(label)

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from ..errors import InputError, integer
-from ..files import read_text
+from ..intake import lines as packed_lines
+from ..intake import read_text
 from ..rng import key
-from .packed import lines as packed_lines
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]

@@ -1,7 +1,16 @@
-"""Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the settings."""
+"""Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the settings.
+
+The file is sealed (`fedsso.seal`) and carries the version of its form and the identity of the settings. The checkpoint
+before it stays beside it, and stands in for one that is damaged.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -10,29 +19,155 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from ..errors import InputError
-from ..files import read_bytes, write_atomic
+from ..errors import MOST, InputError
+from ..files import write_atomic
+from ..intake import Damaged, read_bytes
+from ..seal import BLANK, check, seal
+from ..tree import Tree, named_leaves, tree_map
+from ..version import __version__
 
-KEY = "fedsso.identity"
+log = logging.getLogger("fedsso")
+FORM = "2"  # of the file; the first form had no seal
+OLD_KEY = "fedsso.identity"  # the tensor in which the first form kept the identity
 
 
-def save(path: Path, tensors: dict[str, Tensor], identity: str) -> None:
-    """Write tensors and the identity of the settings they belong to."""
-    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}  # no shared memory
-    plain[KEY] = torch.frombuffer(bytearray(identity.encode()), dtype=torch.uint8)
-    write_atomic(path, serialise(plain))
+def save(path: Path, tensors: Mapping[str, Tensor], identity: str) -> None:
+    """Write tensors and the identity of the settings they belong to; the checkpoint before is kept."""
+    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    about = {"fedsso.form": FORM, "fedsso.version": __version__, "fedsso.identity": identity, "fedsso.seal": BLANK}
+    write_atomic(path, seal(serialise(plain, about)), keep=before(path))
+
+
+def before(path: Path) -> Path:
+    """Where the checkpoint before the newest one is kept."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a checkpoint: the newest, or at least the one before."""
+    return path.exists() or before(path).exists()
 
 
 def load(path: Path, identity: str | None = None) -> dict[str, Tensor]:
-    """Read what `save` wrote; refuses a damaged file and one that belongs to other settings."""
+    """Read what `save` wrote, or the checkpoint before it where the newest is damaged; refuses other settings'."""
+    return _newest_whole(path, identity)[0]
+
+
+def recover(path: Path, identity: str | None = None) -> dict[str, Tensor] | None:
+    """As `load`, for a run that goes on; None where nothing is whole, and the run begins again.
+
+    A damaged checkpoint is put aside, so that it never takes the place of a good one.
+    """
+    tensors, used = None, before(path)
     try:
-        tensors = parse(read_bytes(path))
-        found = bytes(tensors.pop(KEY).tolist()).decode()
-    except (SafetensorError, KeyError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to start the run again") from error
+        tensors, used = _newest_whole(path, identity)
+    except Damaged as damage:
+        log.warning("%s; the run begins again", damage)
+    if used != path and path.is_file():
+        os.replace(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
+    return tensors
+
+
+def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], Path]:
+    """The tensors of the newest checkpoint that is not damaged, and the file that they come from."""
+    try:
+        return _read(path, identity), path
+    except Damaged as damage:
+        with suppress(Damaged):
+            tensors = _read(before(path), identity)
+            log.warning("%s; the checkpoint before it is used", damage)
+            return tensors, before(path)
+        raise Damaged(f"{damage}, and there is no whole checkpoint before it") from damage
+
+
+def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
+    """One file's tensors."""
+    if not path.exists():
+        raise Damaged(f"{path} is not there")
+    data = read_bytes(path, "checkpoint")
+    sealed = check(data)
+    if sealed is False:
+        raise Damaged(f"{path} is damaged: its checksum is not that of its content")
+    try:
+        tensors = parse(data)
+        found = _identity(data, tensors, sealed is True)
+    except (SafetensorError, LookupError, ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is not a whole checkpoint") from error
     if identity is not None and found != identity:
         raise InputError(
             f"{path} belongs to other settings (identity {found[:12]}, these have {identity[:12]}); "
             "use its own spec.toml or another folder"
         )
     return tensors
+
+
+def _identity(data: bytes, tensors: dict[str, Tensor], sealed: bool) -> str:
+    """The identity of the settings; that of a file of the first form is a tensor, which is taken out."""
+    if not sealed:
+        return text_of(tensors.pop(OLD_KEY))
+    size = int.from_bytes(data[:8], "little")
+    about = json.loads(data[8 : 8 + size])["__metadata__"]
+    return str(about["fedsso.identity"])
+
+
+class Reader:
+    """Takes tensors out of a checkpoint, each checked against what the run expects."""
+
+    def __init__(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
+        self.saved = saved
+        self.device = device
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The tensor of that name, which must have this shape and type."""
+        if name not in self.saved:
+            raise Damaged(f"the checkpoint lacks {name}: another version of fedsso wrote it")
+        found = self.saved[name]
+        if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
+            raise Damaged(
+                f"the checkpoint's {name} is {found.dtype} of shape {tuple(found.shape)}, this run's is {dtype} of "
+                f"shape {tuple(shape)}"
+            )
+        return found.to(self.device)
+
+    def like(self, name: str, own: Tensor) -> Tensor:
+        """The tensor of that name, which must look like the run's own."""
+        return self.tensor(name, own.shape, own.dtype)
+
+    def tree(self, name: str, own: Tree) -> Tree:
+        """The tree of that name, which must look like the run's own."""
+        parts = iter([self.like(n, leaf) for n, leaf in named_leaves(own, name)])
+        return tree_map(lambda _: next(parts), own)
+
+    def numbers(self, name: str, axes: int) -> Tensor:
+        """The tensor of that name, which must have so many axes and hold finite numbers."""
+        found = self.saved.get(name)
+        if found is None or found.dim() != axes or not found.is_floating_point() or not found.isfinite().all():
+            raise Damaged(f"the checkpoint's {name} must hold finite numbers along {axes} axes")
+        return found.to(self.device)
+
+    def count(self, name: str) -> int:
+        """A whole number from 0 on."""
+        found = int(self.tensor(name, (), torch.int64))
+        if not 0 <= found <= MOST:
+            raise Damaged(f"the checkpoint's {name} is {found}, it must lie between 0 and {MOST}")
+        return found
+
+    def contents(self, name: str, *kinds: str) -> list[list[str]]:
+        """The lists of names of these kinds that a text tensor holds as JSON."""
+        if name not in self.saved:
+            raise Damaged(f"the checkpoint lacks {name}: another version of fedsso wrote it")
+        try:
+            found = json.loads(text_of(self.saved[name]))
+            return [[str(one) for one in found[kind]] for kind in kinds]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise Damaged(f"the checkpoint's {name} cannot be read") from error
+
+
+def of_text(text: str) -> Tensor:
+    """A text as a tensor of bytes."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def text_of(tensor: Tensor) -> str:
+    """The text that such a tensor holds."""
+    return bytes(tensor.tolist()).decode()

@@ -8,9 +8,10 @@ Two buffers are written in place and named so: the gather buffers of `gather.py`
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,9 +23,11 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm, Cohort, Phase
 from ..data import Federation
 from ..errors import InputError
+from ..intake import Damaged
 from ..losses import RowLoss
 from ..objective import Layout, buffers_of, objective, ravel
 from ..tree import Tree, named_leaves, stack, tree_map
+from .checkpoint import Reader, of_text
 from .evaluate import Evaluator, Rows
 from .gather import BUDGET, Chunk, Gather
 from .ledger import Ledger
@@ -286,35 +289,32 @@ class Simulation:
         out |= {f"errors.{name}": e for name, e in self.errors.items()}
         out["position"] = torch.from_numpy(self.position)
         out["k"] = torch.tensor(self.k)
-        for name in dict.fromkeys(n for row in self.rows for n in row):
+        names = list(dict.fromkeys(n for row in self.rows for n in row))
+        for name in names:
             column = [row.get(name, self._all(torch.nan)) for row in self.rows]
             out[f"rows.{name}"] = torch.stack(column)
+        out["contents"] = of_text(json.dumps({"rows": names, "errors": list(self.errors)}))  # in their order
         return out
 
-    def restore(self, saved: dict[str, Tensor]) -> None:
-        """Go on from `state()`; the caller has checked that it belongs to the same settings."""
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from `state()`; the caller has checked that it belongs to the same settings.
 
-        def load(tree: Tree, name: str) -> Tree:
-            parts = iter([saved[n].to(self.job.device) for n, _ in named_leaves(tree, name)])
-            return tree_map(lambda _: next(parts), tree)
-
-        def table(name: str) -> dict[str, Tensor]:
-            return {n.removeprefix(name): v.to(self.job.device) for n, v in saved.items() if n.startswith(name)}
-
-        missing = [n for name in STATE for n, _ in named_leaves(getattr(self, name), name) if n not in saved]
-        if missing:
-            raise InputError(
-                f"the checkpoint lacks {', '.join(missing)}: another version of fedsso wrote it; go on with that one, "
-                "or start again in another folder"
-            )
-        for name in STATE:
-            setattr(self, name, load(getattr(self, name), name))
-        self.own = list(self.own)
-        self.errors = table("errors.")
-        self.position = saved["position"].numpy().copy()
-        self.k = int(saved["k"])
-        columns = table("rows.")
-        self.rows = [{n: v[i] for n, v in columns.items()} for i in range(self.k + 1)]
+        Nothing is used before shapes, types and numbers are found to be those of this run.
+        """
+        read = Reader(saved, self.job.device)
+        k = read.count("k")
+        columns, lossy = read.contents("contents", "rows", "errors")
+        rows = {n: read.tensor(f"rows.{n}", (k + 1, self.trials), torch.float64) for n in columns}
+        lost = torch.empty(self.trials, self.uplink.width, dtype=self.job.dtype)
+        errors = {n: read.like(f"errors.{n}", lost) for n in lossy}
+        position = read.tensor("position", (self.fed.clients,), torch.int64)
+        state = {name: read.tree(name, getattr(self, name)) for name in STATE}
+        models = self.models(state["server"], state["own"])
+        if not (models.isfinite().all() and state["buffers"].isfinite().all() and (position >= 0).all()):
+            raise Damaged("the checkpoint's model is not finite, or a count is negative")
+        vars(self).update(state, own=list(state["own"]), errors=errors, k=k)
+        self.position = position.cpu().numpy().copy()
+        self.rows = [{n: column[i] for n, column in rows.items()} for i in range(k + 1)]
 
 
 def _gathered(own: Sequence[Tree]) -> Tree:

@@ -1,11 +1,14 @@
-"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and trace.csv."""
+"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and trace.csv.
+
+The checkpoint of the round before stays beside it, and stands in for a damaged one. One run at a time holds the folder.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +16,11 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from ..engine import checkpoint
+from ..engine.checkpoint import of_text, text_of
 from ..errors import InputError
-from ..files import check_writable, user_path
+from ..files import check_writable, remove_leftovers
+from ..intake import Damaged, user_path
+from ..lock import Lock
 from ..trace import Trace
 from .wire import arrays_of
 
@@ -35,39 +41,68 @@ class Folder:
     def __init__(self, path: str | Path, settings: str) -> None:
         self.path, self.settings = user_path("checkpoint_dir", path).absolute(), settings
         self.file, self.trace = self.path / "checkpoint.safetensors", self.path / "trace.csv"
+        self._lock: Lock | None = None
 
-    def check(self, fresh: bool) -> None:
-        """Refuse a folder that cannot be written, and to overwrite a run that was not resumed."""
+    def claim(self, fresh: bool) -> None:
+        """Hold the folder from now on; refuses one that cannot be written or that another run holds, and to overwrite
+        a run that was not resumed."""
+        if self._lock is not None:
+            return
         check_writable(self.path)
-        for left in self.path.glob(".*.tmp"):  # by a process that was killed while it wrote
-            left.unlink(missing_ok=True)
-        if fresh and self.file.exists():
-            raise InputError(
-                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
-                "or another checkpoint_dir"
-            )
+        lock = Lock(self.path)
+        lock.acquire()
+        try:
+            self._tidy(fresh)
+        except InputError:
+            lock.release()
+            raise
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let other runs have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _tidy(self, fresh: bool) -> None:
+        for path in (self.file, self.trace):
+            remove_leftovers(path)
+        if not checkpoint.exists(self.file):
+            return
+        if not fresh:
+            checkpoint.recover(self.file)  # puts a damaged one aside
+            return
+        raise InputError(
+            f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
+            "or another checkpoint_dir"
+        )
 
     def save(self, run: Saved, trace: Trace) -> None:
         """Write the trace, then the checkpoint: so there is a row for every round that the checkpoint counts."""
         about = json.dumps({"settings": self.settings, "round": run.k, "names": list(run.arrays)})
         model = {f"{MODEL}{name}": torch.from_numpy(np.array(a)) for name, a in arrays_of(run.arrays).items()}
         trace.save(self.trace)
-        tensors = {**run.tensors, **model, ABOUT: torch.frombuffer(bytearray(about.encode()), dtype=torch.uint8)}
+        tensors = {**run.tensors, **model, ABOUT: of_text(about)}
         checkpoint.save(self.file, tensors, KIND)
 
     def load(self) -> Saved | None:
         """The last complete round; None if there is none."""
-        if not self.file.exists():
+        if not checkpoint.exists(self.file):
             return None
         try:
-            about, tensors = self._parts()
+            tensors = checkpoint.load(self.file)
+            about = json.loads(text_of(tensors.pop(ABOUT)))
             arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
             k, settings = int(about["round"]), str(about["settings"])
             if k < 1:
                 raise ValueError(f"round {k}")
+        except Damaged as damage:
+            raise InputError(f"{damage}; restore it from a copy, or give another checkpoint_dir") from damage
         except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):  # it cannot be read: that says nothing of what is in it
+                raise
             raise InputError(
-                f"{self.file} is not a whole checkpoint of a run on Flower ({error}); give another checkpoint_dir"
+                f"{self.file} is not a checkpoint of a run on Flower ({error}); give another checkpoint_dir"
             ) from error
         if settings != self.settings:
             raise InputError(
@@ -75,8 +110,3 @@ class Folder:
                 "Use the same or another checkpoint_dir"
             )
         return Saved(k, arrays, tensors)
-
-    def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the file tells of itself, and its tensors."""
-        tensors = checkpoint.load(self.file)
-        return json.loads(bytes(tensors.pop(ABOUT).tolist())), tensors

@@ -19,6 +19,7 @@ from .folder import Folder, Saved
 from .journal import Journal
 from .privacy import chain
 from .screen import screen, tell
+from .wire import arrays_of
 
 log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -43,18 +44,22 @@ class Recorded(Strategy):
     def _restore(self, saved: Saved) -> None:
         """Take over the state of a checkpoint."""
 
-    def resume(self) -> ArrayRecord | None:
-        """The model of the last complete round, with everything else restored; None without a checkpoint."""
-        if self.folder is None:
-            return None
-        saved = self.folder.load()
-        if saved is None:
-            log.info("%s: no checkpoint in %s, it starts with round 1", self.name, self.folder.path)
-            return None
+    def resume(self, initial_arrays: ArrayRecord | None = None) -> ArrayRecord | None:
+        """The model of the last complete round, with everything else restored; `initial_arrays` without a checkpoint.
+
+        Give the network's own arrays, and a checkpoint of another network is refused.
+        """
+        saved = None if self.folder is None else self.folder.load()
+        if self.folder is None or saved is None:
+            log.info("%s: there is no checkpoint, it starts with round 1", self.name)
+            return initial_arrays
+        _check_same_network(self.folder.file, saved.arrays, initial_arrays)
         try:
             self._restore(saved)
         except (KeyError, TypeError, IndexError, RuntimeError) as error:
-            raise InputError(f"{self.folder.file} is not a whole checkpoint ({error}); give another folder") from error
+            raise InputError(
+                f"{self.folder.file} does not hold the state of this strategy ({error}); give another checkpoint_dir"
+            ) from error
         self.k = self._before = saved.k
         self.journal.restore(saved.k, self.folder.trace)
         log.info("%s goes on after round %d (%s)", self.name, saved.k, self.folder.path)
@@ -85,11 +90,14 @@ class Recorded(Strategy):
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run the rounds; a resumed run counts on, also towards clients and evaluate_fn."""
-        if self.folder is not None:
-            self.folder.check(fresh=self.k == 0)
         self._before, self.moved, self._timeout = self.k, False, timeout
         central = None if evaluate_fn is None else self._recorded(evaluate_fn)
-        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
+        try:
+            self._claim()
+            result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
+        finally:
+            if self.folder is not None:
+                self.folder.release()
         if not len(result.arrays):  # no round, or none that moved the model
             result.arrays = initial_arrays
         if num_rounds > 0 and not self.moved:
@@ -98,10 +106,16 @@ class Recorded(Strategy):
             log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
         return result
 
+    def _claim(self) -> None:
+        """Hold the folder, whoever calls the rounds: `start`, or a loop of the user's own."""
+        if self.folder is not None:
+            self.folder.claim(fresh=self.k == 0)
+
     def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
         """Round k is over: say so if it kept the model, and put everything on the disk."""
         if reason:
             log.warning("%s: round %d keeps the model: %s", self.name, k, reason)
+        self._claim()
         self.k, self.moved = k, self.moved or not reason
         if self.folder is not None:
             self.folder.save(saved(), self.trace)
@@ -148,6 +162,24 @@ class Recorded(Strategy):
         self.journal.evaluated(k, metrics)
         if self.folder is not None and self.k:
             self.trace.save(self.folder.trace)
+
+
+def _check_same_network(path: Path, saved: ArrayRecord, own: ArrayRecord | None) -> None:
+    """Refuse a checkpoint of another network than the one given."""
+    if own is None:
+        return
+    held, given = ({n: (a.shape, a.dtype) for n, a in arrays_of(arrays).items()} for arrays in (saved, own))
+    differ = [name for name in {**held, **given} if held.get(name) != given.get(name)]
+    if differ:
+        name = differ[0]
+        raise InputError(
+            f"{path} holds another network: its {name} is {_kind(held.get(name))}, that of the network given is "
+            f"{_kind(given.get(name))}; use the same network or another checkpoint_dir"
+        )
+
+
+def _kind(array: tuple[tuple[int, ...], object] | None) -> str:
+    return "missing" if array is None else f"{array[1]} of shape {array[0]}"
 
 
 def of(strategy: Strategy, name: str, default: Any) -> Any:
