@@ -82,7 +82,7 @@ def reference(folder: Path, target: Target) -> Reference:
 
 
 def copied(folder: Path, target: Target, place: Path) -> Path:
-    """A folder of its own with what the reader needs; always of the same name, which reports tell."""
+    """A folder of its own with what the reader needs; its name is always the same, for reports."""
     work = place / "w"
     (work / target.copied).parent.mkdir(parents=True)
     if (folder / target.copied).is_dir():

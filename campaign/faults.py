@@ -1,4 +1,4 @@
-"""Stands between a process and its files: each step that changes one is counted, refused, or the last.
+"""Stands between a process and its files: a step that changes one is counted, refused or the last.
 
 Real files are written by real calls. What is replaced are the functions of `os` and `io` that lead
 there, in a process of the campaign, which ends with them.

@@ -1,4 +1,4 @@
-"""Work that is worth interrupting: commands and calls that write a folder, and what completes them."""
+"""Work worth interrupting: commands and calls that write a folder, and what completes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage that keeps the form of files of tensors: safetensors, npz, pickles; and headers that lie."""
+"""Damage that keeps the form of a file of tensors, and headers that lie."""
 
 from __future__ import annotations
 
