@@ -45,7 +45,7 @@ def reference(scene: Scene) -> Reference:
         if ended.code or ended.error:
             raise RuntimeError(f"{scene.name} fails undisturbed: {ended.error or ended.said}")
         steps, value = ended.value
-        return Reference(_seen(out, value), steps, _kept(log), ended.seconds)
+        return Reference(read_outcome(out, value), steps, _kept(log), ended.seconds)
 
 
 def _watched(work: Callable[[Path], Any], out: Path, act: Act, log: Path) -> tuple[int, Any]:
@@ -54,7 +54,7 @@ def _watched(work: Callable[[Path], Any], out: Path, act: Act, log: Path) -> tup
     return files.count, value
 
 
-def _seen(out: Path, value: Any) -> dict[str, Any]:
+def read_outcome(out: Path, value: Any) -> dict[str, Any]:
     """The outcome, read by a process of its own."""
     ended = forked(partial(outcome, out), PATIENCE)
     if ended.code or ended.error:
@@ -151,7 +151,7 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
     if ended.code:
         return v.LOST, f"completing it ends with {ended.code}: {ended.said[-300:]}"
     try:
-        found = _seen(out, ended.value[1])
+        found = read_outcome(out, ended.value[1])
     except RuntimeError as error:
         return v.LOST, str(error)
     other = difference(found, known.outcome, scene.rounding)
