@@ -1,4 +1,4 @@
-"""Faults of the machine and of its user: full and read-only disks, signals, two writers and more."""
+"""Faults of the machine and of its user: full or read-only disks, signals, two writers and more."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _guarded(place: Path) -> Found | None:
     """Make it possible to write-protect a folder; why not, where it is not."""
     try:
         mounts.separate()
-        mounts.read_only(place, on=False)
+        mounts.bind(place)
     except mounts.NotAllowed as error:
         return v.SKIPPED, str(error)
     return None

@@ -28,10 +28,13 @@ def small(folder: Path, size: int, again: bool = False) -> None:
     _mount("tmpfs", folder, REMOUNT if again else 0, "tmpfs", f"size={size}")
 
 
+def bind(folder: Path) -> None:
+    """Make a folder a mount, which `read_only` can change."""
+    _mount(str(folder), folder, BIND)
+
+
 def read_only(folder: Path, on: bool = True) -> None:
-    """Let nobody write below a folder, or everybody again."""
-    if not os.path.ismount(folder):
-        _mount(str(folder), folder, BIND)
+    """Let nobody write below a mount, or everybody again."""
     _mount("none", folder, BIND | REMOUNT | (RDONLY if on else 0))
 
 
