@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import random
@@ -19,7 +20,7 @@ import fedsso
 
 from . import mounts
 from . import verdict as v
-from .faults import Act, Files, full_from
+from .faults import Act, Files, fails_from
 from .forks import Child, Ending, forked
 from .kills import PATIENCE, Reference, read_outcome, reference
 from .outcome import difference, litter
@@ -31,6 +32,12 @@ PART = "environment"
 COMMANDS = ("run", "compare", "sweep", "paper")  # those that are stopped by a key
 Found = tuple[str, str]  # verdict, and what was seen
 FINE: Found = (v.RIGHT, "")
+REASONS = {"disk full": errno.ENOSPC, "disk broken": errno.EIO, "disk write-protected": errno.EROFS}
+REFUSED = {
+    "disk full": ("run", "sweep", "flower", "compare", "simulate", "python sweep"),
+    "disk broken": ("run", "flower"),
+    "disk write-protected": ("run", "flower"),
+}
 SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)  # bytes of a disk, or of the largest file
 
 
@@ -59,16 +66,11 @@ def _spread(trials: Sequence[Trial]) -> list[Trial]:
 
 def _trials(seed: int) -> Iterator[Trial]:
     draw = random.Random(f"{seed} {PART}")
-    for name in ("run", "sweep", "flower"):
-        for step in range(1, _known(name).steps + 1):
-            yield Trial("disk full", f"{name}, from step {step} on", partial(_full, name, step))
-    for name in ("compare", "simulate", "python sweep"):
-        for step in range(draw.randint(1, 4), _known(name).steps + 1, 4):
-            yield Trial("disk full", f"{name}, from step {step} on", partial(_full, name, step))
+    yield from _disk_trials(draw)
     for size in SIZES:
         yield Trial("small disk", f"run on {size >> 10} kB", partial(_small_disk, size))
         yield Trial("small disk", f"files of at most {size >> 10} kB", partial(_small_files, size))
-    yield from _read_only_trials(draw)
+    yield from _read_only_trials()
     for name in ("run", "sweep", "flower", "compare"):
         for step in sorted(draw.sample(range(1, _known(name).steps + 1), 4)):
             yield Trial("folder removed", f"{name}, at step {step}", partial(_removed, name, step))
@@ -80,6 +82,15 @@ def _trials(seed: int) -> Iterator[Trial]:
         yield Trial("surroundings", name, partial(_surrounded, name))
     for name in OUTPUTS:
         yield Trial("output", name, partial(_output, name))
+
+
+def _disk_trials(draw: random.Random) -> Iterator[Trial]:
+    """Full at every write of some scenes, and at some of the others; broken, or write-protected."""
+    for what, why in REASONS.items():
+        for name in REFUSED[what]:
+            stride = 1 if what == "disk full" and name in ("run", "sweep", "flower") else 5
+            for step in range(draw.randint(1, stride), _known(name).steps + 1, stride):
+                yield Trial(what, f"{name}, from step {step} on", partial(_fails, name, step, why))
 
 
 def _case(number: int, trial: Trial) -> Result:
@@ -149,10 +160,10 @@ def _begun(scene: Scene, out: Path, act: Act) -> Any:
 # ---- disks ----
 
 
-def _full(name: str, step: int, place: Path) -> Found:
+def _fails(name: str, step: int, why: int, place: Path) -> Found:
     """A refusal; or an end as usual, where all that mattered was written."""
     scene, out = SCENES[name], place / "out"
-    ended = forked(partial(_begun, scene, out, full_from(step)), PATIENCE)
+    ended = forked(partial(_begun, scene, out, fails_from(step, why)), PATIENCE)
     return _then(_told(ended, (0, 2)), lambda: _completed(scene, out))
 
 
@@ -184,7 +195,7 @@ def _small_disk(size: int, place: Path) -> Found:
     return _then(first, lambda: _completed(scene, out))
 
 
-def _read_only_trials(draw: random.Random) -> Iterator[Trial]:
+def _read_only_trials() -> Iterator[Trial]:
     yield Trial("read-only disk", "run begins", _read_only_begin)
     yield Trial("read-only disk", "a killed run is resumed", _read_only_resume)
     yield Trial("read-only disk", "a finished run is read", _read_only_read)
@@ -254,22 +265,6 @@ def _file_for_folder(place: Path) -> Found:
     if out.read_text() != "mine":
         return v.LOST, "the file was overwritten"
     return found
-
-
-def _turns(name: str, step: int, place: Path) -> Found:
-    """The disk becomes read-only while the work is under way."""
-    scene, out = SCENES[name], place / "out"
-    skipped = _guarded(place)
-    if skipped:
-        return skipped
-
-    def act(number: int, _kind: str) -> None:
-        if number == step:
-            mounts.read_only(place)
-
-    first = _told(forked(partial(_begun, scene, out, act), PATIENCE), (0, 2))
-    mounts.read_only(place, on=False)
-    return _then(first, lambda: _completed(scene, out))
 
 
 def _die_after(name: str, out: Path) -> Act:

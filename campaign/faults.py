@@ -19,6 +19,7 @@ Act = Callable[[int, str], None]
 """Called before each step with its number, from 1, and its kind."""
 
 SPACE = ("open", "write", "fsync", "mkdir", "link")  # the steps that a full disk refuses
+EVERY = (*SPACE, "replace", "unlink")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -134,11 +135,12 @@ def die_at(wanted: int) -> Act:
     return act
 
 
-def full_from(wanted: int) -> Act:
-    """From this step on the disk is full."""
+def fails_from(wanted: int, why: int) -> Act:
+    """From this step on the disk refuses: it is full, cannot be written, or is broken."""
+    refused = SPACE if why == errno.ENOSPC else EVERY
 
     def act(number: int, kind: str) -> None:
-        if number >= wanted and kind in SPACE:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if number >= wanted and kind in refused:
+            raise OSError(why, os.strerror(why))
 
     return act
