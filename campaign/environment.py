@@ -200,11 +200,6 @@ def _read_only_trials() -> Iterator[Trial]:
     yield Trial("read-only disk", "a killed run is resumed", _read_only_resume)
     yield Trial("read-only disk", "a finished run is read", _read_only_read)
     yield Trial("read-only disk", "a file in place of the folder", _file_for_folder)
-    for name in ("run", "sweep", "flower"):
-        for step in sorted(draw.sample(range(1, _known(name).steps + 1), 3)):
-            yield Trial(
-                "read-only disk", f"{name}, from step {step} on", partial(_turns, name, step)
-            )
 
 
 def _guarded(place: Path) -> Found | None:

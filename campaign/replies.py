@@ -66,13 +66,16 @@ def strategies() -> dict[str, Callable[[], Any]]:
     made: dict[str, Callable[[], Any]] = {"FedSSO": partial(alone, **QUIET)}
     for name in INSIDE:
         inner = partial(getattr(flower, name), **QUIET, **extra.get(name, {}))
-        made[f"FedSSO of {name}"] = lambda inner=inner: alone(inner=inner())
+        made[f"FedSSO of {name}"] = partial(_around, alone, inner)
     for name in ALGORITHMS:
-        alpha = {"alpha": 0.05} if name == "fedsso" else {}
-        made[f"PhasedStrategy {name}"] = partial(
-            PhasedStrategy, name, local_steps=3, **alpha, **QUIET
-        )
+        alpha: dict[str, Any] = {"alpha": 0.05} if name == "fedsso" else {}
+        phased = partial(PhasedStrategy, name, local_steps=3, **alpha, **QUIET)
+        made[f"PhasedStrategy {name}"] = phased
     return made
+
+
+def _around(outer: Callable[..., Any], inner: Callable[[], Any]) -> Any:
+    return outer(inner=inner())
 
 
 def cases(_folder: Path, seed: int, quick: bool) -> list[Case]:
@@ -150,7 +153,8 @@ def _judge(effect: str, ended: Ending, known: Known) -> tuple[str, str]:
 def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     """The largest difference between two models; counts aside."""
     pairs = [(a["model"][key], b["model"][key]) for key in a["model"] if "num_" not in key]
-    return max(abs(x - y) for one, other in pairs for x, y in zip(one, other, strict=True))
+    apart = [abs(x - y) for one, other in pairs for x, y in zip(one, other, strict=True)]
+    return float(max(apart))
 
 
 def _bounded(found: dict[str, Any], known: Known) -> tuple[str, str]:

@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, ROUNDS, EVERY = 3, 12, 3
 DATA = ("--dataset", "digits", "--clients", CLIENTS)
 FLOWER_ROUNDS = 6
+LATE = (
+    *("sklearn.datasets", "pandas", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
+    *("torch._dynamo", "fedsso.flower"),
+)
+"""What is imported only when it is used."""
 ROUNDING = 1e-6  # trials that go on in another batch than they began in agree to rounding
 
 
@@ -184,12 +189,6 @@ JOBS = Scene(
 
 def preload() -> None:
     """Import once what every case would import for itself."""
-    for name in (
-        "sklearn.datasets",
-        "matplotlib.pyplot",
-        "matplotlib.backends.backend_agg",
-        "pandas",
-    ):
+    for name in LATE:
         import_module(name)
     flower_tests()
-    import_module("fedsso.flower")
