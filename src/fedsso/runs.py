@@ -264,15 +264,13 @@ def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
     A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to run them.
     """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
-    nan = torch.full_like(simulation.first_loss, torch.nan)
-    names = dict.fromkeys(n for row in rows for n in row)
-    table = {n: torch.stack([row.get(n, nan) for row in rows]).cpu().numpy() for n in names}
+    table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}
     out = []
     for t, (spec, ended) in enumerate(zip(specs, simulation.ended.tolist(), strict=True)):
         length = len(rows) if ended < 0 else ended + 1
         if diverged[t]:
             length = spec.options["rounds"] + 1 if simulation.finished else len(rows)
-        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *names))}
+        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *table))}
         columns |= {
             "trial": np.full(length, spec.trial),
             "seed": np.full(length, spec.seed),

@@ -108,6 +108,7 @@ class Simulation:
         self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
         self.k = 0
+        self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
         self.start_loss = self.rows[0]["test_loss"]
         if not len(self.fed.test_rows):
@@ -289,12 +290,30 @@ class Simulation:
         out |= {f"errors.{name}": e for name, e in self.errors.items()}
         out["position"] = torch.from_numpy(self.position)
         out["k"] = torch.tensor(self.k)
-        names = list(dict.fromkeys(n for row in self.rows for n in row))
-        for name in names:
-            column = [row.get(name, self._all(torch.nan)) for row in self.rows]
-            out[f"rows.{name}"] = torch.stack(column)
-        out["contents"] = of_text(json.dumps({"rows": names, "errors": list(self.errors)}))  # in their order
+        columns = self.columns()
+        out |= {f"rows.{name}": column for name, column in columns.items()}
+        out["contents"] = of_text(json.dumps({"rows": list(columns), "errors": list(self.errors)}))  # in their order
         return out
+
+    def columns(self) -> dict[str, Tensor]:
+        """The rows so far as columns [rows, trials]; what a row does not have is NaN.
+
+        Columns are kept, and rows that came since the last call are put below them: with a checkpoint in every round
+        the work would otherwise grow with the square of the rounds.
+        """
+        old = self._columns
+        height = len(next(iter(old.values()), ()))
+        new = self.rows[height:]
+        if not new:
+            return dict(old)
+        nan = self._all(torch.nan)
+        grown = {}
+        for name in dict.fromkeys((*old, *(name for row in new for name in row))):
+            above = old.get(name, nan.expand(height, -1))
+            below = torch.stack([row.get(name, nan) for row in new])
+            grown[name] = torch.cat((above, below))
+        self._columns = grown  # at once, so that an interrupt leaves columns of one height
+        return dict(grown)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from `state()`; the caller has checked that it belongs to the same settings.
@@ -315,6 +334,7 @@ class Simulation:
         vars(self).update(state, own=list(state["own"]), errors=errors, k=k)
         self.position = position.cpu().numpy().copy()
         self.rows = [{n: column[i] for n, column in rows.items()} for i in range(k + 1)]
+        self._columns = rows
 
 
 def _gathered(own: Sequence[Tree]) -> Tree:
