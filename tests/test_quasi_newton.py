@@ -21,6 +21,7 @@ LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
 # share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)
 MILD = {"bfgs": 0.06, "dfp": 0.5}
 LOW_RANK = ("bfgs", "dfp")
+EPS = torch.finfo(torch.float64).eps
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
@@ -233,16 +234,59 @@ def test_float32_store_keeps_dfp_to_two_millionths() -> None:
     assert max(map(error, result.directions, explicit("dfp", triples)[0])) <= 2e-6
 
 
-@pytest.mark.parametrize("name", qn.FORMS)
+@pytest.mark.parametrize("name", [name for name in qn.FORMS if name != "bfgs-dense"])
 def test_secant_equation(name: str) -> None:
-    """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur."""
+    """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur.
+
+    These forms multiply by H and solve nothing. Rounding leaves n eps ||H|| ||y|| in H y, which is at most a thousand
+    times n eps ||H y|| for these pairs.
+    """
     seen = set()
     for k in range(1, 16):
         *before, (s, y, _) = sequence(12, k, seed=k)
         result = run(name, [*before, (s, y, y)], m=6)
         verdict = result.verdicts[-1]
         ratio = verdict.rho / verdict.cur if name.startswith("dfp") else verdict.cur / verdict.rho
-        assert error(result.directions[-1], (ratio * s).numpy()) <= 1e-8
+        assert error(result.directions[-1], (ratio * s).numpy()) <= 1e3 * len(s) * EPS
+        seen.add(bool(verdict.overridden))
+    assert seen == {True, False}
+
+
+class Secant(NamedTuple):
+    """The pair (s, y) enters B, and B x = y is solved, whose solution is x = (cur/rho) s."""
+
+    update: float  # residual of (cur/rho) s, over the size of the terms that make B
+    solution: float  # residual of x, over ||B|| ||x||
+    forward: float  # relative error of x
+    condition: float  # of B, with the size of those terms for ||B||
+
+
+def dense_secant(seed: int, k: int, d: int = 12) -> tuple[Secant, qn.Verdict]:
+    *before, (s, y, _) = sequence(d, k, seed)
+    form = qn.form("bfgs-dense", 1, 1)
+    old = run("bfgs-dense", before).state if before else form.init(s)
+    verdict = judge(s, y, LAM, LAMB)
+    (B,), x = form.step(old, s, y, y, verdict, k, False)
+    exact = verdict.cur / verdict.rho * s
+    size = torch.linalg.matrix_norm(old.matrix, 2) + y @ y / verdict.cur
+    update = (B @ exact - y).norm() / (size * exact.norm())
+    solution = (B @ x - y).norm() / (torch.linalg.matrix_norm(B, 2) * x.norm())
+    condition = size / torch.linalg.svdvals(B)[-1]
+    return Secant(float(update), float(solution), error(x, exact.numpy()), float(condition)), verdict
+
+
+def test_secant_equation_of_the_matrix_that_is_solved() -> None:
+    """Backward errors, which the condition of B does not touch.
+
+    The update adds three terms, none larger than ||B|| or ||y||^2/cur, so rounding leaves n eps of their size; an LU
+    solve leaves n eps ||B|| ||x||. The error of x itself is the condition of B times that.
+    """
+    seen = set()
+    for k in range(1, 16):
+        secant, verdict = dense_secant(seed=k, k=k)
+        assert secant.update <= 12 * EPS
+        assert secant.solution <= 12 * EPS
+        assert secant.forward <= 2 * 12 * EPS * secant.condition
         seen.add(bool(verdict.overridden))
     assert seen == {True, False}
 
