@@ -304,7 +304,7 @@ def test_secant_equation_of_the_matrix_that_is_solved() -> None:
 
 
 def test_the_dense_form_loses_the_digits_that_the_condition_of_its_matrix_takes() -> None:
-    """What docs/fedsso.md says of it: an error up to eps cond(B), where the form without a matrix has n eps/|cos(s, y)|.
+    """As docs/fedsso.md says: an error up to eps cond(B), where the form without a matrix has n eps/|cos(s, y)|.
 
     Of pairs with negative curvature B gets eigenvalues far below the rounding of its largest ones.
     """
