@@ -114,6 +114,19 @@ class Trace:
         values = self.evaluations(metric)[1][-last:]
         return float(values.mean()) if len(values) else float("nan")
 
+    def worse_than_start(self) -> str | None:
+        """A sentence for who should know that a run has ended, undiverged, with a larger loss than it began with.
+
+        Both losses must have grown, where both are known: a test loss grows alone where a good fit is overdone.
+        """
+        ends = {name: _ends(self[name]) for name in ("train_loss", "test_loss")}
+        known = {name: pair for name, pair in ends.items() if pair is not None}
+        if self.diverged is not None or not known or not all(last > first for first, last in known.values()):
+            return None
+        name, (first, last) = list(known.items())[-1]
+        shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"
+        return f"ended worse than it began: {shown}; standardise the columns, or take a smaller step"
+
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """Bytes of the whole federation, both ways, to the end of the first round that reaches the target."""
         hit = self.rounds_to(target, metric)
@@ -121,6 +134,12 @@ class Trace:
             return None
         spent = self["round"] <= hit
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
+
+
+def _ends(values: NDArray[Any]) -> tuple[float, float] | None:
+    """The first and the last of several numbers, NaN left out; None where there are not two."""
+    known = values[~np.isnan(values)]
+    return (float(known[0]), float(known[-1])) if len(known) > 1 else None
 
 
 def _check(columns: Mapping[str, NDArray[Any]]) -> None:
