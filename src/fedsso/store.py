@@ -96,7 +96,8 @@ def _checked(meta: Any) -> dict[str, Any]:
     """What is told of a trial, each of its type."""
     whole = {"version": __version__, **meta}
     good = all(type(whole[key]) is int for key in ("seed", "rounds", "eval_every")) and whole["rounds"] > 0
-    if not (good and isinstance(whole["identity"], str) and isinstance(whole["diverged"], int | None)):
+    good = good and all(isinstance(whole[key], str) for key in ("identity", "label", "version"))
+    if not (good and isinstance(whole["diverged"], int | None)):
         raise ValueError("a trial is described wrongly")
     return whole
 
@@ -131,6 +132,8 @@ def read(wanted: Sequence[Held]) -> list[Trace]:
 
 def _trace(one: Held, columns: Mapping[str, NDArray[Any]]) -> Trace:
     length = int(one.meta["rounds"])
+    if not columns or any(c.ndim != 2 or len(c) <= one.row or c.shape[1] < length for c in columns.values()):
+        raise ValueError(f"it tells of {length} rounds of trial {one.row}, and does not hold them")
     rows = {name: table[one.row, :length] for name, table in columns.items()}
     rows = {name: c if c.dtype == np.int64 else c.astype(np.float64) for name, c in rows.items()}
     index = {"trial": np.full(length, one.row), "seed": np.full(length, one.meta["seed"]), "round": np.arange(length)}
