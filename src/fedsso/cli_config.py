@@ -28,6 +28,7 @@ from .grids import grid, tried
 from .intake import read_toml, user_path
 from .models import MODELS
 from .options import DEFAULTS, DTYPES
+from .report_page import check_targets
 from .schedule import Decay
 
 
@@ -214,6 +215,7 @@ def check(raw: Mapping[str, Any], origin: str, base: type[Base]) -> Any:
         found = model(base).model_validate(raw)
     except ValidationError as error:
         raise InputError(f"{origin}: {_explain(error, raw, model(base))}") from None
+    check_targets(found.targets or ())
     for name in ("out", "init"):
         if getattr(found, name) is not None:
             user_path(name, getattr(found, name))

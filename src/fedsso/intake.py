@@ -141,7 +141,8 @@ def user_path(what: str, path: object) -> Path:
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
             return found  # something for the reader to find
-        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({why})") from None
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from .algorithms import ALGORITHMS
 from .data import Federation, datasets, load
 from .engine import checkpoint
-from .errors import InputError, number
+from .errors import InputError
 from .files import to_toml
 from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, read_toml, user_path, zip_archive
 from .report import Curve
@@ -214,7 +214,7 @@ def _holdings(feds: Sequence[Data], with_data: bool) -> tuple[list[Holding], lis
         try:
             one = holding(data.load())
         except InputError as error:
-            notes.append(f"{UNSEEN}: {error if data.named or not data.table else error.public}.")
+            notes.append(f"{UNSEEN}: {error if data.named or not data.table else error.kind}.")
         else:
             if one is not None and not any(np.array_equal(one.counts, other.counts) for other in found):
                 found.append(one)
@@ -332,7 +332,7 @@ def _listed(path: Path, pool: Pool) -> Groups:
     for row in read_csv(path):
         try:
             label, by, own = row["setting"], row["judged_by"], pool.get((row["setting"], int(row["seed"])), [])
-            ends, end = f"{row['last']} {row['diverged']}", float(row["final"])
+            ends, end = f"{row['last']} {row['diverged']}", _accuracy(row["final"], row["last"])
         except (KeyError, ValueError) as error:
             raise InputError(f"{path} is not the list of a sweep's trials ({error}); run the sweep again") from error
         found = next((t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends), None)
@@ -342,6 +342,16 @@ def _listed(path: Path, pool: Pool) -> Groups:
     if not groups:
         raise InputError(f"none of the trials that {path} lists are in {PARTS}; run the sweep again")
     return groups
+
+
+def _accuracy(final: str, last: str) -> float | None:
+    """The accuracy at the end; None where a model has none, which its last evaluation shows."""
+    if final == last == "nan":
+        return None
+    found = float(final)
+    if not 0 <= found <= 1:
+        raise ValueError(f"final must be an accuracy, got {final[:40]!r}")
+    return found
 
 
 def _unlisted(pool: Pool, held_out: bool) -> Groups:
@@ -385,10 +395,9 @@ def _target(path: Path, target: object) -> float:
     """A sweep's target, infinity where it has none."""
     if target is None:
         return math.inf
-    found = number(f"{path}: target", target)
-    if not 0 < found <= 1:
-        raise InputError(f"{path}: target must be an accuracy in (0, 1], got {found}; correct that line")
-    return found
+    if not isinstance(target, int | float) or not 0 < target <= 1:
+        raise InputError(f"{path}: target must be an accuracy in (0, 1], got {repr(target)[:40]}; correct that line")
+    return float(target)
 
 
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:

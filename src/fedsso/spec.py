@@ -105,8 +105,8 @@ class Spec:
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
             if data and not isinstance(data.get("name"), str):
                 raise InputError('this spec.toml is not one of a run: [data] must name its data set: dataset = "..."')
-            short = {str(k): v for k, v in inner["label"].items() if isinstance(v, str)}
-            if len(short) < len(inner["label"]):
+            short = inner["label"]
+            if not isinstance(short, dict) or not all(isinstance(value, str) for value in short.values()):
                 raise InputError("this spec.toml is not one of a run: record.label must be a table of texts")
             hyper = {f.name: table[algorithm].get(f.name) for f in fields_of(ALGORITHMS[algorithm])}
             if inner["version"] != __version__:
@@ -130,7 +130,7 @@ class Spec:
             fed = load(**self.data)
         except Unreadable as error:
             again = "fedsso.resume(folder, federation=fedsso.load(...))"
-            raise InputError(
+            raise Unreadable(
                 f"{error}. This run reads it there: put it back, or load it from elsewhere, in Python: {again}"
             ) from error
         if fed.digest() != self.digest:

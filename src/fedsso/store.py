@@ -134,6 +134,9 @@ def _trace(one: Held, columns: Mapping[str, NDArray[Any]]) -> Trace:
     length = int(one.meta["rounds"])
     if not columns or any(c.ndim != 2 or len(c) <= one.row or c.shape[1] < length for c in columns.values()):
         raise ValueError(f"it tells of {length} rounds of trial {one.row}, and does not hold them")
+    for name, column in columns.items():
+        if column.dtype not in ((np.int64,) if name in INTEGERS else (np.float32, np.float64)):
+            raise ValueError(f"it has {name} as {column.dtype}")
     rows = {name: table[one.row, :length] for name, table in columns.items()}
     rows = {name: c if c.dtype == np.int64 else c.astype(np.float64) for name, c in rows.items()}
     index = {"trial": np.full(length, one.row), "seed": np.full(length, one.meta["seed"]), "round": np.arange(length)}

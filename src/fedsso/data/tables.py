@@ -435,8 +435,8 @@ def _line(tokens: Sequence[str], most: int, where: str) -> tuple[float, list[int
             raise InputError(f"{where}: has feature {own} after {before}, expected indices from 1 in rising order")
     if index and index[-1] > most:
         raise InputError(f"{where}: has feature {index[-1]}, expected at most dim={most}")
-    if abs(label) > EXACT:
-        raise InputError(f"{where}: has a label beyond 2^53, where labels run together: number them from 0")
+    if abs(label) >= EXACT:
+        raise InputError(f"{where}: has a label of 2^53 or more, where labels run together: number them from 0")
     return label, index, [value for _, value in entries]
 
 
