@@ -81,7 +81,7 @@ class Limits:
     """Bytes that come out of a packed file, of which never more than a piece is in memory."""
     expansion: int = 100
     """How many times larger a packed file may become, beyond 64 MiB."""
-    rows: int = 1 << 24
+    rows: int = 1 << 23
     """Lines or rows of a table."""
     columns: int = 1 << 20
     """Columns of a table."""

@@ -262,10 +262,12 @@ def _table(records: Iterable[Record], columns: Mapping[str, int], width: int, ma
                 public=f"at least 1 row has {len(cells)} cells, expected {width}",
             )
         most.check("cells", len(rows) + len(columns), where, "numbers up to here")
-        wrong = next((name for name, i in columns.items() if not _fits(cells[i], marks)), None)
-        if wrong is not None:
-            raise _no_number(where, cells[columns[wrong]], wrong, marks, _count(left, columns[wrong], marks))
-        rows.extend(np.nan if cells[i] in marks else float(cells[i]) for i in columns.values())
+        try:
+            rows.extend([np.nan if cells[i] in marks else _finite(cells[i]) for i in columns.values()])
+        except ValueError:
+            name = next(name for name, i in columns.items() if not _fits(cells[i], marks))
+            count = _count(left, columns[name], marks)
+            raise _no_number(where, cells[columns[name]], name, marks, count) from None
     return np.frombuffer(rows).reshape(-1, len(columns))
 
 
@@ -403,11 +405,15 @@ def _sparse(path: Path, most: int) -> Sparse:
     y, sizes, columns, values = array("d"), array("i"), array("i"), array("f")
     bound = limits()
     for line, text in enumerate(lines(path), start=1):
+        if text == b"\n":
+            continue
         tokens = text.decode("latin-1").partition("#")[0].split()
         if tokens:
             label, index, value = _line(tokens, most or INT32, f"{path}: line {line}")
-            bound.check("columns", max(index, default=0), f"{path}: line {line}", "columns")
-            bound.check("cells", len(columns) + len(index), f"{path}: line {line}", "numbers up to here")
+            if index and index[-1] > bound.columns:
+                raise bound.beyond("columns", f"{path}: line {line}", f"has {index[-1]} columns")
+            if len(columns) + len(index) > bound.cells:
+                raise bound.beyond("cells", f"{path}: line {line}", f"has more than {bound.cells} numbers up to here")
             y.append(label)
             sizes.append(len(index))
             columns.extend(index)
