@@ -32,7 +32,7 @@ from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
 from .files import to_toml, write_atomic
-from .intake import Damaged, read_text
+from .intake import Damaged, inside, is_file, is_folder, read_text
 from .lock import Lock
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .spec import Spec
@@ -361,9 +361,9 @@ def load_runs(folder: str | Path) -> Runs:
 def run_folders(folder: str | Path) -> list[Path]:
     """The run folders at or directly below a folder, in order."""
     folder = Path(folder)
-    if (folder / SPEC).is_file():
+    if is_file(folder / SPEC):
         return [folder]
-    found = sorted(p.parent for p in folder.glob(f"*/{SPEC}"))
+    found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
     if not found:
         raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
     return found

@@ -233,7 +233,8 @@ class Simulation:
         trained = found.get("full_train_loss")
         if trained is None:
             trained = self._full_train_loss(self.models(new["server"], new["own"]), new["buffers"])
-        return ~doubtful | _within(trained, limit) & (tested.isfinite() | blind)
+        sound: Tensor = ~doubtful | _within(trained, limit) & (tested.isfinite() | blind)
+        return sound
 
     def _settle(self, under_way: _Round, k: int, sound: Tensor, last: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The new state where a trial is alive, and the row of the trace.
