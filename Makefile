@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-deploy test-frameworks browser check format bench robustness smoke docs site clean
+.PHONY: help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke docs site clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .venv/.complete: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -21,6 +21,12 @@ test: .venv/.complete  ## install and run the tests
 
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow
+
+test-kernels: .venv/.complete  ## the numerical tests under other CPU kernels and thread counts, as a table (an hour)
+	$(BIN)/python tests/kernels.py
+
+test-kernels-short: .venv/.complete  ## four of those settings, on the suites nearest to the arithmetic (minutes)
+	$(BIN)/python tests/kernels.py --short
 
 test-deploy: .venv/.complete  ## a real federation on this machine: SuperLink and SuperNodes over TLS, with authentication (minutes)
 	command -v openssl > /dev/null && command -v ssh-keygen > /dev/null || apt-get install --yes --quiet openssl openssh-client

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 
 from fedsso import Federation
@@ -14,6 +15,10 @@ from fedsso.data import quadratic
 
 SIZES = (23, 9, 5, 14, 31)
 MakeFederation = Callable[..., Federation]
+
+# the same examples on every machine and in every run, however slow
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def labelled(sizes: Sequence[int], dim: int, classes: int, weights: Sequence[float] | None = None) -> Federation:

@@ -269,18 +269,18 @@ def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
     for start in (1.0, 1.5, 0.75 * fedsso.FLATTEST, float(fedsso.FLATTEST)):
         one = torch.ones(len(thetas), 1, dtype=torch.float64)
         guard = fedsso.Guard(radius=3 * one, gamma=start * one, slope=2 * one, share=one, capped=(one > 0) & capped)
-        products = torch.zeros(len(thetas), 3, 3, dtype=torch.float64)
+        products, late = torch.zeros(len(thetas), 3, 3, dtype=torch.float64), torch.tensor(k > fedsso.EARLY)
         products[:, 0, 2] = 2 * torch.tensor(thetas, dtype=torch.float64)  # g^T s
-        found = fedsso._adapted(guard, products, 0.1, k)
+        found = fedsso._adapted(guard, products, 0.1, late)
         gammas = [start if capped else min(max(m * start, 1), fedsso.FLATTEST) for m in ms]
         assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         assert found.radius[:, 0].tolist() == pytest.approx([3 * (m if capped else min(m, 1)) for m in ms], rel=1e-12)
         assert torch.equal(found.slope, guard.slope)
         assert torch.equal(found.share, guard.share)
-        halved = fedsso._adapted(guard._replace(share=0.5 * one), products, 0.1, k)
+        halved = fedsso._adapted(guard._replace(share=0.5 * one), products, 0.1, late)
         gammas = [start if capped else min(max(0.5 * m * start, 1), fedsso.FLATTEST) for m in ms]
         assert halved.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
-        untold = fedsso._adapted(guard._replace(slope=0 * one), products, 0.1, k)  # there was no step yet
+        untold = fedsso._adapted(guard._replace(slope=0 * one), products, 0.1, late)  # there was no step yet
         assert torch.equal(untold.gamma, guard.gamma)
         assert torch.equal(untold.radius, guard.radius)
 

@@ -159,7 +159,8 @@ def test_stacked_equals_one_by_one(text: str, dtype: torch.dtype) -> None:
         for t in range(4):
             alone = there_and_back(text, v[i : i + 1, t : t + 1])
             off = (whole[i : i + 1, t : t + 1] - alone).norm() / alone.norm()
-            assert float(off) <= 10 * torch.finfo(dtype).eps
+            # an SVD of 9 columns leaves 9 eps in its values, and ten times that in vectors of values that lie near
+            assert float(off) <= 100 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(

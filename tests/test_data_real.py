@@ -53,23 +53,20 @@ MEASURE = """
 import json, resource, time
 import fedsso
 raw = 70000 * 784
-usage = lambda: resource.getrusage(resource.RUSAGE_SELF)
+usage = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fedsso.load("digits", clients=2)
-before, began = usage().ru_maxrss, usage()
+before = usage()
 fed = fedsso.load("mnist")
-after = usage()
-seconds = after.ru_utime + after.ru_stime - began.ru_utime - began.ru_stime
-print(json.dumps({"seconds": seconds, "ratio": (after.ru_maxrss - before) * 1024 / raw, "clients": fed.clients}))
+print(json.dumps({"ratio": (usage() - before) * 1024 / raw, "clients": fed.clients}))
 """
 
 
 @needs_data
-def test_mnist_loads_in_three_seconds_and_twice_its_bytes() -> None:
+def test_mnist_loads_in_twice_its_bytes() -> None:
     """In a process of its own: the most memory that this one has ever used would hide what loading takes."""
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["clients"] == 20
-    assert found["seconds"] < 3
     assert found["ratio"] < 2
 
 

@@ -194,7 +194,7 @@ def test_own_svmlight_files_by_name(tmp_path: Path) -> None:
     path.write_text("\n".join(f"{1 if i % 3 else -1} 1:{i} 3:0.5" for i in range(40)))
     fed = load("svmlight", files=[path], clients=4)
     assert (fed.clients, fed.sample_shape, fed.classes) == (4, (3,), 2)
-    with pytest.raises(InputError, match=r"mine.svm: line 1: has feature 3, expected at most 2"):
+    with pytest.raises(InputError, match=r"mine.svm: line 1: has feature 3, expected at most dim=2"):
         load("svmlight", files=path, dim=2)
 
 

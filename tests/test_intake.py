@@ -349,7 +349,7 @@ def test_a_long_list_of_contents_is_not_read() -> None:
     at = whole.rindex(b"PK\x05\x06")
     padded = bytes(whole[:at]) + bytes(5 << 20) + bytes(whole[at : at + 12])
     padded += (len(padded) - 12).to_bytes(4, "little") + (0).to_bytes(4, "little") + b"\0\0"
-    with pytest.raises(Damaged, match="list of contents"):
+    with pytest.raises(Damaged, match="it asks for"):
         parse_npz(padded, "here")
 
 

@@ -21,6 +21,7 @@ LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
 # share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)
 MILD = {"bfgs": 0.06, "dfp": 0.5}
 LOW_RANK = ("bfgs", "dfp")
+EPS = torch.finfo(torch.float64).eps
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
@@ -74,19 +75,24 @@ def rule(s: np.ndarray, y: np.ndarray, lam: float, Lam: float, dual: bool) -> tu
     return rho, rho if good else 2 * square / (lam + Lam)
 
 
-def explicit(
-    name: str, triples: list[Triple], lam: float = LAM, Lam: float = LAMB, gamma: float = 1.0
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """All directions by d x d matrices in float64, and the last matrix (B of BFGS, H of DFP)."""
+def explicit(name: str, triples: list[Triple], gamma: float = 1.0) -> tuple[list[np.ndarray], list[float]]:
+    """All directions by d x d matrices in float64, and the condition of each matrix (B of BFGS, H of DFP)."""
     matrix = np.eye(len(triples[0][0])) / gamma
-    directions = []
+    directions, conditions = [], []
     for s, y, g in ([v.double().numpy() for v in triple] for triple in triples):
-        _, cur = rule(s, y, lam, Lam, name == "dfp")
+        _, cur = rule(s, y, LAM, LAMB, name == "dfp")
         a, b = (s, y) if name == "dfp" else (y, s)
         image = matrix @ b
         matrix = matrix + np.outer(a, a) / cur - np.outer(image, image) / (b @ image)
         directions.append(matrix @ g if name == "dfp" else np.linalg.solve(matrix, g))
-    return directions, matrix
+        conditions.append(float(np.linalg.cond(matrix)))
+    return directions, conditions
+
+
+def rounding(k: int, condition: float, d: int = 50) -> float:
+    """How far two directions of k updates may be apart: each update leaves d eps ||B|| in B, and a solve multiplies
+    what k of them left by the condition. A product with H, whose image is no shorter than 1/condition, does as well."""
+    return 2 * k * d * EPS * condition
 
 
 def two_loop(pairs: list[Triple], g: Tensor, gamma: float, lam: float = LAM, Lam: float = LAMB) -> np.ndarray:
@@ -137,8 +143,10 @@ def test_every_form_is_the_explicit_matrix(name: str, suffix: str) -> None:
     triples = sequence(50, 50, negative=MILD[name])
     result = run(name + suffix, triples)
     assert overridden(result.verdicts) >= 10
-    reference, _ = explicit(name, triples)
-    assert max(map(error, result.directions, reference)) <= 1e-10
+    for k, (direction, reference, condition) in enumerate(
+        zip(result.directions, *explicit(name, triples), strict=True), 1
+    ):
+        assert error(direction, reference) <= rounding(k, condition)
 
 
 @pytest.mark.parametrize("name", LOW_RANK)
@@ -146,8 +154,9 @@ def test_dense_is_low_rank(name: str) -> None:
     triples = sequence(50, 50, seed=3, negative=MILD[name])
     low, dense = run(name, triples), run(f"{name}-dense", triples)
     assert overridden(low.verdicts) >= 10
-    pairs = zip(low.directions, dense.directions, strict=True)
-    assert max(error(a, b.numpy()) for a, b in pairs) <= 1e-10
+    _, conditions = explicit(name, triples)
+    for k, (a, b, condition) in enumerate(zip(low.directions, dense.directions, conditions, strict=True), 1):
+        assert error(a, b.numpy()) <= rounding(k, condition)
 
 
 @given(seed=st.integers(0, 2**31), d=st.integers(2, 8), k=st.integers(1, 12), wide=st.booleans())
@@ -175,11 +184,11 @@ def test_gamma_is_the_inverse_of_what_b_starts_from(gamma: float) -> None:
     low, plain = run("bfgs", triples, gamma=gamma), run("bfgs", triples)
     assert overridden(low.verdicts) >= 5
     form, dense = qn.form("bfgs-dense", 1, 1), qn.Matrix(torch.eye(50, dtype=torch.float64) / gamma)
-    reference, _ = explicit("bfgs", triples, gamma=gamma)
+    reference, conditions = explicit("bfgs", triples, gamma=gamma)
     for k, ((s, y, g), verdict) in enumerate(zip(triples, low.verdicts, strict=True), 1):
         dense, direction = form.step(dense, s, y, g, verdict, k, False)
-        assert error(low.directions[k - 1], direction.numpy()) <= 1e-10
-        assert error(low.directions[k - 1], reference[k - 1]) <= 1e-10
+        assert error(low.directions[k - 1], direction.numpy()) <= rounding(k, conditions[k - 1])
+        assert error(low.directions[k - 1], reference[k - 1]) <= rounding(k, conditions[k - 1])
         assert error(low.directions[k - 1], plain.directions[k - 1].numpy()) > 0.1
 
 
@@ -217,34 +226,101 @@ def test_the_other_forms_have_no_gamma(name: str) -> None:
     assert all(map(torch.equal, run(name, triples, gamma=9.0).directions, run(name, triples).directions))
 
 
-def test_float32_store_keeps_bfgs_to_two_millionths() -> None:
+# H g is a sum of two or three vectors for each of 60 pairs in float32, each of which may be rounded
+SINGLE = 2 * 60 * torch.finfo(torch.float32).eps
+
+
+def test_float32_store_keeps_bfgs_to_single_precision() -> None:
     triples = sequence(80, 60, seed=5, dtype=torch.float32)
     result = run("bfgs", triples)
     assert overridden(result.verdicts) >= 20
     errors = [error(x, two_loop(triples[: i + 1], triples[i][2], 1.0)) for i, x in enumerate(result.directions)]
-    assert max(errors) <= 2e-6
+    assert max(errors) <= SINGLE
     assert result.directions[-1].dtype == result.state.store.dtype == torch.float32
 
 
-def test_float32_store_keeps_dfp_to_two_millionths() -> None:
+def test_float32_store_keeps_dfp_to_single_precision() -> None:
     triples = sequence(80, 60, seed=5, dtype=torch.float32, negative=MILD["dfp"])
     result = run("dfp", triples)
     assert overridden(result.verdicts) >= 10
-    assert max(map(error, result.directions, explicit("dfp", triples)[0])) <= 2e-6
+    assert max(map(error, result.directions, explicit("dfp", triples)[0])) <= SINGLE
 
 
-@pytest.mark.parametrize("name", qn.FORMS)
+@pytest.mark.parametrize("name", [name for name in qn.FORMS if name != "bfgs-dense"])
 def test_secant_equation(name: str) -> None:
-    """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur."""
+    """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur.
+
+    These forms multiply by H and solve nothing. Rounding leaves n eps ||H|| ||y|| in H y, which is at most a thousand
+    times n eps ||H y|| for these pairs.
+    """
     seen = set()
     for k in range(1, 16):
         *before, (s, y, _) = sequence(12, k, seed=k)
         result = run(name, [*before, (s, y, y)], m=6)
         verdict = result.verdicts[-1]
         ratio = verdict.rho / verdict.cur if name.startswith("dfp") else verdict.cur / verdict.rho
-        assert error(result.directions[-1], (ratio * s).numpy()) <= 1e-8
+        assert error(result.directions[-1], (ratio * s).numpy()) <= 1e3 * len(s) * EPS
         seen.add(bool(verdict.overridden))
     assert seen == {True, False}
+
+
+class Secant(NamedTuple):
+    """The pair (s, y) enters B, and B x = y is solved, whose solution is x = (cur/rho) s."""
+
+    update: float  # residual of (cur/rho) s, over the size of the terms that make B
+    solution: float  # residual of x, over ||B|| ||x||
+    forward: float  # relative error of x
+    condition: float  # of B, with the size of those terms for ||B||
+
+
+def dense_secant(seed: int, k: int, d: int = 12) -> tuple[Secant, qn.Verdict]:
+    *before, (s, y, _) = sequence(d, k, seed)
+    form = qn.form("bfgs-dense", 1, 1)
+    old = run("bfgs-dense", before).state if before else form.init(s)
+    verdict = judge(s, y, LAM, LAMB)
+    (B,), x = form.step(old, s, y, y, verdict, k, False)
+    exact = verdict.cur / verdict.rho * s
+    size = torch.linalg.matrix_norm(old.matrix, 2) + y @ y / verdict.cur
+    update = (B @ exact - y).norm() / (size * exact.norm())
+    solution = (B @ x - y).norm() / (torch.linalg.matrix_norm(B, 2) * x.norm())
+    condition = size / torch.linalg.svdvals(B)[-1]
+    return Secant(float(update), float(solution), error(x, exact.numpy()), float(condition)), verdict
+
+
+def test_secant_equation_of_the_matrix_that_is_solved() -> None:
+    """Backward errors, which the condition of B does not touch.
+
+    The update adds three terms, none larger than ||B|| or ||y||^2/cur, so rounding leaves n eps of their size; an LU
+    solve leaves n eps ||B|| ||x||. The error of x itself is the condition of B times that.
+    """
+    seen = set()
+    for k in range(1, 16):
+        secant, verdict = dense_secant(seed=k, k=k)
+        assert secant.update <= 12 * EPS
+        assert secant.solution <= 12 * EPS
+        assert secant.forward <= 2 * 12 * EPS * secant.condition
+        seen.add(bool(verdict.overridden))
+    assert seen == {True, False}
+
+
+def test_the_dense_form_loses_the_digits_that_the_condition_of_its_matrix_takes() -> None:
+    """As docs/fedsso.md says: an error up to eps cond(B), where the form without a matrix has n eps/|cos(s, y)|.
+
+    Of pairs with negative curvature B gets eigenvalues far below the rounding of its largest ones.
+    """
+    dense = []
+    for seed in range(100):
+        *before, (s, y, _) = sequence(12, 15, seed)
+        low = run("bfgs", [*before, (s, y, y)])
+        verdict = low.verdicts[-1]
+        cosine = abs(float(torch.cosine_similarity(s, y, 0)))
+        assert error(low.directions[-1], (verdict.cur / verdict.rho * s).numpy()) <= 12 * EPS / cosine
+        secant, _ = dense_secant(seed, k=15)
+        assert secant.forward <= 2 * 12 * EPS * secant.condition
+        dense.append(secant)
+    worst = max(dense, key=lambda secant: secant.condition)
+    assert worst.condition > 1e12
+    assert worst.forward > 1e-8
 
 
 @pytest.mark.parametrize("name", qn.FORMS)
@@ -263,7 +339,9 @@ def test_trace_grows_by_at_most_Lam_and_determinant_by_the_true_rho() -> None:
         new = form.step(form.init(s)._replace(matrix=B), s, y, g, verdict, k, False)[0].matrix
         assert new.trace() <= B.trace() + LAMB * (1 + 1e-9)
         growth = verdict.rho**2 / (verdict.cur * (s @ B @ s))
-        torch.testing.assert_close(new.det(), B.det() * growth[0], rtol=1e-7, atol=0)
+        # a relative change of a matrix by 9 eps changes its determinant by that times its condition
+        bound = 9 * EPS * float(torch.linalg.cond(B) + torch.linalg.cond(new))
+        torch.testing.assert_close(new.det(), B.det() * growth[0], rtol=bound, atol=0)
         B = new
 
 
@@ -537,8 +615,10 @@ def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> No
     rows = torch.randn(shape, generator=generator)
     columns = [torch.randn(*shape[:-2], shape[-1], generator=generator) for _ in range(2)]
     assert rows.numel() > qn.CPU_BLOCK[1]
-    expected = torch.stack(columns, -2).double() @ rows.double().mT
-    torch.testing.assert_close(qn.inner(columns, rows), expected, rtol=1e-12, atol=1e-9)
+    vectors = torch.stack(columns, -2).double()
+    expected, size = vectors @ rows.double().mT, vectors.abs() @ rows.double().mT.abs()
+    bound = shape[-1] * EPS * size  # of a sum of so many terms in any order
+    assert ((qn.inner(columns, rows) - expected).abs() <= bound).all()
 
 
 # ---- names and sizes

@@ -65,7 +65,7 @@ def test_malformed_columns_are_refused() -> None:
         Trace(good | {"ys": np.zeros(3)})
     with pytest.raises(InputError, match="row 2: round 0 follows round 1"):
         Trace(good | {"round": np.array([1, 0])})
-    with pytest.raises(InputError, match="eval_every must be >= 1, got 0"):
+    with pytest.raises(InputError, match="eval_every must be an integer >= 1, got eval_every=0"):
         Trace(good, eval_every=0)
 
 
@@ -102,10 +102,10 @@ ROW = "0,0,{},1.5,1.5,0.5,1.5,1.5,0,0,1.5,8,8,0.1"
         (HEADER.replace("ys,", "") + "\n", "line 1: the column ys is missing"),
         (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file breaks off"),
         (f"{HEADER}\n{ROW.format(0)}\n0,0,1,1.5\n", "line 3: 4 values for 14 columns"),
-        (f"{HEADER}\n{ROW.format('x')}\n", "line 2: invalid literal for int.*'x'"),
+        (f"{HEADER}\n{ROW.format('x')}\n", "line 2: round must be a 64-bit integer, got 'x'"),
         (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1).replace('0.5', '0.5x')}\n", "line 3: .*'0.5x'"),
         (f"{HEADER}\n{ROW.format(4)}\n{ROW.format(4)}\n", "row 2: round 4 follows round 4"),
-        (f"{HEADER}\n{ROW.format(2**63)}\n", "64-bit integer round"),
+        (f"{HEADER}\n{ROW.format(2**63)}\n", "line 2: round must be a 64-bit integer"),
     ],
 )
 def test_corrupt_file_is_named_with_its_line(tmp_path: Path, content: str, message: str) -> None:

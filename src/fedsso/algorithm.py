@@ -19,7 +19,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from .tree import Tree
+from .tree import Scalar, Tree
+
+BLOW_UP = 1e3  # a loss this many times the first one is an explosion
 
 
 class Batch(NamedTuple):
@@ -167,6 +169,18 @@ class Algorithm:
     def server(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         """New server state from the weighted mean of the uploads."""
         raise NotImplementedError(f"{type(self).__name__} needs server")
+
+    def bears(self, server: Any) -> Scalar:  # noqa: ARG002
+        """How many times the first loss a round from this state may show; beyond, it has exploded. One number or
+        [trials]."""
+        return BLOW_UP
+
+    def undo(self, server: Any) -> tuple[Any, Tensor] | None:  # noqa: ARG002
+        """Where a round from this state explodes: the state to go on from, and which trials can, [trials] of booleans.
+
+        None: no trial can. Who cannot has diverged.
+        """
+        return None
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns of the trace that it knows: grad_norm, ys, overridden, skipped, radius, alpha; each [trials]."""

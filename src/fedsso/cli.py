@@ -39,7 +39,6 @@ from .algorithms import ALGORITHMS
 from .costs import costs as measure_costs
 from .data.sources import FOLDER
 from .errors import InputError, unknown
-from .intake import read_toml
 from .models import MODELS
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
 from .spec import Spec
@@ -162,7 +161,7 @@ def resume(
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
     found = run_folders(folder)
-    if all(is_done(one, Spec.from_toml(read_toml(one / SPEC))) for one in found):
+    if all(is_done(one, Spec.load(one / SPEC)) for one in found):
         messages.print(f"{folder}: finished already", markup=False, soft_wrap=True)
         runs = load_runs(folder)
     else:

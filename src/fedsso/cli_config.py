@@ -25,9 +25,10 @@ from .data.synthetic import KINDS
 from .engine.metrics import METRICS
 from .errors import InputError, unknown
 from .grids import grid, tried
-from .intake import read_toml
+from .intake import read_toml, user_path
 from .models import MODELS
 from .options import DEFAULTS, DTYPES
+from .report_page import check_targets
 from .schedule import Decay
 
 
@@ -211,9 +212,14 @@ def read(file: Path, base: type[Base]) -> Any:
 def check(raw: Mapping[str, Any], origin: str, base: type[Base]) -> Any:
     """Settings from plain values; an error names the key, the value and what is expected."""
     try:
-        return model(base).model_validate(raw)
+        found = model(base).model_validate(raw)
     except ValidationError as error:
         raise InputError(f"{origin}: {_explain(error, raw, model(base))}") from None
+    check_targets(found.targets or ())
+    for name in ("out", "init"):
+        if getattr(found, name) is not None:
+            user_path(name, getattr(found, name))
+    return found
 
 
 def _explain(error: ValidationError, raw: Mapping[str, Any], top: type[BaseModel]) -> str:
@@ -224,7 +230,7 @@ def _explain(error: ValidationError, raw: Mapping[str, Any], top: type[BaseModel
         kind = f"key of [{'.'.join(path[:-1])}]" if path[:-1] else "key"
         return str(unknown(kind, path[-1], _keys(top, path[:-1])))
     expected = dict.fromkeys(_expected(e["msg"]) for p, e in problems if p == path)
-    return f"{'.'.join(path)} must be {' or '.join(expected)}, got {worst['input']!r}"
+    return f"{'.'.join(path)} must be {' or '.join(expected)}, got {repr(worst['input'])[:200]}"
 
 
 def _expected(message: str) -> str:

@@ -24,8 +24,14 @@ Targets = Annotated[
     Any, typer.Option(help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT))
 ]
 
+WithData = Annotated[
+    bool, typer.Option("--with-data", help="Read the files that the runs' settings name, to show who holds what.")
+]
 
-def report(runs: Paths, out: Out = Path("report.html"), title: Title = "", targets: Targets = None) -> None:
+
+def report(
+    runs: Paths, out: Out = Path("report.html"), title: Title = "", targets: Targets = None, with_data: WithData = False
+) -> None:
     """Write one interactive HTML page about runs: curves, tables, grids, settings.
 
     Example: fedsso report runs/a
@@ -37,9 +43,12 @@ def report(runs: Paths, out: Out = Path("report.html"), title: Title = "", targe
     together, as is what lies in folders below them. A run that is not finished
     is shown as far as it goes. Numbers of different data are not compared.
 
+    Who holds which labels is shown for data sets by name. Files that the settings
+    of a run name are read with --with-data only: a folder may be somebody else's.
+
     The page needs no other file and no network: open it, send it, print it.
     """
-    content = report_source.content(runs, title=title, targets=targets)
+    content = report_source.content(runs, title=title, targets=targets, with_data=with_data)
     report_page.write(out, content)
     for note in content.notes:
         messages.print(f"note: {note}", markup=False, soft_wrap=True, highlight=False)

@@ -48,11 +48,15 @@ def integer(name: str, value: object, least: int | None = None, most: int = MOST
         with suppress(TypeError):  # an array of several
             whole = operator.index(value)
             if least is not None and whole > most:
-                raise InputError(f"{name} must be at most {most}, got {name}={whole:.3g}")
+                raise InputError(f"{name} must be at most {most}, got {name}={_size(whole)}")
             if least is None or whole >= least:
                 return whole
     bound = "" if least is None else f" >= {least}"
     raise InputError(f"{name} must be an integer{bound}, got {name}={value!r}")
+
+
+def _size(whole: int) -> str:
+    return f"{whole:.3g}" if whole < 10**300 else "an integer beyond 1e300"
 
 
 def number(name: str, value: object) -> float:

@@ -22,7 +22,7 @@ import struct
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,8 +41,8 @@ DAMAGE = (EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipf
 """What the standard library raises for a damaged archive, beside OSError without a number."""
 BLOCK = 1 << 20  # bytes read at a time
 SMALL = 1 << 26  # bytes: up to here a packed file may expand by any factor
-CONTENTS = 1 << 22  # bytes of the list of contents of a zip file
-KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK": "zip"}
+CONTENTS = 1 << 22  # bytes of the list of contents of an archive
+KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
 NUMBERS = "biuf"  # kinds of numpy's formats
 
 
@@ -83,12 +83,16 @@ class Limits:
     """Bytes that come out of a packed file, of which never more than a piece is in memory."""
     expansion: int = 100
     """How many times larger a packed file may become, beyond 64 MiB."""
-    rows: int = 1 << 24
+    rows: int = 1 << 23
     """Lines or rows of a table."""
     columns: int = 1 << 20
     """Columns of a table."""
-    cells: int = 1 << 27
+    cells: int = 1 << 26
     """Numbers of a table: rows times columns."""
+    samples: int = 7 << 28
+    """Bytes of all samples of a text set."""
+    words: int = 1 << 22
+    """Distinct words of a text set."""
     line: int = 1 << 24
     """Bytes of a line."""
     field: int = 1 << 17
@@ -139,7 +143,8 @@ def user_path(what: str, path: object) -> Path:
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
             return found  # something for the reader to find
-        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({why})") from None
     return found
 
 
@@ -356,6 +361,21 @@ class _Metered(io.RawIOBase):
         check_expansion(self.given, self.size, self.path, self.most)
         return len(data)
 
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.given
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        """Go forward by reading; there is no way back."""
+        target = place + (self.given if whence == os.SEEK_CUR else 0)
+        if whence == os.SEEK_END or target < self.given:
+            raise io.UnsupportedOperation("a packed file is read from its start to its end")
+        while self.given < target and self.read(min(BLOCK, target - self.given)):
+            pass
+        return self.given
+
 
 def check_expansion(given: int, size: int, where: object, most: Limits) -> None:
     """Raise TooLarge where a file of `size` bytes gives too many."""
@@ -378,6 +398,22 @@ def lines(path: PathLike) -> Iterator[bytes]:
             yield line
 
 
+def text_lines(path: PathLike) -> Iterator[str]:
+    """The lines of a UTF-8 file as text, unpacked, with the ends that they have; limited as `lines` are."""
+    most = limits()
+    with unpacked(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        n = 0
+        while line := text.readline(most.line + 1):
+            n += 1
+            if n > most.rows:
+                raise most.beyond("rows", path, f"has more than {most.rows} lines")
+            if len(line) > most.line:
+                raise most.beyond("line", f"{path}: line {n}", "is longer")
+            if "\0" in line or (not line.isascii() and any("\ud800" <= c <= "\udfff" for c in line)):
+                raise Damaged(f"cannot read {path}: line {n} is not UTF-8 text; save the file as UTF-8")
+            yield line
+
+
 def _unpacking(raw: BinaryIO, kind: str, path: PathLike) -> IO[bytes]:
     if kind == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
@@ -386,7 +422,7 @@ def _unpacking(raw: BinaryIO, kind: str, path: PathLike) -> IO[bytes]:
     if kind == "xz":
         return lzma.open(raw)
     if kind == "zip":
-        archive = zipfile.ZipFile(cast(IO[bytes], _Listed(raw)))
+        archive = zip_archive(raw)
         return archive.open(_only_text(archive, path))
     return raw
 
@@ -400,16 +436,22 @@ def _only_text(archive: zipfile.ZipFile, path: PathLike) -> zipfile.ZipInfo:
     return texts[0]
 
 
-class _Listed:
-    """A file for zipfile, of which no piece is read that is larger than a list of contents ought to be."""
+class Pieces:
+    """A file for zipfile or tarfile, which read a list of contents, or a name, as long as the archive says it is."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self.file, self.seek, self.tell, self.seekable = file, file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
+        """So many bytes, which must not be more than a list of contents ought to have."""
         if size > CONTENTS:
-            raise zipfile.BadZipFile(f"its list of contents has {size} bytes, at most {CONTENTS} are read")
+            raise zipfile.BadZipFile(f"it asks for {size} bytes at once, at most {CONTENTS} are read")
         return self.file.read(size)
+
+
+def zip_archive(file: IO[bytes]) -> zipfile.ZipFile:
+    """A zip file whose list of contents is read only if it is short."""
+    return zipfile.ZipFile(cast(IO[bytes], Pieces(file)))
 
 
 def _deflated(member: zipfile.ZipInfo) -> None:
@@ -439,7 +481,7 @@ def parse_npz(data: bytes, where: object, names: Collection[str] | None = None) 
 
 def _npz(file: IO[bytes], size: int, where: object, names: Collection[str] | None) -> dict[str, Array]:
     try:
-        with zipfile.ZipFile(cast(IO[bytes], _Listed(file))) as archive:
+        with zip_archive(file) as archive:
             held = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
             missing = [name for name in names or () if name not in held]
             if missing:
@@ -495,7 +537,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def read_csv(path: PathLike) -> list[dict[str, str]]:
     """The rows of a CSV file with a header, as dictionaries; every row has all columns."""
-    rows = csv_rows(path, iter(io.StringIO(read_text(path), newline="")))
+    rows = csv_rows(path, text_lines(path))
     _, header = next(rows, (0, list[str]()))
     found = []
     for line, cells in rows:
@@ -505,7 +547,7 @@ def read_csv(path: PathLike) -> list[dict[str, str]]:
     return found
 
 
-def csv_rows(path: PathLike, text: Iterator[str], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: PathLike, text: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """The line where each row starts and its cells, within the limits; empty lines are passed over."""
     most, line = limits(), 1
     csv.field_size_limit(max(csv.field_size_limit(), most.field))

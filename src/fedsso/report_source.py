@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
 from .algorithms import ALGORITHMS
-from .data import Federation, load
+from .data import Federation, datasets, load
 from .engine import checkpoint
 from .errors import InputError
 from .files import to_toml
-from .intake import read_text, read_toml, user_path
+from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, read_toml, user_path, zip_archive
 from .report import Curve
 from .report_page import Content, Entry, Holding, Recipe, check_targets
 from .runs import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders
@@ -36,7 +34,9 @@ HELP = (
     "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir of a run on Flower, "
     "or a trace.csv"
 )
+UNSEEN = "Who holds which labels is not shown"
 LEVELS = 2  # of folders below a path that are searched for folders of runs, sweeps and traces
+PATHS = {"files", "data_dir", "vectors"}  # settings of a federation that name files
 MOST = 3  # federations of which it is shown who holds what
 
 
@@ -45,6 +45,13 @@ class Data(NamedTuple):
 
     table: Mapping[str, Any]
     load: Callable[[], Federation]
+
+    @property
+    def named(self) -> bool:
+        """Whether it comes from the own data folder, by the name of a data set: no path that somebody else chose."""
+        known = {one.name: one for one in datasets()}
+        name = self.table.get("name")
+        return isinstance(name, str) and name in known and bool(known[name].forms) and not PATHS & self.table.keys()
 
 
 class Source(NamedTuple):
@@ -58,34 +65,39 @@ class Source(NamedTuple):
     goal: float | None = None  # a sweep's target, infinity where it has none
 
 
-def content(paths: Sequence[str | Path], *, title: str = "", targets: Sequence[float] | None = None) -> Content:
-    """Everything that the paths hold, for one page."""
+def content(
+    paths: Sequence[str | Path], *, title: str = "", targets: Sequence[float] | None = None, with_data: bool = False
+) -> Content:
+    """Everything that the paths hold, for one page.
+
+    The settings of a run or a sweep may be somebody else's: files that they name are read `with_data` only.
+    """
     if not paths:
         raise InputError(f"there is nothing to report: {HELP}")
     check_targets(targets or ())
     places = [user_path("RUN", path) for path in paths]
-    sources, left_out = _sources(places)
+    sources, left_out = _sources(places, with_data)
     feds = {key: data for one in sources for key, data in one.federations.items()}
     names = _data_names({key: feds[key].table if key in feds else {} for key in _keys(sources)})
     apart = [f"These runs are of different data: {'; '.join(names.values())}. Numbers compare within one."]
     notes = [note for one in sources for note in one.notes]
-    held, missing = _holdings([data.load for data in feds.values()])
+    held, missing = _holdings(list(feds.values()), with_data)
     own, recipes = _together(sources, names)
     title = title or f"fedsso: {', '.join(dict.fromkeys(map(_name, places)))}"
     notes = [*(apart if len(names) > 1 else []), *left_out, *notes, *missing]
     return Content(own, title, "", targets, notes, held, recipes, _goal(sources))
 
 
-def _sources(paths: Sequence[Path]) -> tuple[list[Source], list[str]]:
+def _sources(paths: Sequence[Path], with_data: bool) -> tuple[list[Source], list[str]]:
     """What the paths hold, each folder once, and why something below them is left out."""
     places = {place.resolve(): place for path in paths for place in _places(path, LEVELS) or [path]}
     found: list[Source] = []
     notes: list[str] = []
     for true, place in places.items():
-        if (true / SPEC).is_file() and true.parent in places:
+        if is_file(true / SPEC) and true.parent in places:
             continue  # it is among the runs of that folder
         try:
-            found.append(source(place))
+            found.append(source(place, with_data))
         except InputError as error:
             if place in paths or len(places) == 1:
                 raise
@@ -97,21 +109,27 @@ def _sources(paths: Sequence[Path]) -> tuple[list[Source], list[str]]:
 
 def _places(path: Path, levels: int) -> list[Path]:
     """A run, a sweep or a trace; or a folder with runs in it, and what lies in its other folders."""
-    if path.is_file():
-        return [path.parent if path.name == TRACE and (path.parent / SPEC).is_file() else path]
-    if _is_sweep(path) or (path / SPEC).is_file():
+    if is_file(path):
+        return [path.parent if path.name == TRACE and is_file(path.parent / SPEC) else path]
+    if _is_sweep(path) or is_file(path / SPEC):
         return [path]
-    inner = sorted(p for p in path.glob("*") if p.is_dir() and not (p / SPEC).is_file()) if levels else []
-    own = [path] if any(path.glob(f"*/{SPEC}")) or (path / TRACE).is_file() else []
+    folders = [p for p in inside(path) if is_folder(p)]
+    inner = [p for p in folders if not is_file(p / SPEC)] if levels else []
+    own = [path] if _has_runs(path) or is_file(path / TRACE) else []
     return [*own, *(place for one in inner for place in _places(one, levels - 1))]
+
+
+def _has_runs(path: Path) -> bool:
+    """Whether there are run folders in a folder."""
+    return any(is_folder(one) and is_file(one / SPEC) for one in inside(path))
 
 
 def _is_sweep(path: Path) -> bool:
     """Whether a folder is a sweep's, or one of its parts; what lies beside runs is not."""
-    if (path / PARTS).is_dir():
+    if is_folder(path / PARTS):
         return True
-    runs = (path / SPEC).is_file() or any(path.glob(f"*/{SPEC}"))
-    return not runs and any(_is_part(file) for file in path.glob("*.npz"))
+    runs = is_file(path / SPEC) or _has_runs(path)
+    return not runs and any(_is_part(file) for file in inside(path) if file.suffix == ".npz")
 
 
 def _goal(sources: Sequence[Source]) -> float | None:
@@ -136,17 +154,18 @@ def _data_names(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def source(path: Path) -> Source:
+def source(path: Path, with_data: bool = False) -> Source:
     """What a path holds, by the files in it."""
-    if path.is_file():
+    if is_file(path):
         return _trace(path)
-    if not path.is_dir():
-        raise InputError(f"there is no {path}: {HELP}")
+    if not is_folder(path):
+        what = "neither a file nor a folder" if path.exists() else "not there"
+        raise InputError(f"there is no run: {path} is {what}; {HELP}")
     if _is_sweep(path):
-        return _sweep(path)
-    if (path / SPEC).is_file() or any(path.glob(f"*/{SPEC}")):
+        return _sweep(path, with_data)
+    if is_file(path / SPEC) or _has_runs(path):
         return _runs(path)
-    if (path / TRACE).is_file():
+    if is_file(path / TRACE):
         return _trace(path / TRACE)
     raise InputError(f"{path} holds nothing to report: {HELP}")
 
@@ -154,9 +173,9 @@ def source(path: Path) -> Source:
 def _is_part(path: Path) -> bool:
     """Whether a file of arrays is a sweep's: a part says what its trials are."""
     try:
-        with ZipFile(path) as file:
-            return "meta.npy" in file.namelist()
-    except (BadZipFile, OSError):
+        with opened(path) as file, zip_archive(file) as archive:
+            return "meta.npy" in archive.namelist()
+    except Exception:  # zipfile lets through whatever damaged bytes lead to
         return False
 
 
@@ -184,15 +203,18 @@ def _name(path: Path) -> str:
     return "/".join([part for part in path.parts if part not in (".", "..", "/")][-2:]) or str(path)
 
 
-def _holdings(feds: Sequence[Callable[[], Federation]]) -> tuple[list[Holding], list[str]]:
-    """Who holds what in each federation, and why some are not shown."""
+def _holdings(feds: Sequence[Data], with_data: bool) -> tuple[list[Holding], list[str]]:
+    """Who holds what in each federation, and why some are not shown; nothing that a file holds is quoted."""
     found: list[Holding] = []
     notes: list[str] = []
-    for make in feds[:MOST]:
+    for data in feds[:MOST]:
+        if data.table and not (data.named or with_data):
+            notes.append(f"{UNSEEN}: the data are no set by name; --with-data (in Python with_data=True) reads them.")
+            continue
         try:
-            one = holding(make())
+            one = holding(data.load())
         except InputError as error:
-            notes.append(f"Who holds which labels is not shown: {error}.")
+            notes.append(f"{UNSEEN}: {error if data.named or not data.table else error.kind}.")
         else:
             if one is not None and not any(np.array_equal(one.counts, other.counts) for other in found):
                 found.append(one)
@@ -208,7 +230,7 @@ def _runs(path: Path) -> Source:
     pairs: dict[str, list[tuple[Spec, Trace]]] = {}  # by federation
     notes = []
     for folder in run_folders(path):
-        spec = Spec.from_toml(read_toml(folder / SPEC))
+        spec = Spec.load(folder / SPEC)
         trace, note = _whole_or_part(folder, spec)
         notes += [note] if note else []
         if trace is not None:
@@ -239,7 +261,7 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
     if is_done(folder, spec):
         return load_run(folder).trace, ""
     again = f"`fedsso resume {folder}` completes it."
-    if not (folder / TRACE).is_file():
+    if not is_file(folder / TRACE):
         return None, f"{folder} has no round yet; {again}"
     trace = _ended(Trace.load(folder / TRACE, spec.options["eval_every"]))
     if not len(trace):
@@ -270,13 +292,13 @@ Groups = dict[tuple[str, str], list[tuple[Trace, float | None]]]  # each trial w
 Pool = dict[tuple[str, int], list[Trace]]  # by label and seed; a folder may hold several sweeps' trials
 
 
-def _sweep(path: Path) -> Source:
-    pool = _pool(path / PARTS if (path / PARTS).is_dir() else path)
-    listed, notes = (path / TRIALS).is_file(), []
-    if not listed and (path / SETTINGS).is_file():
+def _sweep(path: Path, with_data: bool) -> Source:
+    pool = _pool(path / PARTS if is_folder(path / PARTS) else path)
+    listed, notes = is_file(path / TRIALS), []
+    if not listed and is_file(path / SETTINGS):
         again = "run the same `fedsso sweep` command again to complete it"
         notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
-    table = read_toml(path / SETTINGS) if (path / SETTINGS).is_file() else {}
+    table = read_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
     groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool, table.get("select") == "val")
     rest = sum(map(len, pool.values()))
     if rest:
@@ -287,11 +309,10 @@ def _sweep(path: Path) -> Source:
             "Settings were chosen by held-out training rows, on which the grids are judged; the best of each "
             "algorithm was then run on all training rows and is judged by the test rows."
         )
-    feds = _sweep_data(table)
+    feds = _sweep_data(table, with_data)
     data = next(iter(feds), "")
     own = [_entry(label, by, trials, chosen)._replace(data=data) for (label, by), trials in groups.items()]
-    target = table.get("target")
-    goal = float(target) if isinstance(target, int | float) else math.inf
+    goal = _target(path / SETTINGS, table.get("target"))
     return Source(_name(path), own, notes, _sweep_recipe(path, table), feds, goal if table else None)
 
 
@@ -308,11 +329,11 @@ def _pool(folder: Path) -> Pool:
 def _listed(path: Path, pool: Pool) -> Groups:
     """The trials that a finished sweep lists, by label and by the rows they are judged by."""
     groups: Groups = {}
-    for row in csv.DictReader(io.StringIO(read_text(path))):
+    for row in read_csv(path):
         try:
             label, by, own = row["setting"], row["judged_by"], pool.get((row["setting"], int(row["seed"])), [])
-            ends, end = f"{row['last']} {row['diverged']}", float(row["final"])
-        except (KeyError, TypeError, ValueError) as error:
+            ends, end = f"{row['last']} {row['diverged']}", _accuracy(row["final"], row["last"])
+        except (KeyError, ValueError) as error:
             raise InputError(f"{path} is not the list of a sweep's trials ({error}); run the sweep again") from error
         found = next((t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends), None)
         if found is not None:
@@ -321,6 +342,16 @@ def _listed(path: Path, pool: Pool) -> Groups:
     if not groups:
         raise InputError(f"none of the trials that {path} lists are in {PARTS}; run the sweep again")
     return groups
+
+
+def _accuracy(final: str, last: str) -> float | None:
+    """The accuracy at the end; None where a model has none, which its last evaluation shows."""
+    if final == last == "nan":
+        return None
+    found = float(final)
+    if not 0 <= found <= 1:
+        raise ValueError(f"final must be an accuracy, got {final[:40]!r}")
+    return found
 
 
 def _unlisted(pool: Pool, held_out: bool) -> Groups:
@@ -360,18 +391,35 @@ def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recip
     return [("", Recipe(f"{_name(path)}, the whole sweep", to_toml(table), command, SETTINGS))] if table else []
 
 
-def _sweep_data(table: Mapping[str, Any]) -> dict[str, Data]:
-    """The federation by its digest, as runs have it, or by its settings if it cannot be loaded."""
+def _target(path: Path, target: object) -> float:
+    """A sweep's target, infinity where it has none."""
+    if target is None:
+        return math.inf
+    if not isinstance(target, int | float) or not 0 < target <= 1:
+        raise InputError(f"{path}: target must be an accuracy in (0, 1], got {repr(target)[:40]}; correct that line")
+    return float(target)
+
+
+def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
+    """The federation by its digest, as runs have it, or by its settings if it is not or cannot be loaded."""
     data = table.get("data")
     if not isinstance(data, dict):
         return {}
     named = {"name" if key == "dataset" else key: value for key, value in data.items()}
-    made = cache(lambda: load(**named))
+    found = Data(named, cache(lambda: _loaded(named)))
+    key = json.dumps(named, sort_keys=True, default=str)
+    if found.named or with_data:
+        with suppress(InputError):
+            key = found.load().digest()
+    return {key: found}
+
+
+def _loaded(table: Mapping[str, Any]) -> Federation:
+    """The federation of a table of settings; InputError where they are none."""
     try:
-        key = made().digest()
-    except InputError:
-        key = json.dumps(named, sort_keys=True, default=str)
-    return {key: Data(named, made)}
+        return load(**table)
+    except TypeError as error:
+        raise InputError(f"these are no settings of a data set ({error})") from None
 
 
 # ---- runs on Flower, bare traces ----
@@ -413,6 +461,6 @@ def _eval_every(trace: Trace) -> int:
 def _flower(path: Path) -> str:
     """The settings of a run on Flower as its checkpoint tells them; none where it is another file, or none."""
     try:
-        return str(json.loads(bytes(checkpoint.load(path)["about"].tolist()))["settings"])
+        return str(parse_json(bytes(checkpoint.load(path)["about"].tolist()).decode(), path)["settings"])
     except (InputError, KeyError, TypeError, ValueError):
         return ""

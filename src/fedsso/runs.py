@@ -32,7 +32,7 @@ from .engine.gather import Gather
 from .engine.simulate import Simulation
 from .errors import InputError
 from .files import to_toml, write_atomic
-from .intake import Damaged, read_text
+from .intake import Damaged, inside, is_file, is_folder, read_text
 from .lock import Lock
 from .objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from .spec import Spec
@@ -264,15 +264,13 @@ def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
     A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to run them.
     """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
-    nan = torch.full_like(simulation.first_loss, torch.nan)
-    names = dict.fromkeys(n for row in rows for n in row)
-    table = {n: torch.stack([row.get(n, nan) for row in rows]).cpu().numpy() for n in names}
+    table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}
     out = []
     for t, (spec, ended) in enumerate(zip(specs, simulation.ended.tolist(), strict=True)):
         length = len(rows) if ended < 0 else ended + 1
         if diverged[t]:
             length = spec.options["rounds"] + 1 if simulation.finished else len(rows)
-        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *names))}
+        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *table))}
         columns |= {
             "trial": np.full(length, spec.trial),
             "seed": np.full(length, spec.seed),
@@ -363,9 +361,9 @@ def load_runs(folder: str | Path) -> Runs:
 def run_folders(folder: str | Path) -> list[Path]:
     """The run folders at or directly below a folder, in order."""
     folder = Path(folder)
-    if (folder / SPEC).is_file():
+    if is_file(folder / SPEC):
         return [folder]
-    found = sorted(p.parent for p in folder.glob(f"*/{SPEC}"))
+    found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
     if not found:
         raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
     return found

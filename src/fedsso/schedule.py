@@ -10,10 +10,12 @@ ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's denom
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from math import isfinite, nan, sqrt
-from typing import Literal
+from typing import Any, Literal, cast
 
-from .errors import InputError, number
+from .errors import InputError, number, unknown
 from .tree import Scalar, hyper, param
 
 
@@ -37,6 +39,15 @@ class Decay:
 
     def __call__(self, k: int) -> Scalar:
         return self.scale / (k + self.shift) ** self.power
+
+
+def decay_of(name: str, table: Mapping[str, Any]) -> Decay:
+    """The schedule that a table of its fields tells."""
+    known = [field.name for field in fields(cast(Any, Decay))]
+    for key in table:
+        if key not in known:
+            raise unknown(f"key of {name}, a schedule", key, known)
+    return Decay(**table)
 
 
 Step = Scalar | Decay

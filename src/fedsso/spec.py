@@ -21,8 +21,9 @@ from .context import Context, context, default_loss, outputs_of
 from .data import Federation, load
 from .errors import InputError, integer, unknown
 from .identity import describe
+from .intake import Unreadable, user_path
 from .options import DEFAULTS, complete
-from .schedule import Decay
+from .schedule import decay_of
 from .seal import read_sealed_toml, write_toml
 from .tree import changed, fields_of, to_dict
 from .version import __version__
@@ -65,7 +66,7 @@ class Spec:
     @property
     def record(self) -> Algorithm:
         """The algorithm's record."""
-        return make(self.algorithm, {k: Decay(**v) if isinstance(v, dict) else v for k, v in self.hyper.items()})
+        return make(self.algorithm, {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()})
 
     @property
     def identity(self) -> str:
@@ -104,7 +105,7 @@ class Spec:
     def from_toml(cls, table: Mapping[str, Any]) -> Spec:
         """Read what `to_toml` wrote."""
         try:
-            inner, algorithm = table["record"], table["algorithm"]
+            inner, algorithm = table["record"], str(table["algorithm"])
             if algorithm not in ALGORITHMS:
                 raise unknown("algorithm", algorithm, ALGORITHMS)
             options = {k: v for k, v in table.items() if k in DEFAULTS}
@@ -113,14 +114,22 @@ class Spec:
             options = {**options, **{k: v for k, v in complete(options).items() if k != "metrics"}}
             options["metrics"] = tuple(options["metrics"])
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
+            if data and not isinstance(data.get("name"), str):
+                raise InputError('this spec.toml is not one of a run: [data] must name its data set: dataset = "..."')
+            short = inner["label"]
+            if not isinstance(short, dict) or not all(isinstance(value, str) for value in short.values()):
+                raise InputError("this spec.toml is not one of a run: record.label must be a table of texts")
             hyper = {f.name: table[algorithm].get(f.name) for f in fields_of(ALGORITHMS[algorithm])}
             if inner["version"] != __version__:
                 log.warning("this run was begun by fedsso %s, this is %s", inner["version"], __version__)
-            return cls(
-                data, str(inner["digest"]), str(table["model"]), str(inner["start"]), tuple(inner["sample"]),
+            sample = tuple(integer("sample", size, 1) for size in inner["sample"])
+            found = cls(
+                data, str(inner["digest"]), str(table["model"]), str(inner["start"]), sample,
                 integer("outputs", inner["outputs"], 1), algorithm, hyper, options,
-                integer("trial", inner["trial"], 0), inner["label"],
+                integer("trial", inner["trial"], 0), short,
             )  # fmt: skip
+            found.record  # noqa: B018  # it checks its fields
+            return found
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"this spec.toml is not one of a run: {error} is missing or wrong") from error
 
@@ -128,7 +137,13 @@ class Spec:
         """Load the federation again."""
         if not self.data:
             raise InputError("this run used arrays of your own: give the federation from Python")
-        fed = load(**self.data)
+        try:
+            fed = load(**self.data)
+        except Unreadable as error:
+            again = "fedsso.resume(folder, federation=fedsso.load(...))"
+            raise Unreadable(
+                f"{error}. This run reads it there: put it back, or load it from elsewhere, in Python: {again}"
+            ) from error
         if fed.digest() != self.digest:
             raise InputError(f"the data set {self.data['name']!r} has changed since this run: its digest differs")
         return fed
@@ -174,8 +189,8 @@ def specify(
         plain["loss"] = _own(plain["loss"])
     if isinstance(plain["init"], Tensor | np.ndarray):
         plain["init"] = "own tensor"
-    elif plain["init"] is not None:
-        plain["init"] = str(plain["init"])
+    elif plain["init"] not in (None, "zero", "default"):
+        plain["init"] = str(user_path("init", plain["init"]).resolve())  # a run goes on from any folder
     always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
     shown = {**always, **changed(record), **{name: options[name] for name in vary}}
     short = {k: _short(v) for k, v in shown.items()}

@@ -144,6 +144,8 @@ def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any
     longest = max((one["rounds"] for one in meta), default=0)
     if table.ndim != 2 or len(table) != len(meta) or table.shape[1] < longest:
         raise ValueError(f"{name} has the shape {table.shape} for {len(meta)} trials of {longest} rows")
+    if table.dtype not in ((np.int64,) if name in INTEGERS else (np.float32, np.float64)):
+        raise ValueError(f"it has {name} as {table.dtype}")
 
 
 def read(wanted: Sequence[Held]) -> list[Trace]:

@@ -7,6 +7,7 @@ were not evaluated, and rounds after divergence, hold NaN in the metrics.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, unknown
+from .errors import InputError, integer, unknown
 from .files import write_atomic
 from .intake import read_text
 
@@ -28,7 +29,9 @@ COLUMNS = (
     *("train_loss", "test_loss", "test_accuracy", "grad_norm", "ys"),
     *("overridden", "skipped", "radius", "bytes_up", "bytes_down", "seconds"),
 )
+INT64 = 2**63 - 1
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
+COUNTS = ("round", "bytes_up", "bytes_down")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +47,7 @@ class Trace:
     diverged: int | None = None
 
     def __post_init__(self) -> None:
-        if self.eval_every < 1:
-            raise InputError(f"eval_every must be >= 1, got {self.eval_every}")
+        integer("eval_every", self.eval_every, 1, INT64)
         _check(self.columns)
 
     def __len__(self) -> int:
@@ -79,7 +81,7 @@ class Trace:
     def from_csv(cls, text: str, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
         """The trace of a CSV text; the path is for the message of an error."""
         try:
-            return cls.from_rows(_parse(text), eval_every, diverged)
+            return cls(_parse(text), eval_every, diverged)
         except InputError as error:
             raise InputError(f"cannot read {path} as a trace: {error}") from error
 
@@ -114,6 +116,19 @@ class Trace:
         values = self.evaluations(metric)[1][-last:]
         return float(values.mean()) if len(values) else float("nan")
 
+    def worse_than_start(self) -> str | None:
+        """A sentence for who should know that a run has ended, undiverged, with a larger loss than it began with.
+
+        Both losses must have grown, where both are known: a test loss grows alone where a good fit is overdone.
+        """
+        ends = {name: _ends(self[name]) for name in ("train_loss", "test_loss")}
+        known = {name: pair for name, pair in ends.items() if pair is not None}
+        if self.diverged is not None or not known or not all(last > first for first, last in known.values()):
+            return None
+        name, (first, last) = list(known.items())[-1]
+        shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"
+        return f"ended worse than it began: {shown}; standardise the columns, or take a smaller step"
+
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """Bytes of the whole federation, both ways, to the end of the first round that reaches the target."""
         hit = self.rounds_to(target, metric)
@@ -123,6 +138,12 @@ class Trace:
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
 
 
+def _ends(values: NDArray[Any]) -> tuple[float, float] | None:
+    """The first and the last of several numbers, NaN left out; None where there are not two."""
+    known = values[~np.isnan(values)]
+    return (float(known[0]), float(known[-1])) if len(known) > 1 else None
+
+
 def _check(columns: Mapping[str, NDArray[Any]]) -> None:
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
@@ -130,6 +151,9 @@ def _check(columns: Mapping[str, NDArray[Any]]) -> None:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InputError(f"a trace's columns must be equally long, got {lengths}")
+    spent = [sum(columns[name].tolist()) for name in ("bytes_up", "bytes_down")]
+    if min(min(columns[name], default=0) for name in COUNTS) < 0 or sum(spent) > INT64:
+        raise InputError(f"{', '.join(COUNTS)} must be >= 0, and all bytes together at most 2^63 - 1")
     for row, (before, after) in enumerate(pairwise(columns["round"].tolist()), 2):
         if after <= before:
             raise InputError(f"row {row}: round {after} follows round {before}; a trace is one run, in order")
@@ -144,22 +168,30 @@ def _column(name: str, rows: Iterable[Mapping[str, float]]) -> NDArray[Any]:
         raise InputError(f"every row of a trace needs a 64-bit integer {name}") from error
 
 
-def _parse(text: str) -> list[dict[str, float]]:
+def _parse(text: str) -> dict[str, NDArray[Any]]:
+    """The columns of a CSV text without quotes, which no trace needs."""
     header, *lines = text.splitlines() or [""]
     names = header.split(",")
     missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise InputError(f"line 1: the column {missing[0]} is missing")
+    if len(set(names)) < len(names):
+        raise InputError("line 1: a column is there twice")
     if not text.endswith("\n"):
         raise InputError(f"line {len(lines) + 1}: the file breaks off")
-    return [_parse_line(number, line, names) for number, line in enumerate(lines, 2)]
+    columns = {name: array("q" if name in INTEGERS else "d") for name in names}
+    for number, line in enumerate(lines, 2):
+        _parse_line(number, line, columns)
+    return {name: np.array(columns[name]) for name in dict.fromkeys((*COLUMNS, *names))}
 
 
-def _parse_line(number: int, line: str, names: Sequence[str]) -> dict[str, float]:
+def _parse_line(number: int, line: str, columns: Mapping[str, array[Any]]) -> None:
     fields = line.split(",")
-    if len(fields) != len(names):
-        raise InputError(f"line {number}: {len(fields)} values for {len(names)} columns")
-    try:
-        return {n: int(f) if n in INTEGERS else float(f) for n, f in zip(names, fields, strict=True)}
-    except ValueError as error:
-        raise InputError(f"line {number}: {error}") from error
+    if len(fields) != len(columns):
+        raise InputError(f"line {number}: {len(fields)} values for {len(columns)} columns")
+    for (name, column), field in zip(columns.items(), fields, strict=True):
+        try:
+            column.append(int(field) if name in INTEGERS else float(field))
+        except (ValueError, OverflowError):
+            kind = "a 64-bit integer" if name in INTEGERS else "a number"
+            raise InputError(f"line {number}: {name} must be {kind}, got {field[:40]!r}") from None

@@ -48,6 +48,6 @@ def test_flower_is_the_simulator() -> None:
     start = ArrayRecord(problem.Net().state_dict())
     result = strategy.start(grid, start, num_rounds=problem.ROUNDS, evaluate_fn=central)
     expected, x = problem.simulate()
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=1e-5)
-    torch.testing.assert_close(vector(result.arrays), x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=problem.SINGLE)
+    torch.testing.assert_close(vector(result.arrays), x, rtol=0, atol=problem.SINGLE)
     assert expected[-1] < 0.9 * expected[0]

@@ -51,8 +51,8 @@ def parts(fed: Federation) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_two_rounds() -> None:
-    assert by_hand(1).x.tolist() == pytest.approx([0.045, 0.27], abs=1e-15)
-    assert by_hand(2).x.tolist() == pytest.approx([0.071775, 0.4806], abs=1e-15)
+    assert by_hand(1).x.tolist() == pytest.approx([0.045, 0.27], abs=1e-14)
+    assert by_hand(2).x.tolist() == pytest.approx([0.071775, 0.4806], abs=1e-14)
 
 
 def test_trace() -> None:

@@ -55,7 +55,7 @@ def second(x: Tensor) -> Tensor:
 
 def test_two_rounds() -> None:
     first = fly(1)
-    assert first.tolist() == pytest.approx([0.00625, -0.10625], abs=1e-15)
+    assert first.tolist() == pytest.approx([0.00625, -0.10625], abs=1e-14)
     torch.testing.assert_close(fly(2), first - 0.1 * second(first), rtol=0, atol=1e-15)
 
 

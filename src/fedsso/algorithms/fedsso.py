@@ -17,7 +17,8 @@ drawn towards the last step's B s, which the server knows, since s = -t B^-1 g_{
 
 alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of the first rounds, so that a client's own
 steps change its gradient by about a fifth; at most 0.1, since clients may be steeper than their mean. The server tells
-them, with the model.
+them, with the model. A round that explodes is undone: back to the model before the last step, and on from there as in
+round 1, with a thousandth of alpha. A loss 1000 times the first is an explosion, after one that was undone 10 times.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from .. import local as solver
 from .. import quasi_newton as qn
-from ..algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ..algorithm import BLOW_UP, Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, positive
 from ..errors import InputError, unknown
 from ..schedule import Auto, Step, at
@@ -42,6 +43,7 @@ TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
 GROWTH, EARLY = (10, 2), 4  # what radius and gamma may grow by in a round: in the first rounds, and later
 FLATTEST = 100  # largest gamma
 FIRST, LARGEST, DRIFT = 0.01, 0.1, 0.2  # alpha="auto": the step of the first round, the largest, and alpha tau L
+SHRINK, WARY = 1e-3, 10.0  # alpha="auto": what an explosion leaves of alpha; the rise of the loss that is one after it
 
 
 class Guard(NamedTuple):
@@ -67,10 +69,11 @@ class State(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Of alpha="auto", both [trials, 1]."""
+    """Of alpha="auto", all [trials, 1]."""
 
     alpha: Tensor  # the client step of the next round
     L: Tensor  # the least steepness seen
+    undone: Tensor  # rounds that were undone
 
 
 class Message(NamedTuple):
@@ -103,7 +106,7 @@ class FedSSO(Algorithm):
 
     def server_init(self, x: Tensor) -> State:
         none, zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64), x.new_zeros(x.shape)
-        choice = Choice(x.new_full(none.shape, FIRST), none.new_full(none.shape, torch.inf))
+        choice = Choice(x.new_full(none.shape, FIRST), none.new_full(none.shape, torch.inf), none)
         guard = Guard(none, none.new_ones(none.shape), none, none, none.bool())
         return State(x, zero, zero, _form(self, x, 0).init(x), guard, none.expand(-1, 5).contiguous(), choice)
 
@@ -123,7 +126,7 @@ class FedSSO(Algorithm):
         products, guard = gram(s, y, g), server.guard
         choice = _chosen(server.choice, products, cohort) if isinstance(self.alpha, str) else server.choice
         if adaptive:
-            guard = _adapted(guard, products, alpha * cohort.steps, k)
+            guard = _adapted(guard, products, alpha * cohort.steps, k - choice.undone > EARLY)
             y = _damped(y, server.g, products, guard)
             products = gram(s, y, g)
         form = _form(self, x, k, guard.gamma)
@@ -138,6 +141,13 @@ class FedSSO(Algorithm):
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         guard = guard._replace(slope=step * slope, share=step, capped=step == longest)
         return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
+
+    def bears(self, server: State) -> Scalar:
+        return torch.where(server.choice.undone > 0, WARY, BLOW_UP)[:, 0]
+
+    def undo(self, server: State) -> tuple[State, Tensor] | None:
+        bounded = isinstance(self.alpha, str) and self.guard == "adaptive"  # unguarded steps do not depend on alpha
+        return _undone(server) if bounded else None
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return _told(self, server)
@@ -162,10 +172,22 @@ def _check(record: FedSSO) -> None:
 def _chosen(choice: Choice, products: Tensor, cohort: Cohort) -> Choice:
     """alpha tau L = DRIFT at the least L that the first rounds show, or the first pair if it comes later."""
     ss, yy = products[..., 0, :1], products[..., 1, 1:2]
-    early = choice.L.isinf() if cohort.k > EARLY + 1 else True
-    L = torch.where((ss > 0) & early, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
+    late = cohort.k - choice.undone > EARLY + 1
+    open_ = choice.L.isinf() | ~late
+    L = torch.where((ss > 0) & open_, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
     wanted = (DRIFT / (cohort.steps * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
-    return Choice(torch.where(L.isinf() | (cohort.k > EARLY + 1) & (L == choice.L), choice.alpha, wanted), L)
+    return choice._replace(alpha=torch.where(L.isinf() | late & (L == choice.L), choice.alpha, wanted), L=L)
+
+
+def _undone(server: State) -> tuple[State, Tensor]:
+    """The state before the last step, with nothing known of its length; and whether alpha can be smaller still."""
+    none, choice = torch.zeros_like(server.guard.radius), server.choice
+    alpha = SHRINK * choice.alpha
+    choice = Choice(alpha, torch.full_like(choice.L, torch.inf), choice.undone + 1)
+    guard = Guard(none, torch.ones_like(none), none, none, none.bool())
+    seen = torch.cat([none * torch.nan, none, none, none * torch.nan, server.choice.alpha.double()], -1)
+    back = server._replace(x=server.x - server.s, s=torch.zeros_like(server.s), guard=guard, seen=seen, choice=choice)
+    return back, (alpha >= torch.finfo(alpha.dtype).tiny)[:, 0]
 
 
 def _damped(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
@@ -176,11 +198,12 @@ def _damped(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
     return y.mul_(trust.to(y.dtype)).sub_(known.to(y.dtype) * old)
 
 
-def _adapted(guard: Guard, products: Tensor, work: Scalar, k: int) -> Guard:
+def _adapted(guard: Guard, products: Tensor, work: Scalar, late: Tensor) -> Guard:
     """Radius and gamma after a look at g_k^T s, the slope found at the end of the last step."""
     r = torch.where(guard.radius > 0, guard.radius, work * products[..., 2, 2:].sqrt())  # at first the FedAvg step
     theta = torch.where(guard.slope > 0, products[..., 0, 2:] / guard.slope, 0.0)  # before the first step it is 0
-    m = 1 / (1 + theta).clamp(min=1 / GROWTH[k > EARLY], max=2)
+    first, then = (theta.new_tensor(1 / growth) for growth in GROWTH)
+    m = 1 / torch.maximum(1 + theta, torch.where(late, then, first)).clamp(max=2)
     r = torch.where((m < 1) | guard.capped, m * r, r)
     n = torch.where(guard.capped | (guard.slope <= 0), 1.0, m * guard.share)  # uncut it was eta B^-1 g: eta is no news
     return guard._replace(radius=r, gamma=(n * guard.gamma).clamp(1, FLATTEST))

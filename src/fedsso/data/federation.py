@@ -436,10 +436,12 @@ def _finite(values: Tensor, what: str) -> None:
 
 
 def _whole(good: Tensor, problem: str, remedy: str) -> None:
-    """An error that names the first row with a value that is not good."""
+    """An error that names the first row with a value that is not good, of a table also the column; not the value."""
     rows = good.flatten(1).all(1) if good.ndim > 1 else good
     if not rows.all():
-        raise InputError(f"{problem} in row {int(rows.int().argmin())}: {remedy}")
+        row = int(rows.int().argmin())
+        column = f", column {int(good[row].int().argmin())}" if good.ndim == 2 else ""
+        raise InputError(f"{problem} in row {row}{column}: {remedy}")
 
 
 def _require(good: Tensor, y: Tensor, rule: str) -> None:

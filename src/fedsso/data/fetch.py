@@ -24,18 +24,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PureWindowsPath
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 from urllib import request
 from urllib.error import HTTPError
 
 from ..errors import InputError
 from ..files import write_atomic, write_then_rename
-from ..intake import DAMAGE
+from ..intake import DAMAGE, Pieces, opened, read_json, zip_archive
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke
 MOST = 2**33  # bytes of a download of unknown size, or of what an archive unpacks to: beyond any data set here
 BLOCK = 2**18
+MEMBERS = 10_000  # files of an archive: beyond any data set here
 
 Progress = Callable[[str, int, int], None]
 
@@ -183,7 +184,7 @@ def _at_hand(remote: Remote, folder: Path, staging: Path) -> bool:
         return remote.sha256 in ("", _sha256(staged))
     if remote.members or not remote.sha256 or not placed.exists() or _sha256(placed) != remote.sha256:
         return False
-    with placed.open("rb") as source:
+    with opened(placed) as source:
         _write(staged, lambda file: shutil.copyfileobj(source, file))
     return True
 
@@ -212,8 +213,8 @@ def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with opened(path) as file:
+        return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
 
 
 # ---- One file
@@ -265,7 +266,7 @@ def _note(part: Path) -> Path:
 def _kept(part: Path) -> _Kept:
     """What there is to go on from; nothing where it is not certain what it is."""
     try:
-        note = json.loads(_note(part).read_text())
+        note = read_json(_note(part))
         kept = _Kept(str(note["url"]), str(note["version"]), int(note["total"]), part.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError):
         return _Kept()
@@ -440,7 +441,7 @@ class _Member(NamedTuple):
 
 def _unpack(archive: Path, members: Sequence[tuple[str, str]], folder: Path) -> list[Path]:
     try:
-        with archive.open("rb") as file, _members(archive, file) as found:
+        with opened(archive) as file, _members(archive, file) as found:
             wanted = {folder / path: _wanted(archive, name, found) for name, path in members}
             for path in sorted(wanted, key=lambda path: wanted[path].place):  # a tar.gz is read once, not to and fro
                 _write(path, partial(_extract, wanted[path]))
@@ -476,11 +477,11 @@ def _members(archive: Path, file: IO[bytes]) -> Iterator[dict[str, _Member]]:
     start = file.read(512)
     file.seek(0)
     if start.startswith(b"PK"):
-        with zipfile.ZipFile(file) as packed:
+        with zip_archive(file) as packed:
             yield _safe(archive, _zipped(packed))
     elif start.startswith(b"\x1f\x8b") or start[257:262] == b"ustar":
         stream = gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else file
-        with tarfile.open(fileobj=stream, mode="r:") as taped:
+        with tarfile.open(fileobj=cast(IO[bytes], Pieces(stream)), mode="r:") as taped:
             yield _safe(archive, _taped(taped, stream))
     else:
         raise InputError(f"{archive}: is neither a zip nor a tar file: fetch it again")
@@ -497,6 +498,8 @@ def _safe(archive: Path, members: Iterator[tuple[str, _Member]]) -> dict[str, _M
         if size > MOST:
             raise InputError(f"{archive}: unpacks to more than {MOST} bytes: do not use this archive")
         found[name] = member
+        if len(found) > MEMBERS:
+            raise InputError(f"{archive}: has more than {MEMBERS} members: do not use this archive")
     return found
 
 

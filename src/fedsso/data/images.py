@@ -12,13 +12,14 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
 from ..errors import InputError
-from ..intake import read_bytes, read_npz, unpacked
+from ..intake import Pieces, limits, read_bytes, read_npz, unpacked
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
@@ -28,6 +29,7 @@ LABELS, IMAGES = 0x801, 0x803  # magic numbers of idx files: bytes in one and in
 BLOCK = 1 << 20  # bytes read at a time
 CIFAR = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 MOST = 1 << 26  # bytes of a CIFAR batch, twice what one has
+MEMBERS = 1000  # files of a CIFAR archive, which has eight
 ROWS = 1 << 21  # images of an idx file, more than any set has
 DAMAGED = "corrupt or cut short"
 
@@ -119,6 +121,7 @@ def _read_idx(path: Path, magic: int, shape: tuple[int, ...], out: bytearray) ->
     with unpacked(path) as file:
         items = _header(path, file, magic, shape)
         size = items * math.prod(shape)
+        limits().check("bytes", before + size, path, "bytes, unpacked, with the files before it")
         while len(out) - before <= size and (block := file.read(BLOCK)):
             out += block
     got = len(out) - before
@@ -163,6 +166,8 @@ def _cifar(batches: Iterable[Batch], pixel_range: Sequence[float]) -> Pool:
     """The images of all batches in one buffer."""
     pixels, marks = bytearray(), bytearray()
     for decode, name, data in batches:
+        if len(data) > MOST:
+            raise InputError(f"{name}: has {len(data)} bytes, need at most {MOST}: fetch it again")
         images, labels = decode(name, data)
         _known(name, labels, range(10))
         pixels += np.ascontiguousarray(images).data
@@ -199,9 +204,20 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """One of the few things that a batch consists of."""
+        if (module, name) == ("_codecs", "encode"):
+            return self.encode
         if (module, name) not in ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR batch needs")
         return ADMITTED[module, name]
+
+    encoded = 0
+
+    def encode(self, text: str, encoding: str) -> bytes:
+        """Bytes, as Python 3 writes them in the format of Python 2; not the same text again and again."""
+        self.encoded += len(text)
+        if encoding != "latin1" or self.encoded > MOST:
+            raise pickle.UnpicklingError(f"it has text in {encoding!r}, need 'latin1', or too much of it")
+        return text.encode("latin1")
 
 
 class _Dtype:
@@ -229,19 +245,11 @@ class _Array:
                     self.rows = np.frombuffer(content, np.uint8).reshape((rows, width), order="F" if order else "C")
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    """Bytes, as Python 3 writes them in the format of Python 2."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it has text in {encoding!r}, need 'latin1'")
-    return text.encode("latin1")
-
-
 ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,  # numpy moved it in version 2
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): "ndarray",  # the kind of array: nothing that can be called
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
 }
 
 
@@ -261,8 +269,10 @@ def _untarred(path: Path) -> dict[str, bytes]:
     """The batches among an archive's files, by the last part of their name."""
     files: dict[str, bytes] = {}
     try:
-        with unpacked(path) as raw, tarfile.open(fileobj=raw, mode="r|") as archive:
-            for member in archive:
+        with unpacked(path) as raw, tarfile.open(fileobj=cast(IO[bytes], Pieces(raw)), mode="r:") as archive:
+            for count, member in enumerate(archive):
+                if count > MEMBERS:
+                    raise InputError(f"{path}: has more than {MEMBERS} files, CIFAR-10 has 8: fetch it again")
                 name = member.name.rpartition("/")[2]
                 if member.isfile() and name.removesuffix(".bin") in CIFAR and (file := archive.extractfile(member)):
                     if member.size > MOST:
@@ -272,7 +282,7 @@ def _untarred(path: Path) -> dict[str, bytes]:
                 pass
     except InputError:
         raise
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, BadZipFile, ValueError, OverflowError) as error:
         raise InputError(f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): fetch it again") from None
     return files
 

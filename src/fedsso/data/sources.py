@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, integer, number, one_of, unknown
-from ..intake import user_path
+from ..intake import is_file, user_path
 from .federation import Federation
 from .fetch import Remote
 from .partition import PARTITIONS, TABLES, Parts, options_of
@@ -83,7 +83,7 @@ class DataSet:
         """The first form whose files are all there, and the files."""
         folder = data_folder(data_dir)
         found = ((form, [folder / file for file in form.files]) for form in self.forms)
-        return next(((form, paths) for form, paths in found if all(path.is_file() for path in paths)), None)
+        return next(((form, paths) for form, paths in found if all(is_file(path) for path in paths)), None)
 
     def wanted(self) -> str:
         """The files of its forms, for people."""
@@ -115,8 +115,9 @@ def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Feder
     pool = form.read(paths, **own)
     _known_labels(dataset, pool, paths)
     whole = dataset.forms[0].rows
-    if form.rows < whole:
-        some = f"{paths[0].name} holds {form.rows} of {whole} rows; `fedsso data get {dataset.name}` fetches all"
+    held = form.rows if options.get("rows") else len(pool.y)  # a sample of them is no surprise
+    if held != whole:
+        some = f"{paths[0].name} holds {held} of {whole} rows; `fedsso data get {dataset.name}` fetches all"
         pool = pool._replace(notes=(some, *pool.notes))
     return _shared_out(dataset, pool, wish, {**skew, **own})
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from csv import Error as CsvError
-from csv import reader as csv_reader
-from itertools import pairwise
+from decimal import Decimal
+from itertools import pairwise, tee
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of, unknown
-from ..intake import lines, read_text, user_path
+from ..intake import csv_rows, inside, is_file, is_folder, limits, lines, text_lines, user_path
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -36,7 +34,8 @@ FEATURES = (
     *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
 )
 """The columns of heart disease before num, the diagnosis."""
-LARGEST = 2**29  # numbers in x: 2 GiB
+INT32 = 2**31 - 1
+EXACT = 2**53  # float64 tells whole numbers apart up to here
 FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -75,14 +74,17 @@ def csv_pool(
     )
     _some_value(x, names)
     y = _alike([y for *_, y in tables], list(paths.values()), target)
-    if classes == 0 and y.dtype.kind == "U":
+    if classes == 0 and _are_names(y):
         raise InputError(
-            f"column {target!r} holds names such as {str(y[0])!r}, a regression needs numbers: choose another"
+            f"column {target!r} holds names such as {str(y[0])!r}, a regression needs numbers: choose another",
+            public=f"column {target!r}: holds names, a regression needs numbers",
         )
-    label, notes = _numbered(y) if classes is None or y.dtype.kind == "U" else (torch.from_numpy(y), ())
-    clients = np.repeat(np.array(list(paths)), [len(y) for *_, y in tables])
+    as_written = classes is not None and not _are_names(y)
+    label, notes = (torch.from_numpy(y.astype(np.float64)), ()) if as_written else _numbered(y)
+    clients = np.repeat(np.array(list(paths), dtype=object), [len(y) for *_, y in tables])
     if group:
-        clients = np.array([name for path in paths.values() for name in _column(path, target, group)])
+        named = [name for path in paths.values() for name in _column(path, target, group)]
+        clients = np.array(named, dtype=object)
     return Pool(torch.from_numpy(x), label, group=clients, notes=notes, standardise=True, columns=names)
 
 
@@ -95,7 +97,7 @@ def read_csv(
 ) -> tuple[tuple[str, ...], Array, Array]:
     """(feature names, x float64 [rows, features] with NaN for gaps, y [rows]) of a file with a header.
 
-    y holds numbers, float64, or the names of classes, text.
+    y holds numbers (float64, or exact integers where float64 cannot tell them apart) or the names of classes, text.
 
     Without `features` they are all columns but the target and `group`. UTF-8; commas or semicolons between the cells.
     """
@@ -104,11 +106,11 @@ def read_csv(
     (where, header), records = _opened(Path(path), target)
     names = _chosen([name for name in header if name != group] if group else header, target, wanted, where)
     places = {name: i for i, name in enumerate(header)}
-    columns, cells = {name: places[name] for name in names}, list[tuple[str, str]]()
+    columns, cells = {name: places[name] for name in names}, Targets([], array("q"))
     x = _table(_noted(records, places[target], cells), columns, len(header), marks)
     if not len(x):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
-    return names, x, _target(cells, target, marks)
+    return names, x, _target(Path(path), cells, target, marks)
 
 
 def svmlight(paths: Sequence[Path], *, dim: int = 0) -> Pool:
@@ -116,16 +118,19 @@ def svmlight(paths: Sequence[Path], *, dim: int = 0) -> Pool:
 
     `dim` is the number of columns; 0 takes the largest index. Whole labels are numbered from 0 in sorted order.
     """
-    most = integer("dim", dim, 0, LARGEST)
+    most = integer("dim", dim, 0, limits().columns)
     parts = [_sparse(path, most) for path in paths]
     if not parts:
         raise InputError("svmlight needs at least 1 file, got 0")
     _same_labels(paths, parts)
-    y, sizes, columns, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    width = most or int(columns.max(initial=0))
-    _worth_storing(len(y), width, paths)
+    y = np.concatenate([part.y for part in parts])
+    width = most or max(int(part.columns.max(initial=0)) for part in parts)
+    if not width:
+        raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
+    limits().check("cells", len(y) * width, paths[0], f"numbers, {len(y)} rows of {width} features")
     x = np.zeros((len(y), width), np.float32)
-    x[np.repeat(np.arange(len(y)), sizes), columns - 1] = values
+    for part, rows in zip(parts, np.split(x, np.cumsum([len(part.y) for part in parts])[:-1]), strict=True):
+        rows[np.repeat(np.arange(len(rows)), part.sizes), part.columns - 1] = part.values
     label, notes = _numbered(y)
     return Pool(torch.from_numpy(x), label, notes=notes)
 
@@ -148,12 +153,10 @@ def listed(files: PathLike | Sequence[PathLike], suffix: str) -> list[Path]:
         raise InputError(f"files must be a path, a list of paths or a folder, got files={files!r}")
     paths: list[Path] = []
     for path in (user_path("files", one) for one in given):
-        inside = sorted(p for p in path.glob("*") if p.is_file() and _wanted(p.name, suffix))
-        if path.exists() and not path.is_dir() and not path.is_file():
-            raise InputError(f"cannot read {path}: it is not a regular file; give the name of a file")
-        if path.is_dir() and not inside:
+        own = [p for p in inside(path) if _wanted(p.name, suffix) and is_file(p)] if is_folder(path) else [path]
+        if not own:
             raise InputError(f"no file *{suffix} in the folder {path}: check its name")
-        paths += inside if path.is_dir() else [path]
+        paths += own
     if not paths:
         raise InputError("there are no files, need at least 1: check the folder")
     return paths
@@ -186,21 +189,14 @@ def _texts(what: str, values: Iterable[str]) -> tuple[str, ...]:
     return listed
 
 
-def _records(path: Path, text: str, delimiter: str) -> Iterator[Record]:
-    """The place where each record starts and its cells; empty lines are passed over.
+def _records(path: Path, text: Iterable[str], delimiter: str) -> Iterator[Record]:
+    """The line where each record starts and its cells; empty lines are passed over.
 
     Where semicolons part the cells, a comma in a number is a decimal point.
     """
-    reader = csv_reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
-    try:
-        for cells in reader:
-            if cells:
-                stripped = [cell.strip() for cell in cells]
-                yield f"{path}: line {line}", list(map(_pointed, stripped)) if delimiter == ";" else stripped
-            line = reader.line_num + 1
-    except CsvError as error:
-        raise InputError(f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes") from None
+    for line, cells in csv_rows(path, text, delimiter):
+        stripped = [cell.strip() for cell in cells]
+        yield f"{path}: line {line}", list(map(_pointed, stripped)) if delimiter == ";" else stripped
 
 
 def _pointed(cell: str) -> str:
@@ -209,8 +205,10 @@ def _pointed(cell: str) -> str:
 
 def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
     """The header, and the records after it."""
-    text = read_text(path)
-    records = _records(path, text, _delimiter(text, target))
+    begin, rest = tee(text_lines(path))
+    first = next((line for line in begin if line.strip()), "")
+    del begin  # what it has seen would be kept
+    records = _records(path, rest, _delimiter(first, target))
     header = next(records, None)
     if header is None:
         raise InputError(f"{path}: the file is empty, need a line with the names of the columns")
@@ -232,11 +230,9 @@ def _column(path: Path, target: str, name: str) -> list[str]:
     return cells
 
 
-def _delimiter(text: str, target: str) -> str:
+def _delimiter(first: str, target: str) -> str:
     """Comma or semicolon: the one that shows the target in the first line, else the one that shows more columns."""
-    line = re.match(r"[^\r\n]*", text.lstrip())
-    first = line[0] if line else ""
-    names = {d: [name.strip(' "') for name in first.split(d)] for d in ",;"}
+    names = {d: [name.strip(' "\r\n') for name in first.split(d)] for d in ",;"}
     return max(names, key=lambda d: (target in names[d], len(names[d])))
 
 
@@ -258,29 +254,68 @@ def _chosen(header: Sequence[str], target: str, wanted: Sequence[str] | None, wh
 
 def _table(records: Iterable[Record], columns: Mapping[str, int], width: int, marks: Collection[str]) -> Array:
     """The named columns of all records as float64 [rows, columns], with NaN for gaps."""
-    rows = array("d")
-    for where, cells in records:
+    rows, most, left = array("d"), limits(), iter(records)
+    for where, cells in left:
         if len(cells) != width:
-            raise InputError(f"{where}: has {len(cells)} cells, expected {width}: one for each column")
-        rows.extend(_number(cells[i], name, marks, where) for name, i in columns.items())
-    return np.array(rows).reshape(-1, len(columns))
+            raise InputError(
+                f"{where}: has {len(cells)} cells, expected {width}: one for each column",
+                public=f"at least 1 row has {len(cells)} cells, expected {width}",
+            )
+        most.check("cells", len(rows) + len(columns), where, "numbers up to here")
+        try:
+            rows.extend([np.nan if cells[i] in marks else _finite(cells[i]) for i in columns.values()])
+        except ValueError:
+            name = next(name for name, i in columns.items() if not _fits(cells[i], marks))
+            count = _count(left, columns[name], marks)
+            raise _no_number(where, cells[columns[name]], name, marks, count) from None
+    return np.frombuffer(rows).reshape(-1, len(columns))
 
 
-def _noted(records: Iterable[Record], i: int, cells: list[tuple[str, str]]) -> Iterator[Record]:
-    """The records as they are; column i of each and where it stands are noted."""
+class Targets(NamedTuple):
+    """The cells of the column to predict."""
+
+    cells: list[str]
+    lines: array[int]  # where they stand
+
+
+def _noted(records: Iterable[Record], i: int, targets: Targets) -> Iterator[Record]:
+    """The records as they are; column i of each and its line are noted."""
     for where, record in records:
-        cells.append((where, record[i] if i < len(record) else ""))
+        targets.cells.append(record[i] if i < len(record) else "")
+        targets.lines.append(int(where.rpartition(" ")[2]))
         yield where, record
 
 
-def _target(cells: Sequence[tuple[str, str]], name: str, marks: Collection[str]) -> Array:
+def _target(path: Path, targets: Targets, name: str, marks: Collection[str]) -> Array:
     """Numbers, or the names of classes where not one of them is a number."""
-    for where, cell in cells:
-        if cell in marks:
-            raise InputError(f"{where}: has no {name!r}, the target: fill it in, or remove the row")
-    if not any(_is_number(cell) for _, cell in cells):
-        return np.array([cell for _, cell in cells])
-    return np.array([_number(cell, name, (), where) for where, cell in cells])
+    gaps = [i for i, cell in enumerate(targets.cells) if cell in marks]
+    if gaps:
+        raise InputError(
+            f"{path}: line {targets.lines[gaps[0]]}: has no {name!r}, the target: fill it in, or remove the row",
+            public=f"column {name!r}, the target: {len(gaps)} rows have no value",
+        )
+    if not any(map(_is_number, targets.cells)):
+        return np.array(targets.cells, dtype=object)
+    wrong = [i for i, cell in enumerate(targets.cells) if not _is_number(cell)]
+    if wrong:
+        raise InputError(
+            f"{path}: line {targets.lines[wrong[0]]}: has {targets.cells[wrong[0]]!r} in column {name!r}, "
+            "expected a number such as -1.5, as other rows have",
+            public=f"column {name!r}, the target: {len(wrong)} cells are no numbers, {len(targets.cells)} rows are",
+        )
+    return _told_apart(np.array(list(map(float, targets.cells))), targets.cells)
+
+
+def _told_apart(y: Array, cells: Sequence[str]) -> Array:
+    """The numbers, or as exact integers the same where float64 would make two of them one."""
+    if (y % 1).any() or not (np.abs(y) >= EXACT).any():
+        return y
+    exact = list(map(Decimal, cells))
+    return y if any(one % 1 for one in exact) else np.array(list(map(int, exact)), dtype=object)
+
+
+def _are_names(y: Array) -> bool:
+    return isinstance(y[0], str)
 
 
 def _is_number(cell: str) -> bool:
@@ -291,15 +326,23 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _number(cell: str, name: str, marks: Collection[str], where: str) -> float:
-    if cell in marks:
-        return np.nan
-    try:
-        return _finite(cell)
-    except ValueError:
-        gaps = f", or a gap written as one of {', '.join(map(repr, marks))}" if marks else ", as other rows have"
-        rule = f"expected a number such as -1.5{gaps}"
-        raise InputError(f"{where}: has {cell!r} in column {name!r}, {rule}") from None
+def _fits(cell: str, marks: Collection[str]) -> bool:
+    """Whether a cell is a number or a gap."""
+    return cell in marks or _is_number(cell)
+
+
+def _count(records: Iterable[Record], i: int, marks: Collection[str]) -> int:
+    """In how many rows column i does not fit: one, and those that follow it."""
+    return 1 + sum(i < len(cells) and not _fits(cells[i], marks) for _, cells in records)
+
+
+def _no_number(where: str, cell: str, name: str, marks: Collection[str], count: int) -> InputError:
+    """The cell is for whoever holds the table, its column and how many there are for others."""
+    gaps = f", or a gap written as one of {', '.join(map(repr, marks))}"
+    return InputError(
+        f"{where}: has {cell!r} in column {name!r}, expected a number such as -1.5{gaps}",
+        public=f"column {name!r}: {count} cells are neither numbers nor gaps",
+    )
 
 
 def _finite(text: str) -> float:
@@ -332,9 +375,8 @@ def _some_value(x: Array, names: Sequence[str]) -> None:
 def _alike(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
     """All targets, numbers or names everywhere."""
     for own, path in zip(targets, paths, strict=True):
-        if own.dtype.kind != targets[0].dtype.kind:
-            kinds = {"f": "numbers", "U": "names"}
-            here, first = (kinds[t.dtype.kind] for t in (own, targets[0]))
+        if _are_names(own) != _are_names(targets[0]):
+            here, first = ("names" if _are_names(t) else "numbers" for t in (own, targets[0]))
             raise InputError(f"{path}: has {here} in column {name!r}, {paths[0]} has {first}: write all in one way")
     return np.concatenate(targets)
 
@@ -344,7 +386,7 @@ def _numbered(y: Array) -> tuple[Tensor, tuple[str, ...]]:
     if y.dtype.kind == "f" and (y % 1).any():
         return torch.from_numpy(y), ()
     values, label = np.unique(y, return_inverse=True)
-    first, last = (str(v) if y.dtype.kind == "U" else f"{v:g}" for v in (values[0], values[-1]))
+    first, last = (f"{v:g}" if y.dtype.kind == "f" else str(v) for v in (values[0], values[-1]))
     note = f"labels {first} to {last} are numbered 0 to {len(values) - 1} in sorted order"
     same = y.dtype.kind == "f" and np.array_equal(values, np.arange(len(values)))
     return torch.from_numpy(label.astype(np.int64)), () if same else (note,)
@@ -360,18 +402,30 @@ class Sparse(NamedTuple):
 
 
 def _sparse(path: Path, most: int) -> Sparse:
-    y, sizes, columns, values = array("d"), array("l"), array("l"), array("f")
+    y, sizes, columns, values = array("d"), array("i"), array("i"), array("f")
+    bound = limits()
     for line, text in enumerate(lines(path), start=1):
+        if text == b"\n":
+            continue
         tokens = text.decode("latin-1").partition("#")[0].split()
         if tokens:
-            label, index, value = _line(tokens, most or LARGEST, f"{path}: line {line}")
+            label, index, value = _line(tokens, most or INT32, f"{path}: line {line}")
+            if index and index[-1] > bound.columns:
+                raise bound.beyond("columns", f"{path}: line {line}", f"has {index[-1]} columns")
+            if len(columns) + len(index) > bound.cells:
+                raise bound.beyond("cells", f"{path}: line {line}", f"has more than {bound.cells} numbers up to here")
             y.append(label)
             sizes.append(len(index))
             columns.extend(index)
             values.extend(value)
     if not y:
         raise InputError(f"{path}: has no rows, need at least 1")
-    return Sparse(*map(np.array, (y, sizes, columns, values)))
+    return Sparse(_as_array(y), _as_array(sizes), _as_array(columns), _as_array(values))
+
+
+def _as_array(numbers: array[Any]) -> Array:
+    """The same memory."""
+    return np.frombuffer(numbers, numbers.typecode) if numbers else np.zeros(0, numbers.typecode)
 
 
 def _line(tokens: Sequence[str], most: int, where: str) -> tuple[float, list[int], list[float]]:
@@ -386,7 +440,9 @@ def _line(tokens: Sequence[str], most: int, where: str) -> tuple[float, list[int
         if own <= before:
             raise InputError(f"{where}: has feature {own} after {before}, expected indices from 1 in rising order")
     if index and index[-1] > most:
-        raise InputError(f"{where}: has feature {index[-1]}, expected at most {most}")
+        raise InputError(f"{where}: has feature {index[-1]}, expected at most dim={most}")
+    if abs(label) >= EXACT:
+        raise InputError(f"{where}: has a label of 2^53 or more, where labels run together: number them from 0")
     return label, index, [value for _, value in entries]
 
 
@@ -408,17 +464,9 @@ def _same_labels(paths: Sequence[Path], parts: Sequence[Sparse]) -> None:
         raise InputError(f"two classes are written in different ways: {said}: number them alike")
 
 
-def _worth_storing(rows: int, width: int, paths: Sequence[Path]) -> None:
-    if not width:
-        raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
-    if rows * width > LARGEST:
-        size = f"{rows} rows of {width} features"
-        raise InputError(f"{paths[0]}: {size} are too many to hold in full (at most {LARGEST} numbers): keep fewer")
-
-
 def _hospital(path: Path) -> Array:
     columns = {name: i for i, name in enumerate((*FEATURES, "num"))}
-    records = list(_records(path, read_text(path), ","))
+    records = list(_records(path, text_lines(path), ","))
     table = _table(records, columns, len(columns), ("?",))
     if not len(table):
         raise InputError(f"{path}: the file is empty, need lines of {len(columns)} cells")

@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from ..errors import InputError, integer
+from ..intake import limits, read_text
 from ..intake import lines as packed_lines
-from ..intake import read_text
 from ..rng import key
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
-LARGEST = 2**32  # bytes of all samples
 MOST = 255  # characters of an alphabet, and words of a tweet: what a byte holds
 CHUNK = 4096  # rows counted at a time
+PIECE = 1 << 20  # characters looked up at a time
 SPEECH = re.compile(r"(?:\A|\n\r?\n)([^\r\n]+):(?=\r?\n|\Z)")
 COLUMNS = ["polarity", "id", "date", "query", "user", "text"]
 URL = re.compile(r"(?:https?://|www\.)\S+")
@@ -49,13 +49,13 @@ def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
     rows = len(text) // size
     if not rows:
         raise InputError(f"{path}: has {len(text)} characters, one row takes {size}: use a smaller length")
-    alphabet, codes = np.unique(np.frombuffer(text.encode("utf-32-le"), "<u4"), return_inverse=True)
+    alphabet = sorted(set(text))
     if len(alphabet) > MOST:
         raise InputError(
             f"{path}: has {len(alphabet)} distinct characters, need at most {MOST}: replace the rare ones in the file"
         )
-    _affordable(f"{path}: the rows", rows * length * len(alphabet), "cut the file")
-    pieces = codes[: rows * size].reshape(rows, size)
+    _affordable(f"{path}: the rows", rows * length * len(alphabet) + 4 * len(text), "cut the file")
+    pieces = _codes(text, alphabet)[: rows * size].reshape(rows, size)
     x = _one_hot(pieces[:, :-1], len(alphabet))
     speakers = _speakers(text, np.arange(rows) * size)
     return Pool(x, torch.from_numpy(pieces[:, -1].astype(np.int64)), group=speakers, classes=len(alphabet))
@@ -102,14 +102,25 @@ class Bags(NamedTuple):
 
 
 def _affordable(what: str, size: int, remedy: str) -> None:
-    if size > LARGEST:
-        raise InputError(f"{what} take {size} bytes, need at most {LARGEST}: {remedy}")
+    most = limits().samples
+    if size > most:
+        raise InputError(f"{what} take {size} bytes, need at most {most}: {remedy}, or set FEDSSO_MAX_SAMPLES")
+
+
+def _codes(text: str, alphabet: Sequence[str]) -> Array:
+    """The place of each character in the alphabet, uint8."""
+    known, codes = np.array(list(map(ord, alphabet)), np.uint32), np.zeros(len(text), np.uint8)
+    for a in range(0, len(text), PIECE):
+        piece = np.frombuffer(text[a : a + PIECE].encode("utf-32-le"), "<u4")
+        codes[a : a + PIECE] = np.searchsorted(known, piece)
+    return codes
 
 
 def _one_hot(codes: Array, characters: int) -> Tensor:
-    x = np.zeros((codes.size, characters), np.uint8)
-    x[np.arange(codes.size), codes.ravel()] = 1
-    return torch.from_numpy(x).view(*codes.shape, characters)
+    x = np.zeros((*codes.shape, characters), np.uint8)
+    for a in range(0, len(codes), CHUNK):
+        np.put_along_axis(x[a : a + CHUNK], codes[a : a + CHUNK, :, None].astype(np.int64), 1, 2)
+    return torch.from_numpy(x)
 
 
 def _speakers(text: str, places: Array) -> Array:
@@ -181,8 +192,12 @@ def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
 
 def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
     labels, users, number = list[int](), list[str](), dict[str, int]()
-    codes, start = array("i"), array("i", [0])
+    codes, start, most, names = array("i"), array("i", [0]), limits(), 0
     for tweet in tweets:
+        names += len(tweet.user)
+        most.check("text", names, "the tweets", "characters in the names of who wrote them")
+        most.check("words", len(number), "the tweets", "distinct words")
+        most.check("cells", len(codes), "the tweets", "words")
         labels.append(int(tweet.polarity == "4"))
         users.append(tweet.user)
         codes.extend([number.setdefault(word, len(number)) for word in _words(tweet.text)[:length]])
@@ -199,7 +214,7 @@ def _words(text: str) -> list[str]:
 def _hashed(tweets: Bags, buckets: int) -> Tensor:
     """How often each tweet has a word of each bucket: uint8 [rows, buckets]."""
     rows = len(tweets.labels)
-    _affordable(f"{rows} tweets", rows * buckets, f"use rows={LARGEST // buckets}, or fewer buckets")
+    _affordable(f"{rows} tweets", rows * buckets, f"use rows={limits().samples // buckets}, or fewer buckets")
     bucket = np.array([zlib.crc32(word.encode()) % buckets for word in tweets.words], np.int64)
     x = np.zeros((rows, buckets), np.uint8)
     for a in range(0, rows, CHUNK):
@@ -214,7 +229,7 @@ def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
     """The mean vector of each tweet's known words, float32 [rows, dim], and a note on how many are known."""
     number, vectors = _vectors(path, tweets.words)
     rows, dim = len(tweets.labels), vectors.shape[1]
-    _affordable(f"{rows} tweets", 4 * rows * dim, f"use rows={LARGEST // (4 * dim)}, or shorter vectors")
+    _affordable(f"{rows} tweets", 4 * rows * dim, f"use rows={limits().samples // (4 * dim)}, or shorter vectors")
     known = number[tweets.codes]
     codes, weight, start = (torch.from_numpy(a) for a in (known, vectors, tweets.start[:-1]))
     x = embedding_bag(codes, weight, start, mode="mean", padding_idx=0)

@@ -9,6 +9,7 @@ Two buffers are written in place and named so: the gather buffers of `gather.py`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Algorithm, Cohort, Phase
+from ..algorithm import BLOW_UP, Algorithm, Cohort, Phase
 from ..data import Federation
 from ..errors import InputError
 from ..intake import Damaged
@@ -35,7 +36,7 @@ from .metrics import Metric
 from .rounds import Ints, Plan, Protocol, Rounds
 from .uplink import Errors, part_of, uplink
 
-BLOW_UP = 1e3  # a loss this many times the first one counts as divergence
+log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
 MIN_CHUNK = 8  # clients, however ragged
 ONE_THREAD = (100_000, 2_000)  # parameters up to which one thread does the work; with d x d matrices
@@ -108,6 +109,7 @@ class Simulation:
         self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
         self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
         self.k = 0
+        self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
         self.start_loss = self.rows[0]["test_loss"]
         if not len(self.fed.test_rows):
@@ -142,12 +144,17 @@ class Simulation:
             if not self.p[plan.answered].sum() > 0:  # a cohort without weight moves nothing, as one that nobody answers
                 break
             self._exchange(phase, number, message, under_way, k, plan, ledger)
-        new, row = self._settle(under_way, k)
-        row |= {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
-        row["seconds"] = self._all(time.perf_counter() - began)
+        new, row = self._settle(under_way, k, self._judge(under_way), last)
+        spent = {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
+        spent["seconds"] = self._all(time.perf_counter() - began)
+        found: dict[str, Tensor] = {}
         if last or k % self.job.eval_every == 0:
-            row |= self._evaluate(new)
-        vars(self).update(new, rows=[*self.rows, row])  # one call, which no interrupt can split
+            found = self._evaluate(new)
+            sound = self._judge_evaluated(new, found, last)
+            if not sound.all():
+                new, row = self._settle(under_way, k, sound & self._judge(under_way), last)
+                found = self._evaluate(new)
+        vars(self).update(new, rows=[*self.rows, row | spent | found])  # one call, which no interrupt can split
 
     def _exchange(
         self, phase: Phase, number: int, message: Tree, under_way: _Round, k: int, plan: Plan, ledger: Ledger
@@ -189,44 +196,92 @@ class Simulation:
             kind = type(self.algorithm).__name__
             raise InputError(f"{kind}: a client keeps {names[1]}, but client_init gave it {names[0]}; they must agree")
 
-    def _settle(self, under_way: _Round, k: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The new state where a trial is alive, and the row of the trace.
-
-        A diverged or stopped trial is frozen, its neighbours go on.
-        """
+    def _first(self, under_way: _Round) -> Tensor:
+        """The loss of the first round that was answered, [trials]; NaN before it."""
         loss = self._all(torch.nan) if under_way.loss is None else under_way.loss
-        first = torch.where(self.first_loss.isnan(), loss, self.first_loss)
+        return torch.where(self.first_loss.isnan(), loss, self.first_loss)
+
+    def _limit(self, first: Tensor) -> Tensor:
+        """The largest loss that is no explosion, [trials].
+
+        A skewed first cohort may fit badly or, by chance, well: the loss of the initial model counts as well.
+        """
+        start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
+        bound = torch.maximum(start, torch.where(first.abs() <= BLOW_UP * start, first.abs(), start))
+        limit: Tensor = self.algorithm.bears(self.server) * bound
+        return limit
+
+    def _judge(self, under_way: _Round) -> Tensor:
+        """Which trials the round has left with a finite model and a loss that is no explosion, [trials]."""
         finite = self.models(under_way.server, under_way.own).isfinite().all(-1)
         finite = finite.all(0) if finite.dim() > 1 else finite
-        if under_way.loss is not None:
-            # a skewed first cohort may fit badly or, by chance, well: the loss of the initial model counts as well
-            start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
-            bound = torch.maximum(start, torch.where(first.abs() <= BLOW_UP * start, first.abs(), start))
-            finite &= loss.isfinite() & (loss.abs() <= BLOW_UP * bound)
+        if under_way.loss is None:
+            return finite
+        return finite & _within(under_way.loss, self._limit(self._first(under_way)))
+
+    def _judge_evaluated(self, new: dict[str, Any], found: dict[str, Tensor], last: bool) -> Tensor:
+        """The same after the step, by the losses of an evaluation, [trials].
+
+        A test loss that is no number is an explosion. A large one may belong to a good fit, so that it is one only if
+        the loss over all training rows is as large. Without test rows that loss is asked for in the last round.
+        """
+        tested, limit = found["test_loss"], self._limit(new["first_loss"])
+        blind = not len(self.fed.test_rows)
+        doubtful = (self.ended < 0) & (new["diverged"] == 0) & ~(_within(tested, limit) & (not blind))
+        if not doubtful.any() or (blind and not last):
+            return torch.ones_like(doubtful)
+        trained = found.get("full_train_loss")
+        if trained is None:
+            trained = self._full_train_loss(self.models(new["server"], new["own"]), new["buffers"])
+        sound: Tensor = ~doubtful | _within(trained, limit) & (tested.isfinite() | blind)
+        return sound
+
+    def _settle(self, under_way: _Round, k: int, sound: Tensor, last: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The new state where a trial is alive, and the row of the trace.
+
+        A trial whose round is not sound goes back to where its algorithm says; where that cannot be it has diverged.
+        A diverged or stopped trial is frozen, its neighbours go on.
+        """
         running = self.ended < 0
-        died, alive = running & ~finite, running & finite
+        alive, lost = running & sound, running & ~sound
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
-            return new if new is old else torch.where(alive.view(-1, *[1] * (new.dim() - 1)), new, old)
+            return _where(alive, new, old)
 
-        server, own = tree_map(keep, self.server, under_way.server), under_way.own
+        server, own, errors = tree_map(keep, self.server, under_way.server), under_way.own, under_way.errors
+        undone = torch.zeros_like(lost)
         if not alive.all():
             own = [tree_map(keep, *pair) for pair in zip(self.own, own, strict=True)]
+            errors = {name: keep(self.errors.get(name, torch.zeros_like(e)), e) for name, e in errors.items()}
+            hopeful = self.start_loss.isfinite() & ~(self.first_loss.isnan() & last)  # else no round was ever sound
+            server, undone = self._undo(server, lost & hopeful, k)
+        died = lost & ~undone
         new = {
             "k": k,
             "server": server,
             "own": own,
-            "errors": under_way.errors,
+            "errors": errors,
             "position": under_way.position,
             "buffers": keep(self.buffers, under_way.buffers),
-            "first_loss": first,
+            "first_loss": torch.where(undone, self.first_loss, self._first(under_way)),
             "diverged": torch.where(died, k, self.diverged),
             "ended": torch.where(died, k, self.ended),
         }
-        row = {"train_loss": loss + torch.where(running, 0.0, torch.nan)}
+        loss = self._all(torch.nan) if under_way.loss is None else under_way.loss
+        row = {"train_loss": loss + torch.where(running & ~undone, 0.0, torch.nan)}
         moved = under_way.server is not self.server  # a round that nobody answered has nothing to tell
-        nan = torch.where(alive & moved, 0.0, torch.nan)
+        nan = torch.where((alive | undone) & moved, 0.0, torch.nan)
         return new, row | {n: v.double() + nan for n, v in self.algorithm.diagnostics(server).items()}
+
+    def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
+        """The state where the algorithm goes back with the trials that are lost, and with which of them it can."""
+        found = self.algorithm.undo(self.server) if lost.any() else None
+        if found is None:
+            return server, torch.zeros_like(lost)
+        back, possible = found
+        undone = lost & possible
+        log.info("round %d exploded: undone in %d of %d trial(s)", k, int(undone.sum()), self.trials)
+        return tree_map(lambda new, old: _where(undone, new, old), back, server), undone
 
     def _chunks(self, who: Ints) -> Iterator[Ints]:
         """Positions in `who`, clients of similar size together, as many at a time as the budget holds."""
@@ -289,12 +344,30 @@ class Simulation:
         out |= {f"errors.{name}": e for name, e in self.errors.items()}
         out["position"] = torch.from_numpy(self.position)
         out["k"] = torch.tensor(self.k)
-        names = list(dict.fromkeys(n for row in self.rows for n in row))
-        for name in names:
-            column = [row.get(name, self._all(torch.nan)) for row in self.rows]
-            out[f"rows.{name}"] = torch.stack(column)
-        out["contents"] = of_text(json.dumps({"rows": names, "errors": list(self.errors)}))  # in their order
+        columns = self.columns()
+        out |= {f"rows.{name}": column for name, column in columns.items()}
+        out["contents"] = of_text(json.dumps({"rows": list(columns), "errors": list(self.errors)}))  # in their order
         return out
+
+    def columns(self) -> dict[str, Tensor]:
+        """The rows so far as columns [rows, trials]; what a row does not have is NaN.
+
+        Columns are kept, and rows that came since the last call are put below them: with a checkpoint in every round
+        the work would otherwise grow with the square of the rounds.
+        """
+        old = self._columns
+        height = len(next(iter(old.values()), ()))
+        new = self.rows[height:]
+        if not new:
+            return dict(old)
+        nan = self._all(torch.nan)
+        grown = {}
+        for name in dict.fromkeys((*old, *(name for row in new for name in row))):
+            above = old.get(name, nan.expand(height, -1))
+            below = torch.stack([row.get(name, nan) for row in new])
+            grown[name] = torch.cat((above, below))
+        self._columns = grown  # at once, so that an interrupt leaves columns of one height
+        return dict(grown)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from `state()`; the caller has checked that it belongs to the same settings.
@@ -315,6 +388,17 @@ class Simulation:
         vars(self).update(state, own=list(state["own"]), errors=errors, k=k)
         self.position = position.cpu().numpy().copy()
         self.rows = [{n: column[i] for n, column in rows.items()} for i in range(k + 1)]
+        self._columns = rows
+
+
+def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """A leaf [trials, ...] of the new state in the trials of the mask [trials], of the old one in the others."""
+    return new if new is old else torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def _within(loss: Tensor, limit: Tensor) -> Tensor:
+    """Whether a loss is a number within the limit."""
+    return loss.isfinite() & (loss.abs() <= limit)
 
 
 def _gathered(own: Sequence[Tree]) -> Tree:

@@ -1,0 +1,62 @@
+"""Numerical oddities over every algorithm: each run ends, or is marked as diverged, or is refused with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsso import Federation, InputError, Run, simulate
+from fedsso.algorithms import ALGORITHMS
+from oddities import Table, oddities, refused
+
+OPTIONS: dict[str, Any] = {"rounds": 5, "local_steps": 3, "batch_size": 4, "device": "cpu"}
+ODD = oddities()
+
+
+def run(name: str, table: Table) -> Run | None:
+    """The run of an algorithm's default; none where it is refused."""
+    fed = Federation.from_arrays(*table)
+    model = "mlp" if name == "fedper" else "mclr" if fed.classes else "linear"
+    try:
+        return simulate(fed, model, name, **OPTIONS)
+    except InputError:
+        return None
+
+
+def told(run_: Run) -> None:
+    """A run that has not diverged has numbers in every round; one that was undone, its step alone."""
+    trace, k = run_.trace, slice(1, None)
+    assert np.isfinite(run_.x.numpy()).all()
+    if run_.diverged is not None:
+        return
+    undone = ~np.isnan(trace["alpha"]) & np.isnan(trace["grad_norm"]) if "alpha" in trace.columns else False
+    assert (np.isfinite(trace["train_loss"]) | undone)[k].all()
+    tested = ("test_loss", "test_accuracy") if run_.live is not None and run_.live.fed.classes else ("test_loss",)
+    if run_.live is not None and len(run_.live.fed.test_rows):
+        for name in tested:
+            assert np.isfinite(trace[name]).all(), name
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_bears_odd_tables(name: str) -> None:
+    refusals = 0
+    for what, table in ODD.items():
+        try:
+            found = run(name, table)
+            refusals += found is None
+            if found is not None:
+                told(found)
+        except Exception as error:
+            raise AssertionError(f"{name}, {what}: {error!r}") from error
+    assert refusals < len(ODD) / 2
+
+
+@pytest.mark.parametrize("what", refused())
+def test_what_is_no_number_is_refused_by_its_place(what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Federation.from_arrays(*refused()[what])
+    text = str(caught.value)
+    assert "row 5" in text
+    assert ("column 1" in text) == ("in x" in what)
