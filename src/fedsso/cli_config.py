@@ -126,7 +126,7 @@ class Sweep(Base):
     """The keys at the top of a file for a sweep, in whose tables a field may list several values."""
 
     target: float | None = Field(
-        None, gt=0, le=1, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
+        None, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
     )
     select: str = Field(
         "test", description="rows to choose settings by: test, or val, a quarter of each client's training rows"

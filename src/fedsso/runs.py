@@ -332,7 +332,7 @@ def run_folders(folder: str | Path) -> list[Path]:
         return [folder]
     found = sorted(p.parent for p in folder.glob(f"*/{SPEC}"))
     if not found:
-        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
+        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run")
     return found
 
 
