@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """A public name, or a module of the package that these need."""
+        """A module of the package, or a public name."""
         from importlib import import_module
+        from importlib.util import find_spec
 
-        public = import_module(".public", __name__)
-        if hasattr(public, "__all__"):  # not while it is being loaded
-            globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
-        if name in globals():
-            return globals()[name]
+        if find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        public = import_module(f"{__name__}.public")
+        if name == "__all__" or name in public.__all__:
+            return getattr(public, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

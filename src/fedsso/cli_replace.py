@@ -46,8 +46,10 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
 
 
 def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
-    """What lies in a folder under names of these forms."""
+    """What lies in a folder under names of these forms; one that cannot be looked into cannot be written, either."""
     try:
         return [path for pattern in patterns for path in sorted(Path(folder).glob(pattern))]
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot look into {folder} ({error}); choose another folder for --out") from error
+    except OSError:
+        return []
+    except ValueError as error:
+        raise InputError(f"--out must name a folder, got {folder!r} ({error})") from error
