@@ -514,13 +514,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_
     assert curve(out) == curve(whole)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(*LONG, "--out", out, "--checkpoint-every", 1000)
     assert process.stderr is not None
     assert "4 clients" in process.stderr.readline()
     assert "round 15/150" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped after round " in said

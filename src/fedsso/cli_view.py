@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -255,6 +256,6 @@ def cost_document(bill: Bill) -> list[dict[str, Any]]:
 
 
 def set_logging(verbose: bool) -> None:
-    handler = RichHandler(console=messages, show_time=False, show_path=False)
+    handler = RichHandler(console=messages, show_time=False, show_path=False, highlighter=NullHighlighter())
     log.handlers = [handler]
     log.setLevel(logging.INFO if verbose else logging.WARNING)
