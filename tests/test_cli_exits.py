@@ -166,6 +166,15 @@ def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -
     assert contents(tmp_path) == {}
 
 
+def test_a_signal_after_the_work_changes_nothing() -> None:
+    """While the interpreter shuts down, for which torch takes its time."""
+    late = "atexit.register(signal.raise_signal, signal.SIGINT)"
+    code = f"import atexit, signal; from fedsso import cli; {late}; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code, "version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fedsso ")
+
+
 # ---- streams and surroundings ----
 
 

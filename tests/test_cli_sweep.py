@@ -157,11 +157,11 @@ def test_divergence_is_counted() -> None:
     result = sweep(*SMALL, *wild)
     assert "1 of 2 do not diverge" in result.stdout
     assert "alpha=0.1" in result.stdout
-    assert "1 of 1 diverged" in sweep(*SMALL, *wild[:-1], "1e6").stdout
+    assert "1 of 1 diverged" in sweep(*SMALL, *wild[:-1], "1e6", code=1).stdout
 
 
 def test_a_target_that_nobody_reaches(tmp_path: Path) -> None:
-    result = sweep(*GRID, "--target", 1, "--out", tmp_path)
+    result = sweep(*GRID, "--target", 1, "--out", tmp_path, code=1)
     assert "0 of 4 reach 1 with every seed" in result.stdout
     assert (tmp_path / "grid.png").is_file()
 

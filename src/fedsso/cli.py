@@ -303,6 +303,7 @@ def main() -> None:
         if outlet.lost is not None:
             complain(f"cannot write to standard output: {outlet.lost.strerror}; give it a file on a disk with room")
             code = code if code == INTERRUPTED else WRONG_INPUT
+    listen(lambda *_: os._exit(code))  # while the interpreter shuts down there is nothing left to interrupt
     sys.exit(code)
 
 

@@ -122,12 +122,12 @@ def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:
 
     `leaves` are the forms of the names that the command will write into the folder, beside specs.
     """
-    out, settings = made.settings.out, to_toml(made.table)
+    out = made.settings.out
     if out is not None:
         check_folder(out, leaves)
     if save is not None:
-        check_settings(save, settings)
+        check_settings(save, to_toml(made.table))
     if out is not None:
         check_writable(out)
     if save is not None:
-        write_atomic(save, settings)
+        write_atomic(save, to_toml(made.table))
