@@ -163,9 +163,9 @@ def judge(curves: Sequence[report.Curve], targets: Sequence[float]) -> None:
         )
     missed = [f"{target:g}" for target in targets if not any(_reaches(curve, target) for curve in curves)]
     if missed:
-        who = curves[0].label if len(curves) == 1 else "all settings"
-        seed = " with one seed at least" if len(curves[0].traces) > 1 else ""
-        say(f"missed: {', '.join(missed)}, by {who}{seed}. Try more --rounds or another --alpha")
+        who = f"{curves[0].label} did not reach" if len(curves) == 1 else "no setting reached"
+        seeds = " with every seed" if len(curves[0].traces) > 1 else ""
+        say(f"missed: {who} {', '.join(missed)}{seeds}. Try more --rounds or another --alpha")
     if lost or missed:
         raise typer.Exit(DIVERGED)
 
