@@ -29,6 +29,7 @@ from ..losses import RowLoss, mse, row_loss
 from ..objective import Layout, buffers_of, objective, ravel
 from ..options import DTYPES, Loss, device_of
 from ..tree import Tree, named_leaves, stack, tree_map
+from .discreet import discreet
 from .task import BUFFERS, OWN, SETUP, TASK, Setup, Task, digest, read
 
 ROUND, STATE = "fedsso.round.", "fedsso.own."  # records of a context, followed by the round or the version
@@ -43,7 +44,7 @@ def client_app(
 
     It evaluates on the test rows, or on the training rows where there are none.
     """
-    losses, app = row_loss(loss), ClientApp()
+    losses, app = row_loss(loss), ClientApp(mods=[discreet])
 
     def work(message: Message, context: Context, run: Callable[[Client, Message, Context], RecordDict]) -> Message:
         with torch.no_grad():
