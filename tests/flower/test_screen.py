@@ -23,7 +23,7 @@ from fedsso.flower.recorded import Recorded
 from fedsso.flower.screen import medians, screen
 
 BAD = FIRST_NODE + 1
-CLIENTS, ROUNDS = 6, 2
+CLIENTS, ROUNDS = 5, 2
 Spoil = Callable[[Message], Message | None]
 
 
@@ -52,7 +52,6 @@ def rows(context: Context) -> tuple[Tensor, Tensor]:
 
 
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-INSIDE = {"FedMedian": FedMedian, "Krum": Krum, "FedTrimmedAvg": FedTrimmedAvg}
 STRATEGIES: dict[str, Callable[[], Recorded]] = {
     "FedSSO": lambda: FedSSO(ALPHA, STEPS, **NONE),
     "FedSSO of FedMedian": lambda: FedSSO(ALPHA, STEPS, inner=FedMedian(**NONE)),
@@ -61,16 +60,14 @@ STRATEGIES: dict[str, Callable[[], Recorded]] = {
     "PhasedStrategy fedavg": lambda: PhasedStrategy("fedavg", local_steps=3, **NONE),
     "PhasedStrategy fedavg, median": lambda: PhasedStrategy("fedavg", local_steps=3, average="median", **NONE),
     "PhasedStrategy scaffold": lambda: PhasedStrategy("scaffold", local_steps=3, **NONE),
-    "PhasedStrategy scaffold, trimmedavg": lambda: PhasedStrategy(
-        "scaffold", local_steps=3, average="trimmedavg:0.2", **NONE
+    "PhasedStrategy feddane, trimmedavg": lambda: PhasedStrategy(
+        "feddane", local_steps=3, average="trimmedavg:0.2", **NONE
     ),
-    "PhasedStrategy fedsso": lambda: PhasedStrategy("fedsso", alpha=0.05, local_steps=3, **NONE),
-    "PhasedStrategy feddane": lambda: PhasedStrategy("feddane", local_steps=3, **NONE),
 }
 
 
 def grid_of(name: str, kinds: dict[int, Hostile]) -> LocalGrid:
-    """Six clients, of which some send hostile replies."""
+    """Five clients, of which some send hostile replies."""
 
     def tamper(reply: Message) -> list[Message]:
         kind = kinds.get(reply.metadata.src_node_id)
@@ -98,8 +95,9 @@ def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
 
 
 def apart(a: ArrayRecord, b: ArrayRecord) -> float:
-    """The largest difference between two models."""
-    return max(float(np.abs(a[name].numpy().astype(float) - b[name].numpy()).max()) for name in a)
+    """The largest difference between two models; counts aside."""
+    pairs = [(a[name].numpy(), b[name].numpy()) for name in a]
+    return max(float(np.abs(x - y).max()) for x, y in pairs if x.dtype.kind == "f")
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -120,7 +118,7 @@ def test_whatever_a_node_sends_the_run_goes_on(name: str, kind: str, caplog: pyt
     assert all(line.removeprefix("\t").isprintable() and len(line) < 400 for line in lines)
     if effect == DROPPED:
         assert equal(result.arrays, without.arrays)
-        assert trace["dropped"][1:].tolist() == [1.0] * ROUNDS
+        assert trace["dropped"].tolist()[1:] == quiet.trace["dropped"].tolist()[1:]
         assert any(f"node {BAD} dropped: " in line for line in lines)
     else:
         assert trace["dropped"][1:].tolist() == [0.0] * ROUNDS

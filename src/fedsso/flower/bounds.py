@@ -23,7 +23,7 @@ LEAST = 3  # replies
 class Clip(NamedTuple):
     """How many times the others' median a reply may have: the length of its update, and its weight."""
 
-    update: float = 10.0
+    update: float = 20.0
     weight: float = 50.0
 
     def multiple(self, kind: str) -> float:
@@ -36,7 +36,7 @@ def checked(clip: Clip | None) -> Clip | None:
     if clip is None:
         return None
     if not isinstance(clip, tuple) or len(clip) != 2:
-        raise InputError(f"clip must be fedsso.flower.Clip(update=10, weight=50), or None for none; got {clip!r}")
+        raise InputError(f"clip must be fedsso.flower.Clip(update=20, weight=50), or None for none; got {clip!r}")
     for name, value in zip(Clip._fields, clip, strict=True):
         if not number(f"clip's {name}", value) >= 1:
             raise InputError(f"clip's {name} must be >= 1, a multiple of the others' median, got {value}")

@@ -224,15 +224,15 @@ def _ordered(record: ArrayRecord, sent: Mapping[str, NDArray[Any]], names: Names
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    few = ", ".join(names[:5])
+    return few if len(names) <= 5 else f"{len(names)} arrays, such as {few}"
 
 
 def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
     """One array, refused before a byte is allocated where its shape or type is another."""
     try:
-        shape, dtype = _header(array.data)
-        fits = shape == like.shape and dtype.kind in ("f" if like.dtype.kind == "f" else "fiub")
-        value = array.numpy() if fits else None
+        shape, dtype = header(array.data)
+        value = array.numpy() if shape == like.shape and holds(dtype, like) else None
     except Exception as error:  # whatever a client may have put there
         raise _Unfit(f"{name} cannot be read ({type(error).__name__}: {error})") from error
     if shape != like.shape:
@@ -258,7 +258,12 @@ def _type(value: NDArray[Any], like: NDArray[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if value.dtype.kind == "f" and like.dtype.kind != "f" else like.dtype
 
 
-def _header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def holds(dtype: np.dtype[Any], like: NDArray[Any]) -> bool:
+    """Whether numbers of a type can stand for those that were sent: real ones for real ones, any for counts."""
+    return dtype.kind in ("f" if like.dtype.kind == "f" else "fiub")
+
+
+def header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type in the header of an array in numpy's format."""
     buffer = BytesIO(data)
     read = npy.read_array_header_1_0 if npy.read_magic(buffer) == (1, 0) else npy.read_array_header_2_0
@@ -330,12 +335,17 @@ def _kind(metrics: MetricRecord) -> Kind:
 
 def _heavy(good: Sequence[Good]) -> list[str]:
     """Weights far above the others'. One that is far below does no harm, and must not make the others look heavy."""
-    weights, least = [reply.weight for reply in good], ABSURD if len(good) == 2 else 0.0
-    bounds = [min(max(HEAVY * other, least), SUM) for other in medians(weights)]
+    weights = [reply.weight for reply in good]
     return [
         f"its weight {weight:.3g} is more than {HEAVY:g} times the others'" if weight > bound else ""
-        for weight, bound in zip(weights, bounds, strict=True)
+        for weight, bound in zip(weights, heaviest(weights), strict=True)
     ]
+
+
+def heaviest(weights: Sequence[float]) -> list[float]:
+    """How much each may weigh beside the others."""
+    least = ABSURD if len(weights) == 2 else 0.0
+    return [min(max(HEAVY * other, least), SUM) for other in medians(weights)]
 
 
 def _far(good: Sequence[Good], size: float) -> list[str]:
