@@ -24,6 +24,7 @@ from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, us
 from .report import Curve
 from .report_page import Content, Entry, Holding, Recipe, check_targets
 from .runs import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders
+from .seal import read_sealed_toml
 from .spec import FREE, Spec
 from .store import held, read
 from .trace import Trace
