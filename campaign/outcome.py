@@ -1,0 +1,118 @@
+"""What a folder holds, as plain numbers and texts, and whether two folders hold the same."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from fedsso import load_run
+from fedsso.runs import SPEC, TRACE
+from fedsso.store import held, read
+
+FREE = ("*.lock", "*previous*")  # files that may be there or not
+TEXTS = ("*.md", "trials.csv", "table2*.csv")
+TIMED = "seconds"
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?|nan|inf")
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Names, traces without their seconds, models, and texts of all that lies below a folder."""
+    found: dict[str, Any] = {"files": names(folder)}
+    for path in sorted(folder.rglob(SPEC)):
+        run = load_run(path.parent)
+        label = f"run {path.parent.relative_to(folder)}"
+        found[f"{label} trace"] = plain_trace(path.parent / TRACE)
+        found[f"{label} model"] = hashlib.sha256(
+            run.x.numpy().tobytes() + run.buffers.numpy().tobytes()
+        ).hexdigest()
+    for path in sorted(folder.rglob(TRACE)):
+        if not (path.parent / SPEC).exists():
+            found[f"trace {path.parent.relative_to(folder)}"] = plain_trace(path)
+    for place in sorted({path.parent for path in folder.rglob("*.npz")}):
+        found |= parts(place)
+    for pattern in TEXTS:
+        found |= {f"text {path.name}": path.read_text() for path in sorted(folder.rglob(pattern))}
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """All files below a folder, but those that come and go."""
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in files if not any(fnmatch(name, free) for free in FREE))
+
+
+def plain_trace(path: Path) -> list[list[str]]:
+    """The cells of a trace as they are written, without the seconds."""
+    rows = list(csv.reader(path.read_text().splitlines()))
+    keep = [i for i, name in enumerate(rows[0]) if name != TIMED]
+    return [[row[i] for i in keep] for row in rows]
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """The traces that a sweep's parts hold, by the identity of the trial."""
+    there = held(folder)
+    traces = read(list(there.values()))
+    return {
+        f"part {identity[:12]}": {
+            n: c.tolist() for n, c in sorted(trace.columns.items()) if n not in (TIMED, "trial")
+        }
+        for identity, trace in zip(there, traces, strict=True)
+    }
+
+
+def litter(folder: Path, reference: Mapping[str, Any]) -> list[str]:
+    """Files that an undisturbed run does not leave."""
+    return sorted(set(names(folder)) - set(reference["files"]))
+
+
+def difference(
+    found: Mapping[str, Any], reference: Mapping[str, Any], rounding: float = 0.0
+) -> str:
+    """The first thing that is missing or another; empty if there is none."""
+    for key, wanted in reference.items():
+        if key == "files":
+            missing = sorted(set(wanted) - set(found[key]))
+            if missing:
+                return f"missing: {', '.join(missing)}"
+        elif key not in found:
+            return f"missing: {key}"
+        elif not same(found[key], wanted, rounding) and not (rounding and key.endswith("model")):
+            return f"other numbers: {key}{_where(found[key], wanted)}"
+    return ""
+
+
+def _where(found: Any, wanted: Any) -> str:
+    """The first cell of two traces that is another."""
+    if not isinstance(found, list) or not isinstance(wanted, list) or len(found) != len(wanted):
+        return ""
+    for row, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        if a != b:
+            return f", row {row}: {a} instead of {b}"
+    return ""
+
+
+def same(a: Any, b: Any, rounding: float) -> bool:
+    """Whether two values agree: to the bit, or numbers in them to rounding."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same(x, y, rounding) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k], rounding) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return (
+            a == b
+            or (math.isnan(a) and math.isnan(b))
+            or math.isclose(a, b, rel_tol=rounding, abs_tol=rounding)
+        )
+    if isinstance(a, str) and isinstance(b, str) and rounding:
+        return NUMBER.sub("", a) == NUMBER.sub("", b) and same(_numbers(a), _numbers(b), rounding)
+    return bool(a == b)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(one) for one in NUMBER.findall(text)]

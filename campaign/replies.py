@@ -1,0 +1,167 @@
+"""Hostile replies to every strategy: one of six nodes lies in every round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedsso.algorithms import ALGORITHMS
+
+from . import verdict as v
+from .forks import Ending, forked
+from .scenes import flower_tests, from_tests
+from .verdict import Case, Result
+
+PART = "replies"
+QUICK = 120
+CLIENTS, ROUNDS, LIAR = 6, 2, 1
+QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
+INSIDE = ("FedMedian", "Krum", "FedTrimmedAvg")
+FAR = 100.0  # from the model without the liar: no influence is as long as that
+
+
+class Net(nn.Module):
+    """A small model with statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def _rows(context: Any) -> tuple[Tensor, Tensor]:
+    """A node's own rows."""
+    i = int(context.node_config["partition-id"])
+    draw = torch.Generator().manual_seed(i)
+    x = torch.randn(20 + 5 * i, 4, generator=draw)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+class Known(NamedTuple):
+    """The same run with good replies alone, and with those of the liar lost."""
+
+    whole: dict[str, Any]
+    without: dict[str, Any]
+
+
+def strategies() -> dict[str, Callable[[], Any]]:
+    """FedSSO, alone and around robust averages, and every algorithm of the registry."""
+    from flwr.serverapp import strategy as flower
+
+    from fedsso.flower import FedSSO, PhasedStrategy
+
+    clients = flower_tests()
+    alone = partial(FedSSO, clients.ALPHA, clients.STEPS)
+    extra = {"Krum": {"num_malicious_nodes": 1}}
+    made: dict[str, Callable[[], Any]] = {"FedSSO": partial(alone, **QUIET)}
+    for name in INSIDE:
+        inner = partial(getattr(flower, name), **QUIET, **extra.get(name, {}))
+        made[f"FedSSO of {name}"] = partial(_around, alone, inner)
+    for name in ALGORITHMS:
+        alpha: dict[str, Any] = {"alpha": 0.05} if name == "fedsso" else {}
+        phased = partial(PhasedStrategy, name, local_steps=3, **alpha, **QUIET)
+        made[f"PhasedStrategy {name}"] = phased
+    return made
+
+
+def _around(outer: Callable[..., Any], inner: Callable[[], Any]) -> Any:
+    return outer(inner=inner())
+
+
+def cases(_folder: Path, seed: int, quick: bool) -> list[Case]:
+    """Every strategy with every kind of hostile reply."""
+    hostile = from_tests("flower", "hostile").HOSTILE
+    pairs = [(name, kind) for name in strategies() for kind in hostile]
+    random.Random(f"{seed} {PART}").shuffle(pairs)
+    if quick:
+        pairs = pairs[:QUICK]
+    known = {name: _known(name) for name in dict.fromkeys(name for name, _ in pairs)}
+    return [partial(_case, number, *pair, known[pair[0]]) for number, pair in enumerate(pairs)]
+
+
+def _known(name: str) -> Known:
+    found = [forked(partial(_run, name, kind)) for kind in ("", "lost")]
+    for ended in found:
+        if ended.code or ended.error:
+            raise RuntimeError(f"{name} fails with good replies: {ended.error or ended.said}")
+    return Known(found[0].value, found[1].value)
+
+
+def _run(name: str, kind: str) -> dict[str, Any]:
+    """A few rounds; the model at the end, and whether rounds kept it."""
+    from flwr.app import ArrayRecord
+
+    from fedsso.flower import client_app
+
+    clients, grids, hostile = (
+        flower_tests(),
+        from_tests("flower", "grid"),
+        from_tests("flower", "hostile"),
+    )
+    plain = name.startswith("FedSSO")
+
+    def tamper(reply: Any) -> Any:
+        lies = reply.metadata.src_node_id == grids.FIRST_NODE + LIAR and not reply.has_error()
+        return hostile.HOSTILE[kind].change(reply, grid.asked) if kind and lies else [reply]
+
+    app = clients.app if plain else client_app(Net, _rows)
+    grid = grids.LocalGrid(app, [{"partition-id": i} for i in range(CLIENTS)], tamper)
+    start = clients.initial(0.1) if plain else ArrayRecord(Net().state_dict())
+    strategy = strategies()[name]()
+    result = strategy.start(grid, start, num_rounds=ROUNDS)
+    model = {key: array.numpy().ravel().tolist() for key, array in result.arrays.items()}
+    return {"rounds": strategy.k, "model": model, "kept": strategy.trace["kept"].tolist()}
+
+
+def _case(number: int, name: str, kind: str, known: Known) -> Result:
+    effect = from_tests("flower", "hostile").HOSTILE[kind].effect
+    ended = forked(partial(_run, name, kind))
+    found, told = _judge(effect, ended, known)
+    return Result(PART, number, name, kind, found, told, ended.seconds)
+
+
+def _judge(effect: str, ended: Ending, known: Known) -> tuple[str, str]:
+    hostile = from_tests("flower", "hostile")
+    if ended.hung:
+        return v.HANG, ended.said[-300:]
+    if ended.out_of_memory:
+        return v.MEMORY, (ended.error or ended.said)[-300:]
+    if ended.error or ended.code:
+        return v.TRACEBACK, (ended.error or ended.said)[-700:]
+    found = ended.value
+    if found["rounds"] != ROUNDS:
+        return v.LOST, f"{found['rounds']} of {ROUNDS} rounds"
+    if effect == hostile.DROPPED:
+        same = found["model"] == known.without["model"]
+        return (v.REFUSED, "") if same else (v.WRONG, _apart(found, known.without))
+    if effect in (hostile.CLIPPED, hostile.BOUNDED):
+        return _bounded(found, known)
+    same = found["model"] == known.whole["model"]
+    return (v.RIGHT, "") if same else (v.WRONG, _apart(found, known.whole))
+
+
+def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference between two models; counts aside."""
+    pairs = [(a["model"][key], b["model"][key]) for key in a["model"] if "num_" not in key]
+    apart = [abs(x - y) for one, other in pairs for x, y in zip(one, other, strict=True)]
+    return float(max(apart))
+
+
+def _bounded(found: dict[str, Any], known: Known) -> tuple[str, str]:
+    """The liar counts, but does not win."""
+    far = _distance(found, known.without)
+    return (v.RIGHT, "") if far < FAR else (v.WRONG, f"the model is {far:.3g} away")
+
+
+def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    return f"another model, by {_distance(found, wanted):.3g}; kept rounds: {found['kept']}"

@@ -1,0 +1,194 @@
+"""Work worth interrupting: commands and calls that write a folder, and what completes them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # typer imports names that click 9 will no longer have
+    from fedsso import cli
+
+import fedsso
+from fedsso.paper import table2 as paper_table2
+from fedsso.paper.published import TABLE2 as PUBLISHED
+from fedsso.paper.tasks import TABLE2
+from fedsso.runs import SPEC
+
+ROOT = Path(__file__).resolve().parents[1]
+CLIENTS, ROUNDS, EVERY = 3, 12, 3
+DATA = ("--dataset", "digits", "--clients", CLIENTS)
+FLOWER_ROUNDS = 6
+LATE = (
+    *("sklearn.datasets", "pandas", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
+    *("torch._dynamo", "fedsso.flower"),
+)
+"""What is imported only when it is used."""
+ROUNDING = 1e-6  # trials that go on in another batch than they began in agree to rounding
+
+
+def main(*args: object) -> int:
+    """The command `fedsso` in this process; its exit code."""
+    sys.argv = ["fedsso", *map(str, args)]
+    try:
+        cli.main()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 0
+
+
+def command(*args: object) -> None:
+    """The same; SystemExit unless it ends with 0."""
+    code = main(*args)
+    if code:
+        raise SystemExit(code)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Something that writes into a folder."""
+
+    name: str
+    begin: Callable[[Path], Any]
+    again: Callable[[Path], Any]  # completes it; what either returns belongs to the outcome
+    rounding: float = (
+        0.0  # how far the numbers of a completed one may be from those of an uninterrupted one
+    )
+    args: Callable[[Path], tuple[object, ...]] | None = (
+        None  # the command, where it starts processes of its own
+    )
+
+
+# ---- commands ----
+
+
+def _run_args(out: Path) -> tuple[object, ...]:
+    return ("run", *DATA, "--rounds", ROUNDS, "--checkpoint-every", EVERY, "--out", out)
+
+
+def _compare_args(out: Path) -> tuple[object, ...]:
+    names = "fedsso,fedavg,scaffold"
+    return ("compare", *DATA, "--algorithms", names, "--rounds", 6, "--out", out)
+
+
+def _sweep_args(out: Path, jobs: int = 1) -> tuple[object, ...]:
+    grid = (
+        "--algorithms",
+        "fedavg,fedsgd,fedprox",
+        "--alpha",
+        "0.1,0.3",
+        "--mu",
+        "0.1",
+        "--target",
+        0.5,
+    )
+    return ("sweep", *DATA, *grid, "--rounds", 4, "--jobs", jobs, "--out", out)
+
+
+def _resume_or(begin: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """What a user does: resume, or where nothing was begun yet the command again."""
+
+    def again(out: Path) -> Any:
+        begun = (out / SPEC).exists() or any(out.glob(f"*/{SPEC}"))
+        return command("resume", out) if begun else begin(out)
+
+    return again
+
+
+def _by(args: Callable[[Path], tuple[object, ...]]) -> Callable[[Path], Any]:
+    return lambda out: command(*args(out))
+
+
+def _paper(out: Path) -> None:
+    """A quick look at Table 2, with one block, the embedded digits and three rounds."""
+    module, name = cast(Any, paper_table2), "mnist-mclr"
+    module.TABLE2 = {name: replace(TABLE2[name], data={"name": "digits", "clients": CLIENTS})}
+    module.PUBLISHED = {name: PUBLISHED[name]}
+    module.QUICK = 3
+    command("paper", "table2", "--quick", "--jobs", 1, "--out", out)
+
+
+# ---- calls ----
+
+
+def _federation() -> fedsso.Federation:
+    return fedsso.load("digits", clients=CLIENTS)
+
+
+def _simulate(out: Path) -> None:
+    fedsso.simulate(_federation(), rounds=ROUNDS, out=out, checkpoint_every=EVERY)
+
+
+def _resume_or_simulate(out: Path) -> None:
+    if (out / SPEC).exists():
+        fedsso.resume(out)
+    else:
+        _simulate(out)
+
+
+def _sweep(out: Path) -> None:
+    records = [fedsso.FedAvg(alpha=a) for a in (0.1, 0.3)] + [fedsso.FedProx(alpha=0.1)]
+    fedsso.sweep(_federation(), algorithms=records, seeds=(0, 1), rounds=4, out=out)
+
+
+# ---- Flower ----
+
+
+def flower_tests() -> Any:
+    """The clients that the tests of Flower use: real messages over a wire of real bytes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return from_tests("flower", "clients")
+
+
+def from_tests(folder: str, name: str) -> Any:
+    """A module of the tests."""
+    place = str(ROOT / "tests" / folder)
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    return import_module(name)
+
+
+def flower(out: Path, rounds: int = FLOWER_ROUNDS) -> list[list[float]]:
+    """A federation of three clients with checkpoints; the model that it ends with."""
+    clients = flower_tests()
+    from fedsso.flower import FedSSO
+
+    strategy = FedSSO(
+        eta_l=clients.ALPHA, local_steps=clients.STEPS, min_available_nodes=3, checkpoint_dir=out
+    )
+    initial = strategy.resume() or clients.initial()
+    left = strategy.rounds_left(rounds)
+    result = strategy.start(grid=clients.federation(), initial_arrays=initial, num_rounds=left)
+    return [array.numpy().ravel().tolist() for array in result.arrays.values()]
+
+
+SCENES = {
+    scene.name: scene
+    for scene in (
+        Scene("run", _by(_run_args), _resume_or(_by(_run_args)), args=_run_args),
+        Scene(
+            "compare", _by(_compare_args), _resume_or(_by(_compare_args)), ROUNDING, _compare_args
+        ),
+        Scene("sweep", _by(_sweep_args), _by(_sweep_args), ROUNDING, _sweep_args),
+        Scene("paper", _paper, _paper, ROUNDING),
+        Scene("simulate", _simulate, _resume_or_simulate),
+        Scene("python sweep", _sweep, _sweep, ROUNDING),
+        Scene("flower", flower, flower),
+    )
+}
+JOBS = Scene(
+    "sweep --jobs 2", _by(_sweep_args), _by(_sweep_args), ROUNDING, lambda out: _sweep_args(out, 2)
+)
+
+
+def preload() -> None:
+    """Import once what every case would import for itself."""
+    for name in LATE:
+        import_module(name)
+    flower_tests()

@@ -1,0 +1,284 @@
+"""Every kind of file that the library reads, with each of its readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fedsso
+from fedsso.runs import CHECKPOINT, SPEC, TRACE
+
+from .outcome import outcome
+from .samples import DIGITS
+from .scenes import SCENES, command, flower
+
+LEAST = (
+    "--rounds",
+    1,
+    "--local-steps",
+    1,
+    "--batch-size",
+    10,
+    "--eval-every",
+    1,
+)  # whatever a file asks for
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file, and what reads it; paths are below the current folder, which holds the samples."""
+
+    name: str
+    file: str
+    copied: str  # the folder or file that the reader needs
+    read: Callable[[], Any]
+    form: str  # text, toml, csv, safetensors, npz, gzip, bzip2, idx, pickle
+    other: str = ""  # another good file of the same kind
+    guarded: bool = False  # a checksum tells of any change
+    exact: bool = (
+        True  # the result is the same or none; else something may be left out, with a word
+    )
+
+
+# ---- readers ----
+
+
+def _resume(folder: str) -> Any:
+    command("resume", folder)
+    return outcome(Path(folder))
+
+
+def _load_run(folder: str) -> Any:
+    fedsso.load_run(folder)
+    return outcome(Path(folder))
+
+
+def _report(folder: str) -> Any:
+    command("report", folder, "--out", "page.html")
+    page = Path("page.html").read_text()
+    return {"page": page, "curves": curves(page)}
+
+
+def curves(page: str) -> list[str]:
+    """The curves of a report, whatever they are called."""
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    columns = [trace["columns"] for curve in data["curves"] for trace in curve["traces"]]
+    keys = ("round", "train_loss", "test_loss", "test_accuracy")
+    return sorted(
+        " ".join(data["arrays"][own[key]] for key in keys if key in own) for own in columns
+    )
+
+
+def _run_config(file: str) -> Any:
+    command("run", "--config", file, *LEAST, "--out", "new")
+    return outcome(Path("new"))
+
+
+def _sweep_config(file: str) -> Any:
+    command("sweep", "--config", file, *LEAST, "--out", "new")
+    return outcome(Path("new"))
+
+
+def _run_init(file: str) -> Any:
+    command("run", *DIGITS, "--algorithm", "fedavg", "--init", file, *LEAST, "--out", "new")
+    return outcome(Path("new"))
+
+
+def _sweep_again(folder: str) -> Any:
+    SCENES["sweep"].again(Path(folder))
+    return outcome(Path(folder))
+
+
+def _flower(folder: str) -> Any:
+    model = flower(Path(folder))
+    return {**outcome(Path(folder)), "model": model}
+
+
+def _load(name: str, **options: Any) -> Any:
+    fed = fedsso.load(name, min_rows=1, **options)
+    return {"digest": fed.digest(), "finite": bool(fed.x.float().isfinite().all())}
+
+
+# ---- the list ----
+
+
+def targets(folder: Path) -> list[Target]:
+    """All of them; the folder holds the samples."""
+    return [
+        *_of_runs(),
+        *_of_flower(),
+        *_of_sweeps(folder),
+        *_of_settings(),
+        *_of_tables(),
+        *_of_images(),
+        *_of_texts(),
+    ]
+
+
+def _of_runs() -> list[Target]:
+    resume, finished, report = (
+        partial(_resume, "half"),
+        partial(_load_run, "done"),
+        partial(_report, "done"),
+    )
+    alone, config = partial(_report, f"done/{TRACE}"), partial(_run_config, f"done/{SPEC}")
+    spec, kept, trace = (f"other/{name}" for name in (SPEC, CHECKPOINT, TRACE))
+    return [
+        Target("spec resumed", f"half/{SPEC}", "half", resume, "toml", spec, True),
+        Target("spec reported", f"done/{SPEC}", "done", report, "toml", spec, True, False),
+        Target("spec as --config", f"done/{SPEC}", "done", config, "toml", spec),
+        Target(
+            "checkpoint resumed", f"half/{CHECKPOINT}", "half", resume, "safetensors", kept, True
+        ),
+        Target(
+            "checkpoint of a finished run",
+            f"done/{CHECKPOINT}",
+            "done",
+            finished,
+            "safetensors",
+            kept,
+            True,
+        ),
+        Target(
+            "checkpoint reported",
+            f"done/{CHECKPOINT}",
+            "done",
+            report,
+            "safetensors",
+            kept,
+            True,
+            False,
+        ),
+        Target("trace resumed", f"half/{TRACE}", "half", resume, "csv", trace, True),
+        Target("trace of a finished run", f"done/{TRACE}", "done", finished, "csv", trace, True),
+        Target("trace alone reported", f"done/{TRACE}", f"done/{TRACE}", alone, "csv", trace),
+    ]
+
+
+def _of_flower() -> list[Target]:
+    resume, report = partial(_flower, "flower"), partial(_report, "flower")
+    kept, trace = (f"flower/{name}" for name in (CHECKPOINT, TRACE))
+    other, other_trace = (f"flower-other/{name}" for name in (CHECKPOINT, TRACE))
+    return [
+        Target("checkpoint of Flower", kept, "flower", resume, "safetensors", other, True),
+        Target("trace of Flower", trace, "flower", resume, "csv", other_trace, True, False),
+        Target(
+            "checkpoint of Flower reported",
+            kept,
+            "flower",
+            report,
+            "safetensors",
+            other,
+            True,
+            False,
+        ),
+    ]
+
+
+def _of_sweeps(folder: Path) -> list[Target]:
+    again, report = partial(_sweep_again, "sweep"), partial(_report, "sweep")
+    config = partial(_sweep_config, "sweep/sweep.toml")
+    first, second = (folder / "names").read_text().split()
+    return [
+        Target("part of a sweep", first, "sweep", again, "npz", second, True),
+        Target("part reported", first, "sweep", report, "npz", second, True, False),
+        Target(
+            "sweep.toml as --config", "sweep/sweep.toml", "sweep", config, "toml", "config.toml"
+        ),
+        Target(
+            "sweep.toml reported",
+            "sweep/sweep.toml",
+            "sweep",
+            report,
+            "toml",
+            "config.toml",
+            True,
+            False,
+        ),
+        Target("trials.csv reported", "sweep/trials.csv", "sweep", report, "csv", f"other/{TRACE}"),
+    ]
+
+
+def _of_settings() -> list[Target]:
+    config, init = partial(_run_config, "config.toml"), partial(_run_init, "init.safetensors")
+    return [
+        Target("--config", "config.toml", "config.toml", config, "toml", "sweep/sweep.toml"),
+        Target(
+            "--init",
+            "init.safetensors",
+            "init.safetensors",
+            init,
+            "safetensors",
+            f"other/{CHECKPOINT}",
+        ),
+    ]
+
+
+def _of_tables() -> list[Target]:
+    csv = partial(_load, "csv", files=["tables"], target="sick")
+    hospital = partial(_load, "heart", data_dir="heart")
+    packed = (
+        ("svmlight", "", "svm"),
+        ("svmlight, gzip", ".gz", "gzip"),
+        ("svmlight, bzip2", ".bz2", "bzip2"),
+    )
+    svm = partial(_load, "svmlight", clients=2)
+    return [
+        Target("table", "tables/a.csv", "tables", csv, "csv", f"other/{TRACE}"),
+        Target("hospital", "heart/processed.va.data", "heart", hospital, "csv", "tables/a.csv"),
+        *(
+            Target(
+                name,
+                f"svm{end}",
+                f"svm{end}",
+                partial(svm, files=[f"svm{end}"]),
+                form,
+                "init.safetensors",
+            )
+            for name, end, form in packed
+        ),
+    ]
+
+
+def _of_images() -> list[Target]:
+    images = partial(_load, partition="iid", clients=3)
+    mnist, cifar = partial(images, "mnist"), partial(images, "cifar10")
+    idx, labels = "idx/mnist/train-images-idx3-ubyte", "idx/mnist/train-labels-idx1-ubyte"
+    packed, others = (
+        "packed/mnist/train-labels-idx1-ubyte.gz",
+        "packed/mnist/train-images-idx3-ubyte.gz",
+    )
+    binary, pickled = (
+        "bin/cifar-10-batches-bin/data_batch_2.bin",
+        "py/cifar-10-batches-py/data_batch_2",
+    )
+    return [
+        Target(
+            "images, npz", "npz/mnist.npz", "npz", partial(mnist, data_dir="npz"), "npz", packed
+        ),
+        Target("images, idx", idx, "idx", partial(mnist, data_dir="idx"), "idx", labels),
+        Target(
+            "labels, idx, gzip", packed, "packed", partial(mnist, data_dir="packed"), "gzip", others
+        ),
+        Target(
+            "images, CIFAR binary", binary, "bin", partial(cifar, data_dir="bin"), "binary", pickled
+        ),
+        Target(
+            "images, CIFAR pickle", pickled, "py", partial(cifar, data_dir="py"), "pickle", binary
+        ),
+    ]
+
+
+def _of_texts() -> list[Target]:
+    play = partial(_load, "shakespeare", data_dir="text", clients=2)
+    tweets = partial(_load, "sentiment140", data_dir="text", clients=2, buckets=16)
+    words = partial(tweets, vectors="text/glove.txt")
+    return [
+        Target("play", "text/tinyshakespeare.txt", "text", play, "text", "config.toml"),
+        Target("tweets", "text/sentiment140_10k.csv.gz", "text", tweets, "gzip", "svm.gz"),
+        Target("word vectors", "text/glove.txt", "text", words, "text", "config.toml"),
+    ]
