@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
+    from .algorithms import *  # noqa: F403
     from .public import *  # noqa: F403
     from .public import __all__ as __all__
     from .public import __version__ as __version__
@@ -30,6 +31,13 @@ else:
         if find_spec(f"{__name__}.{name}") is not None:
             return import_module(f"{__name__}.{name}")
         public = import_module(f"{__name__}.public")
-        if name == "__all__" or name in public.__all__:
-            return getattr(public, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(public, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """The public names, for whoever looks for them."""
+        from importlib import import_module
+
+        return sorted({*globals(), *import_module(f"{__name__}.public").__all__})
