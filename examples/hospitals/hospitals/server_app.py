@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     config, strategy = context.run_config, _strategy(context.run_config)
     arrays, rounds = ArrayRecord({"w": Array(task.start())}), int(config["num-server-rounds"])
     if isinstance(strategy, FedSSO):
-        arrays, rounds = strategy.resume() or arrays, strategy.rounds_left(rounds)
+        arrays, rounds = strategy.resume(arrays) or arrays, strategy.rounds_left(rounds)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
     moved = strategy.moved if isinstance(strategy, FedSSO) else bool(result.train_metrics_clientapp)
     if rounds and not moved:
