@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
+    from .algorithms import *  # noqa: F403
     from .public import *  # noqa: F403
     from .public import __all__ as __all__
     from .public import __version__ as __version__
