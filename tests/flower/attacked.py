@@ -19,7 +19,7 @@ from fedsso.context import build_model
 from fedsso.flower import Clip, FedSSO, PhasedStrategy, client_app
 from fedsso.flower.recorded import Recorded
 
-CLIENTS, ALPHA, STEPS, ROUNDS = 10, 0.2, 5, 15
+CLIENTS, ALPHA, STEPS, ROUNDS = 10, 0.2, 5, 10
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 LIAR = FIRST_NODE + 3
 
@@ -45,7 +45,8 @@ def plain() -> ClientApp:
         y = y[:, 0]
         W, b = (array.numpy().astype(float) for array in message.content["arrays"].values())
         for _ in range(STEPS):
-            p = np.exp(x @ W.T + b)
+            scores = x @ W.T + b
+            p = np.exp(scores - scores.max(1, keepdims=True))
             error = (p / p.sum(1, keepdims=True) - np.eye(10)[y]) / len(y)
             W, b = W - ALPHA * error.T @ x, b - ALPHA * error.sum(0)
         new = zip(message.content["arrays"], (W, b), strict=True)
@@ -72,18 +73,20 @@ def strategy(name: str, clip: Clip | None, robust: bool = False) -> Recorded:
     return PhasedStrategy(name, alpha=ALPHA, local_steps=STEPS, clip=clip, average=average, **NONE)
 
 
-def final(name: str, attack: Change | None, clip: Clip | None, robust: bool = False) -> tuple[float, Recorded]:
+def final(
+    name: str, attack: Change | None, clip: Clip | None, robust: bool = False, rounds: int = ROUNDS
+) -> tuple[float, Recorded]:
     """The accuracy after all rounds, and the strategy afterwards."""
 
     def tamper(reply: Message) -> list[Message]:
         lies = attack is not None and reply.metadata.src_node_id == LIAR
-        return attack(reply, grid.asked) if lies and attack is not None else [reply]
+        return attack(reply, grid.asked) if lies and attack is not None and reply.has_content() else [reply]
 
     app = plain() if name == "FedSSO" else client_app(lambda: module(), rows)
     grid = LocalGrid(app, [{"partition-id": i} for i in range(CLIENTS)], tamper)
     run = strategy(name, clip, robust)
     start = {key: Array(value) for key, value in first().items()}
-    return accuracy(run.start(grid, ArrayRecord(start), num_rounds=ROUNDS).arrays), run
+    return accuracy(run.start(grid, ArrayRecord(start), num_rounds=rounds).arrays), run
 
 
 def module() -> nn.Module:

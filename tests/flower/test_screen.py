@@ -23,7 +23,7 @@ from fedsso.flower.recorded import Recorded
 from fedsso.flower.screen import medians, screen
 
 BAD = FIRST_NODE + 1
-CLIENTS, ROUNDS = 5, 2
+CLIENTS = 5
 Spoil = Callable[[Message], Message | None]
 
 
@@ -66,6 +66,18 @@ STRATEGIES: dict[str, Callable[[], Recorded]] = {
 }
 
 
+OTHER_LOSS = ("FedSSO of Krum", "PhasedStrategy feddane, trimmedavg")  # of the one reply chosen; of a later exchange
+BESIDE = (  # what is wrong with it shows beside good replies alone
+    *("huge", "huge in double", "absurd weight", "another metric"),
+    *("enormous list as metric", "escapes in a metric's name"),
+)
+
+
+def rounds_of(name: str) -> int:
+    """Two where anything stays from round to round."""
+    return 2 if name.startswith("FedSSO") or "scaffold" in name else 1
+
+
 def grid_of(name: str, kinds: dict[int, Hostile]) -> LocalGrid:
     """Five clients, of which some send hostile replies."""
 
@@ -81,7 +93,7 @@ def grid_of(name: str, kinds: dict[int, Hostile]) -> LocalGrid:
 def run(name: str, kinds: dict[int, Hostile]) -> tuple[Recorded, Result]:
     strategy = STRATEGIES[name]()
     start = initial(0.1) if name.startswith("FedSSO") else ArrayRecord(Net().state_dict())
-    return strategy, strategy.start(grid_of(name, kinds), start, num_rounds=ROUNDS)
+    return strategy, strategy.start(grid_of(name, kinds), start, num_rounds=rounds_of(name))
 
 
 @cache
@@ -110,8 +122,8 @@ def test_whatever_a_node_sends_the_run_goes_on(name: str, kind: str, caplog: pyt
         strategy, result = run(name, {BAD: hostile})
     lines = [record.getMessage() for record in caplog.records]
     trace, effect = strategy.trace, hostile.effect
-    assert strategy.k == ROUNDS
-    assert trace["kept"][1:].tolist() == [0.0] * ROUNDS
+    assert strategy.k == rounds_of(name)
+    assert trace["kept"][1:].tolist() == [0.0] * rounds_of(name)
     assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
     assert np.isfinite(trace["train_loss"][1:]).all()
     assert any(re.search(hostile.says, line) for line in lines) or not hostile.says, lines
@@ -121,11 +133,11 @@ def test_whatever_a_node_sends_the_run_goes_on(name: str, kind: str, caplog: pyt
         assert trace["dropped"].tolist()[1:] == quiet.trace["dropped"].tolist()[1:]
         assert any(f"node {BAD} dropped: " in line for line in lines)
     else:
-        assert trace["dropped"][1:].tolist() == [0.0] * ROUNDS
+        assert trace["dropped"][1:].tolist() == [0.0] * rounds_of(name)
         assert not any("dropped" in line for line in lines)
     if effect in (HARMLESS, IGNORED, BLANK):
         assert equal(result.arrays, whole.arrays)
-    if effect == BLANK:
+    if effect == BLANK and name not in OTHER_LOSS:
         assert trace["train_loss"][1] == pytest.approx(quiet.trace["train_loss"][1])
     if effect in (CLIPPED, BOUNDED):
         assert apart(result.arrays, without.arrays) < 100
@@ -135,12 +147,12 @@ def test_whatever_a_node_sends_the_run_goes_on(name: str, kind: str, caplog: pyt
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_when_everybody_is_hostile_the_model_is_kept(name: str) -> None:
-    bad = [kind for kind in HOSTILE.values() if kind.effect == DROPPED]
+    bad = [kind for name, kind in HOSTILE.items() if kind.effect == DROPPED and name not in BESIDE]
     start = initial(0.1) if name.startswith("FedSSO") else ArrayRecord(Net().state_dict())
     for i in range(0, len(bad), CLIENTS):
         kinds = {FIRST_NODE + j: bad[(i + j) % len(bad)] for j in range(CLIENTS)}
         strategy, result = run(name, kinds)
-        assert strategy.trace["kept"][1:].tolist() == [1.0] * ROUNDS
+        assert strategy.trace["kept"][1:].tolist() == [1.0] * rounds_of(name)
         assert equal(result.arrays, start)
 
 

@@ -72,7 +72,7 @@ def _tell(result: Result) -> None:
     """Print the last losses."""
     for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
         for record in list(metrics.values())[-1:]:
-            print(", ".join(f"{name} {record[name]:.4f}" for name in record if not name.startswith("fedsso")))
+            print(", ".join(f"{name} {record[name]:.4f}" for name in record if name.isidentifier()))
 
 
 def _write(folder: Path, result: Result, strategy: FedAvg | FedSSO) -> None:
