@@ -30,7 +30,6 @@ NEAREST = (  # to the arithmetic: the short form
     "test_local.py",
     "test_objective.py",
     "test_quasi_newton.py",
-    "test_schedule_theory.py",
     "test_symmetric.py",
 )
 NUMERICAL = (
@@ -49,6 +48,7 @@ NUMERICAL = (
     "test_optim.py",
     "test_paper_theory.py",
     "test_robustness.py",
+    "test_schedule_theory.py",
     "test_server.py",
 )
 

@@ -45,9 +45,7 @@ def stepwise(fed: Federation, algorithm: FedSSO, rounds: int, model: str = "mclr
     full = complete({**NOISY, **options})
     sim = Simulation(context(fed, model, full).job(full), [algorithm])
     states = [sim.server]
-    for k in range(1, rounds + 1):
-        run(sim, k)
-        states.append(sim.server)
+    run(sim, rounds, lambda sim: states.append(sim.server))
     return states
 
 
@@ -478,7 +476,7 @@ def test_forms_agree_over_a_damped_run(fed: Federation, monkeypatch: pytest.Monk
 
 
 def test_without_the_guard_negative_curvature_enters_with_an_enforced_value(fed: Federation) -> None:
-    states = stepwise(fed, FedSSO(alpha=0.05, eta=0.1, guard="none"), 30, "mlp", batch_size=1)
+    states = stepwise(fed, FedSSO(alpha=0.05, eta=0.01, guard="none"), 30, "mlp", batch_size=1)
     negative = [after for after in states[1:] if float(after.seen[0, 0]) < 0]
     assert len(negative) >= 3
     assert all(float(after.seen[0, 1]) == 1 and float(after.seen[0, 2]) == 0 for after in negative)
@@ -690,6 +688,104 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(fed: Federation, q
         assert all(map(torch.equal, (a.x, *a.guard, *a.choice), (b.x, *b.guard, *b.choice)))
         assert float(a.choice.alpha) != pytest.approx(FIRST)
     assert float(a.guard.gamma) not in (1, float(half.server.guard.gamma))  # of the quadratic
+
+
+# --- alpha="auto" where its first step is far too long ----------------------------------------------------------------
+def unscaled(factor: float, column: int | None = 4, *, real: bool = False) -> Federation:
+    """Four clients, five Gaussian columns of which one, or all, have another unit."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=draw, dtype=torch.float64)
+    y = x @ torch.ones(5, dtype=torch.float64) if real else (x[:, 0] > 0).long()
+    unit = torch.where(torch.arange(5) == column, factor, 1.0) if column is not None else torch.tensor(factor)
+    return Federation.from_arrays(x * unit, y, np.arange(400) % 4)
+
+
+@pytest.mark.parametrize("column", [4, None])
+@pytest.mark.parametrize("model", ["mclr", "mlp", "linear"])
+def test_a_table_without_scaling_does_not_end_the_default(model: str, column: int | None) -> None:
+    """Up to 1e17 in float32: the step that such a column needs is still a number there, below it is not."""
+    for factor in (1e4, 1e10, 1e17):
+        run_: Run = simulate(unscaled(factor, column, real=model == "linear"), model, FedSSO(), rounds=20, device="cpu")
+        trace, undone = run_.trace, np.isnan(run_.trace["train_loss"][1:])
+        assert run_.diverged is None
+        assert undone[0]
+        assert undone.sum() < 15
+        assert trace["alpha"][1:3].tolist() == pytest.approx([FIRST, fedsso.SHRINK * FIRST], rel=1e-6)
+        assert np.isfinite(trace["test_loss"]).all()
+        sound = int(undone.argmin()) + 1
+        assert trace["train_loss"][sound] <= fedsso.WARY * trace["test_loss"][0]
+    assert trace["test_loss"][1] == trace["test_loss"][0]
+
+
+def test_the_default_learns_from_a_table_with_one_large_column() -> None:
+    for fed, model in ((unscaled(1e3), "mclr"), (unscaled(1e3, real=True), "linear"), (unscaled(1e6, None), "mclr")):
+        loss = simulate(fed, model, FedSSO(), rounds=60, device="cpu").trace["test_loss"]
+        assert loss.min() < 0.7 * loss[0]
+
+
+def test_the_smallest_step_is_an_end() -> None:
+    """Columns of 1e30 need a step of 1e-60, which float64 has and float32 has not: after eleven steps there it ends."""
+    fed = unscaled(1e30)
+    runs = [simulate(fed, "mclr", FedSSO(), rounds=40, dtype=dtype, device="cpu") for dtype in ("float32", "float64")]
+    assert runs[0].diverged == 12
+    assert runs[1].diverged is None
+    assert simulate(fed, "mclr", FedSSO(), rounds=3, device="cpu").diverged == 3  # no round was ever sound
+
+
+@pytest.mark.parametrize("values", [{"alpha": FIRST}, {"guard": "none"}])
+def test_an_explosion_stays_a_divergence_with_a_given_step_or_without_the_guard(values: dict[str, Any]) -> None:
+    assert simulate(unscaled(1e4), "mclr", FedSSO(**values), rounds=4, device="cpu").diverged == 1
+
+
+def fail() -> tuple[Any, Tensor]:
+    raise AssertionError("nothing can be undone")
+
+
+def test_what_an_explosion_leaves(fed: Federation) -> None:
+    """The model before the last step, which stands for round 1 again; the trials that can go on are told."""
+    record = FedSSO()
+    before, after = stepwise(fed, record, 6)[-2:]
+    back, possible = record.undo(after) or fail()
+    assert possible.tolist() == [True]
+    torch.testing.assert_close(back.x, before.x, rtol=1e-14, atol=1e-15)
+    fresh = record.server_init(before.x)
+    assert all(map(torch.equal, (back.s, *back.guard), (fresh.s, *fresh.guard)))
+    assert back.curvature is after.curvature
+    assert float(back.choice.alpha) == pytest.approx(fedsso.SHRINK * float(after.choice.alpha), rel=1e-12)
+    assert (float(back.choice.L), float(back.choice.undone)) == (np.inf, 1)
+    none = back._replace(g=0 * back.g)  # no round was sound yet
+    assert [float(record.bears(state)) for state in (after, back, none, fresh)] == [1000, 1000, fedsso.WARY, 1000]
+    tiny = after._replace(choice=after.choice._replace(alpha=torch.full_like(after.choice.alpha, 1e-306)))
+    assert [(record.undo(state) or fail())[1].item() for state in (tiny, tiny._replace(s=0 * tiny.s))] == [True, False]
+    assert FedSSO(alpha=0.1).undo(after) is None
+
+
+def test_trials_are_undone_each_for_itself() -> None:
+    """eta = 1e-6 creeps, so that its second round is another one; both are as they are alone."""
+    fed, records = unscaled(1e3), [FedSSO(), FedSSO(eta=1e-6)]
+    options: dict[str, Any] = {"rounds": 8, "dtype": "float64", "device": "cpu"}
+    for record, run_ in zip(records, sweep(fed, "mclr", records, **options), strict=True):
+        alone: Run = simulate(fed, "mclr", record, **options)
+        torch.testing.assert_close(run_.x, alone.x, rtol=1e-8, atol=1e-12)
+        np.testing.assert_array_equal(np.isnan(run_.trace["train_loss"]), np.isnan(alone.trace["train_loss"]))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("compress", [None, "topk:0.5"])
+def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(k: int, compress: str | None) -> None:
+    full = complete({"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress})
+    whole, half, rest = (Simulation(context(unscaled(1e6), "mclr", full).job(full), [FedSSO()]) for _ in range(3))
+    run(whole, 7)
+    with torch.no_grad():
+        for _ in range(k):  # not the last round of a run
+            half.round()
+    rest.restore({name: leaf.clone() for name, leaf in half.state().items()})
+    run(rest, 7)
+    a, b = whole.server, rest.server
+    assert all(map(torch.equal, (a.x, *a.guard, *a.choice), (b.x, *b.guard, *b.choice)))
+    assert float(a.choice.undone) >= 1
+    assert bool(whole.ended == -1)
+    assert all(error.isfinite().all() for error in whole.errors.values())
 
 
 # --- memory, diagnostics, errors -------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": ({"cg_steps": 6},),
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
     "fednew": ({"cg_steps": 6}, {"cg_steps": 6, "r": 2}),
+    "fedpm": ({"mu": 0.1},),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
 }
 RECORDS = [(name, extra) for name in ALGORITHMS for extra in VARIANTS.get(name, ({},))]
 CONVEX = ("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton")
@@ -329,4 +330,5 @@ def test_float32_follows_float64(fed: Federation, name: str, extra: dict[str, An
         simulate(fed, models_of(name)[-1], record(name, extra), **{**BASE, **harsh(name), "dtype": dtype})
         for dtype in ("float32", "float64")
     )
-    close(single.x.double(), double.x, 1e-4)
+    # some hundred operations in a row, and solves with matrices whose condition is below ten
+    close(single.x.double(), double.x, 1e3 * torch.finfo(torch.float32).eps)

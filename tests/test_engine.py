@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -391,12 +392,49 @@ def test_a_federation_without_test_rows(make_fed: MakeFederation) -> None:
 
 def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
     """alpha = 3 > 2/L: the loss grows by a factor (1 - alpha L)^2 = 4 per step and stays finite for long."""
-    result = simulate(quad, "linear", FedAvg(alpha=3.0), **{**BASE, "batch_size": None, "local_steps": 1, "rounds": 60})
+    options = {**BASE, "batch_size": None, "local_steps": 1}
+    result = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": 60})
     end = result.diverged
     assert end is not None
     losses = result.trace["train_loss"]
     assert losses[end] > 1e3 * losses[1] >= losses[end - 1]
     assert np.isnan(result.trace["test_loss"][end])
+    # the model of the round before has that loss already: if it is the last one, the evaluation tells
+    last = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 1})
+    assert last.diverged == end - 1
+    assert np.isnan(last.trace["test_loss"][end - 1])
+    assert simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 2}).diverged is None
+
+
+def with_test_row(x: float, y: float, test: bool = True) -> Federation:
+    """Rows of y = x in one column for training, and one other row for testing."""
+    a = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
+    fed = Federation.from_arrays(torch.cat([a, a.new_tensor([[x]])]), [*a[:, 0].tolist(), y], [0] * 10, test_fraction=0)
+    rows, start = torch.arange(10), torch.tensor([0, 9])
+    held = {"test_rows": rows[9:], "test_start": start // 9} if test else {}
+    return replace(fed, train_rows=rows[:9], train_start=start, **held)
+
+
+def test_a_large_test_loss_beside_a_good_fit_is_no_divergence() -> None:
+    """The fit y = x is 999 away from the row that is tested, the start y = 0 is 1 away."""
+    result = simulate(with_test_row(1e3, 1.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **BASE)
+    assert result.diverged is None
+    assert result.final("test_loss") > 1e5
+    assert result.trace["train_loss"][-1] < 0.01
+
+
+def test_a_test_loss_that_is_no_number_is_a_divergence() -> None:
+    """In float32, where the square of 1e30 is none."""
+    options = {**BASE, "dtype": "float32", "rounds": 3}
+    result = simulate(with_test_row(1e30, 0.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **options)
+    assert result.diverged == 1
+
+
+def test_without_test_rows_the_last_model_is_judged_by_the_training_rows() -> None:
+    options = {**BASE, "batch_size": None, "local_steps": 1, "init": torch.zeros(1)}
+    fed = with_test_row(0.0, 0.0, test=False)  # f has the second derivative 5/6: a step of 20 makes 245 of a loss of 1
+    wild = [simulate(fed, "linear", FedAvg(alpha=20.0), **{**options, "rounds": k}).diverged for k in (1, 2, 3)]
+    assert wild == [None, 2, 3]  # or by the loss of the next round
 
 
 @pytest.mark.parametrize("test_fraction", [0.25, 0.0])

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 def run(script: Path, *arguments: str, cwd: Path) -> str:
     command = [sys.executable, "-W", "error", str(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

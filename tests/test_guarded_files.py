@@ -25,7 +25,7 @@ from fedsso.files import remove_leftovers, write_atomic
 from fedsso.intake import Damaged
 from fedsso.lock import Lock
 from fedsso.runs import CHECKPOINT, SPEC, TRACE
-from fedsso.seal import BLANK, MARK, check, read_sealed_toml, seal, write_toml
+from fedsso.seal import BLANK, MARK, check, read_sealed_toml, seal, sealed_toml
 
 SMALL: dict[str, Any] = {"rounds": 6, "local_steps": 2, "batch_size": 4, "device": "cpu"}
 
@@ -82,7 +82,7 @@ def test_text_that_looks_like_a_seal_is_refused() -> None:
 
 def test_sealed_toml_is_read_back_and_an_edit_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
-    write_toml(path, {"a": 1, "b": {"c": "ü"}})
+    path.write_bytes(sealed_toml({"a": 1, "b": {"c": "ü"}}))
     assert read_sealed_toml(path) == {"a": 1, "b": {"c": "ü"}}
     path.write_text(path.read_text().replace("a = 1", "a = 2"))
     with pytest.raises(Damaged, match="checksum"):

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -144,6 +145,12 @@ def test_a_limit_is_a_whole_number(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setenv("FEDSSO_MAX_ROWS", text)
     with pytest.raises(InputError, match=r"FEDSSO_MAX_ROWS must be a whole number"):
         limits()
+
+
+def test_the_docs_list_every_limit() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `FEDSSO_MAX_([A-Z]+)` \| (\d+) \|", page, re.MULTILINE))
+    assert told == {field.name.upper(): str(field.default) for field in fields(Limits)}
 
 
 def zipped_npy(path: Path, header: bytes, size: int) -> None:

@@ -56,8 +56,8 @@ def distance(x: Tensor, target: Tensor | None) -> float:
 
 # --- schedules --------------------------------------------------------------------------------------------------------
 def test_decay() -> None:
-    assert [at(Decay(6.0, 1.0), k) for k in (1, 2, 5)] == [3.0, 2.0, 1.0]
-    assert at(Decay(2.0, 0.0, 0.5), 4) == 1.0
+    assert [at(Decay(6.0, 1.0), k) for k in (1, 2, 5)] == pytest.approx([3.0, 2.0, 1.0], rel=1e-14)
+    assert at(Decay(2.0, 0.0, 0.5), 4) == pytest.approx(1.0, rel=1e-14)
     assert at(0.3, 7) == 0.3
     assert at(Decay(), 1) == 1.0
 
@@ -116,10 +116,11 @@ def test_theorem_3() -> None:
 def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
     """alpha_k = O(1/k) makes the bias of tau > 1 vanish like 1/k: f - f* then falls at least like 1/k.
 
-    On a quadratic the bias of the point is O(alpha_k), so the loss, its square, falls like 1/k^2.
+    On a quadratic the bias of the point is O(alpha_k), so the loss, its square, falls like 1/(k + shift)^2. B is made
+    anew every 20 rounds: pairs of hundreds of rounds are so small and so alike that rounding would choose the path.
     """
     alpha, eta = theorem_2(L=1.0, mu=1 / 8, tau=5, clients=1, kappa=1.0, kappa_bar=1.0)
-    algorithm = FedSSO(alpha=alpha, eta=eta, guard="none")
+    algorithm = FedSSO(alpha=alpha, eta=eta, guard="none", R=20)
     options = {**EXACT, "local_steps": 5, "eval_every": 50, "eval_train": True}
     loss = simulate(quad, "linear", algorithm, rounds=1000, **options).trace["full_train_loss"]
     A, b = parts(quad)
@@ -127,16 +128,20 @@ def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
     gap = quad.optimum - b
     least = float(torch.einsum("n,ni,nij,nj->", quad.p, gap, A, gap)) / 2
     rounds = np.array([100, 200, 300, 500, 700, 1000])
-    slope = np.polyfit(np.log(rounds), np.log(loss[rounds] - least), 1)[0]
-    assert slope < -0.95
-    assert loss[1000] - least < 1e-2 * (loss[0] - least)
+    slope = np.polyfit(np.log(rounds + alpha.shift), np.log(loss[rounds] - least), 1)[0]
+    assert slope < -1
+    assert loss[1000] - least < 2e-2 * (loss[0] - least)
 
 
 def test_constant_steps_stall_at_a_bias_that_the_schedule_removes(quad: Federation) -> None:
-    constant = [distance(model(quad, FedSSO(alpha=0.3, guard="none"), k, 5), quad.optimum) for k in (60, 240)]
+    """alpha_240 is 79/259 = 0.31 of alpha_60, and so is the bias. B is made anew as in the test before."""
+
+    def bias(alpha: float | Decay, rounds: int) -> float:
+        return distance(model(quad, FedSSO(alpha=alpha, guard="none", R=20), rounds, 5), quad.optimum)
+
+    constant = [bias(0.3, rounds) for rounds in (60, 240)]
     assert constant[0] == pytest.approx(constant[1], rel=1e-6)
-    alpha = Decay(0.3 * 20, 19.0)
-    falling = [distance(model(quad, FedSSO(alpha=alpha, guard="none"), k, 5), quad.optimum) for k in (60, 240)]
+    falling = [bias(Decay(0.3 * 20, 19.0), rounds) for rounds in (60, 240)]
     assert falling[1] < 0.4 * falling[0] < 0.4 * constant[0]
 
 

@@ -137,7 +137,7 @@ def test_powersgd_never_lengthens_and_symmetry_helps() -> None:
 
 def test_powersgd_is_exact_for_matrices_of_its_rank() -> None:
     X = with_spectrum(torch.tensor([3.0, -2.0, 0, 0, 0, 0, 0], dtype=torch.float64))
-    torch.testing.assert_close(decoded("powersgd:2", X), X, rtol=0, atol=1e-13)
+    torch.testing.assert_close(decoded("powersgd:2", X), X, rtol=0, atol=1e-12)
 
 
 def test_randk_is_unbiased_with_the_stated_variance() -> None:
@@ -153,7 +153,7 @@ def test_randk_is_unbiased_with_the_stated_variance() -> None:
 @pytest.mark.parametrize("text", ["none", "rank:9", "rank:60", "powersgd:9", "topk:45", "randk:45", "topk:0.999"])
 def test_enough_numbers_are_the_whole_matrix(text: str) -> None:
     X = matrices(2, 2, 9)
-    torch.testing.assert_close(decoded(text, X), X, rtol=0, atol=1e-13)
+    torch.testing.assert_close(decoded(text, X), X, rtol=0, atol=1e-12)
 
 
 # ---- large matrices ----
@@ -165,7 +165,7 @@ def test_the_krylov_space_finds_the_leading_pairs() -> None:
     found, vectors = symmetric.leading(X, 3)
     assert found[0, 0].tolist() == pytest.approx([5, -4, 3], abs=1e-10)
     torch.testing.assert_close(X @ vectors, vectors * found[..., None, :], rtol=0, atol=1e-6)
-    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(3).double()[None, None], rtol=0, atol=1e-13)
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(3).double()[None, None], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -175,7 +175,7 @@ def test_a_krylov_space_that_is_exhausted_goes_on(dtype: torch.dtype) -> None:
     few[:2] = 2
     X = torch.cat((torch.eye(320)[None, None], with_spectrum(few), torch.zeros(1, 1, 320, 320))).to(dtype)
     values, vectors = symmetric.leading(X, 2)
-    atol = 1e-12 if dtype == torch.float64 else 1e-5
+    atol = 4 * 320 * torch.finfo(dtype).eps  # vectors and values of 320 terms, at most 2 in size, turned twice
     torch.testing.assert_close(values[:, 0], torch.tensor([[1, 1], [2, 2], [0, 0]], dtype=dtype), rtol=0, atol=atol)
     identity = torch.eye(2, dtype=dtype).expand(3, 1, 2, 2)
     torch.testing.assert_close(vectors.mT @ vectors, identity, rtol=0, atol=atol)
@@ -270,13 +270,13 @@ def test_a_singular_system_is_answered_with_nan() -> None:
     z = symmetric.solve(X, torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 3.0]]))
     assert z[0].tolist() == [1, 2]
     assert z[1].isnan().all()
-    assert z[2].tolist() == [1, 1]
+    assert z[2].tolist() == pytest.approx([1, 1], rel=1e-14)
 
 
 def test_eigenvalues_of_a_matrix_that_is_not_finite_are_nan() -> None:
     X = torch.stack((torch.diag(torch.tensor([2.0, 1.0])), torch.full((2, 2), torch.inf)))
     values, vectors = symmetric.eigh(X)
-    assert values[0].tolist() == [1, 2]
+    assert values[0].tolist() == pytest.approx([1, 2], rel=1e-14)
     assert values[1].isnan().all()
     assert vectors.isfinite().all()
 

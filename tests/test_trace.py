@@ -173,3 +173,22 @@ def test_empty_trace_answers_without_a_number() -> None:
     t = Trace.from_rows([])
     assert (len(t), t.rounds_to(0.1), t.last_below(0.1), t.bytes_to(0.1)) == (0, None, None, None)
     assert math.isnan(t.final())
+
+
+def test_a_run_that_ended_worse_than_it_began_says_so() -> None:
+    def ended(train: Sequence[float], test: Sequence[float], diverged: int | None = None) -> Trace:
+        told = zip(rows([0.5] * len(test)), train, test, strict=True)
+        return Trace.from_rows([row | {"train_loss": a, "test_loss": b} for row, a, b in told], 1, diverged)
+
+    assert ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 42.3]).worse_than_start() == (
+        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or take a smaller step"
+    )
+    assert "train loss 0.7 -> 40" in str(ended([NAN, 0.7, 20, 40], [NAN] * 4).worse_than_start())
+    for fine in (
+        ended([NAN, 0.7, 20, 0.1], [0.7, 9, 21, 42.3]),  # overdone, not lost
+        ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 0.7]),
+        ended([NAN, 0.7, 20, 40], [0.7, 9, 21, NAN], diverged=3),
+        ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 0.75]),
+        ended([NAN], [0.7]),
+    ):
+        assert fine.worse_than_start() is None

@@ -1,8 +1,17 @@
-"""`python -m fedsso` is the command `fedsso`."""
+"""`python -m fedsso` is the command `fedsso`: from its first moment on a signal ends it without a traceback."""
 
 from __future__ import annotations
 
-from .cli import main
+from .stopping import at_once, listen
+
+
+def main() -> None:
+    """The entry point of the command."""
+    listen(at_once)  # loading torch takes seconds, in which there is nothing to save
+    from .cli import main as command
+
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -6,32 +6,34 @@ fields of the registered algorithms.
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
-import re
 import sys
+import traceback
 from dataclasses import fields
 from inspect import getdoc
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, cast
+
+from .exits import BUG, FINISHED, INTERRUPTED, MEANING, WRONG_INPUT
 
 try:
     import click
     import typer
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
     from typer.core import TyperGroup
 
     from . import cli_config, cli_data, cli_paper, cli_report, cli_sweep
     from .cli_data import DataDir, Json
     from .cli_options import Several, WithSettings
-    from .cli_plan import Config, Live, SaveConfig, TensorBoard, Verbose, begin, plan
-    from .cli_view import cost_document, cost_table, messages, print_table, resuming, set_logging, show, watching
+    from .cli_plan import OF_RUNS, PICTURE, Config, Live, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
+    from .cli_screen import complain, print_json, print_table, say, tell, unbreakable, visible
+    from .cli_view import cost_document, cost_table, judge, resuming, set_logging, show, watching
 except ModuleNotFoundError as error:
-    raise SystemExit(f"the command line needs `pip install 'fedsso[cli]'` ({error})") from error
+    print(f"the command line needs `pip install 'fedsso[cli]'` ({error})", file=sys.stderr)
+    raise SystemExit(WRONG_INPUT) from error
 
 from . import experiment
 from .algorithm import Algorithm
@@ -40,34 +42,48 @@ from .costs import costs as measure_costs
 from .data.sources import FOLDER
 from .errors import InputError, unknown
 from .models import MODELS
+from .report_source import SETTINGS
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
 from .spec import Spec
+from .stopping import listen, unwind
 from .version import __version__
 
 log = logging.getLogger("fedsso")
-PICTURE = "curves.png"
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 NAMES, SHAPE = Several(click.STRING), Several(click.INT)
 
 
 class Program(TyperGroup):
-    """Turns wrong input into a message and exit code 2."""
+    """Turns wrong input, and files and memory that cannot be had, into a message and exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            text = error.format_message()
+            if visible(text) == text:
+                raise
+            raise click.UsageError(visible(text), error.ctx) from None
         except InputError as error:
-            text = CONTROL.sub(lambda found: repr(found[0])[1:-1], str(error))  # from a file or a server, perhaps
-            messages.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True, highlight=False)
-            raise typer.Exit(2) from error
+            complain(str(error))
+            raise typer.Exit(WRONG_INPUT) from error
+        except OSError as error:
+            complain(
+                f"cannot use {error.filename or 'a file or device'}: {error.strerror or error}; look at its permissions"
+            )
+            raise typer.Exit(WRONG_INPUT) from error
+        except MemoryError as error:
+            complain("there is not enough memory; take a smaller model, smaller data or fewer --jobs")
+            raise typer.Exit(WRONG_INPUT) from error
 
 
+CODES = "\n\n".join(f"Exit code {code}: {meaning}." for code, meaning in MEANING.items())
 app = typer.Typer(
     cls=Program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Second-order federated optimisation, simulated. Start with: fedsso compare --rounds 30",
+    epilog=CODES,
 )
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_paper.app, name="paper")
@@ -96,10 +112,12 @@ def run(
     Example: fedsso run --dataset digits --clients 10 --algorithm fedsso --alpha 0.05 --rounds 50 --out runs/a
 
     With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that repeats it.
+
+    Exit code 1: a run diverged, or missed one of the --targets that were asked for.
     """
     set_logging(verbose)
     made = plan(ctx, config, "algorithm")
-    begin(made, save_config)
+    begin(made, save_config, OF_RUNS)
     settings, seeds = made.settings, made.settings.seeds
     many = {"seeds": seeds} if len(seeds) > 1 else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
     (record,) = made.records
@@ -110,6 +128,7 @@ def run(
     runs = done if isinstance(done, Runs) else Runs([done])
     _draw(runs, settings)
     show(runs, settings.targets, settings.out, as_json, {})
+    judge(runs.curves(), targets_of(settings))
 
 
 @app.command(cls=WithSettings)
@@ -128,16 +147,19 @@ def compare(
 
     A step size such as --alpha goes to every algorithm that has it; a table in the --config file, such as
     \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
+
+    Exit code 1: a run diverged, or no algorithm reached one of the --targets with every seed.
     """
     set_logging(verbose)
     made = plan(ctx, config, "algorithms")
-    begin(made, save_config)
+    begin(made, save_config, OF_RUNS)
     settings = made.settings
     with watching(resuming(settings.out), live, tensorboard) as watch:
         common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
         runs = experiment.compare(made.fed, settings.model, made.records, **common, **made.options)
     _draw(runs, settings)
     show(runs, settings.targets, settings.out, as_json, made.left_out)
+    judge(runs.curves(), targets_of(settings))
 
 
 app.command(cls=WithSettings)(cli_sweep.sweep)
@@ -156,19 +178,42 @@ def resume(
     """Complete what was interrupted, exactly as if it had not been.
 
     Example: fedsso resume runs/a
+
+    Exit code 1: a run diverged.
     """
     set_logging(verbose)
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
-    found = run_folders(folder)
+    found = _runs_below(folder)
     if all(is_done(one, Spec.load(one / SPEC)) for one in found):
-        messages.print(f"{folder}: finished already", markup=False, soft_wrap=True)
+        say(f"{folder}: finished already")
         runs = load_runs(folder)
+        _draw_missing(runs, folder / PICTURE)
     else:
         with watching(resuming(folder), live, tensorboard) as watch:
             runs = experiment.resume(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})
+    judge(runs.curves(), ())
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folders of the runs; an error says what to give instead."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; give the --out folder of a run or a comparison")
+    if (folder / SETTINGS).is_file():
+        again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
+        raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
+    return run_folders(folder)
+
+
+def _draw_missing(runs: Runs, path: Path) -> None:
+    """The picture of runs that were killed after their last round; a folder that cannot be written has none."""
+    if not path.is_file():
+        try:
+            runs.plot(path)
+        except InputError as error:
+            say(f"note: no picture: {error}")
 
 
 @app.command()
@@ -185,7 +230,7 @@ def algorithms(
             raise unknown("algorithm", name, ALGORITHMS)
     rows = [_describe(name, ALGORITHMS[name]) for name in names or ALGORITHMS]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     for row in rows:
         whole = f" It needs all clients in every round; {row['needs_all']} does not." if row["needs_all"] else ""
@@ -193,7 +238,7 @@ def algorithms(
         table = Table("option", "default", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD)
         for field in row["fields"]:
             shown = "none" if field["default"] is None else str(field["default"])
-            table.add_row(cli_config.flag(field["name"]), shown, escape(field["doc"]))
+            table.add_row(cli_config.flag(field["name"]), shown, field["doc"])
         print_table(table)
 
 
@@ -231,7 +276,7 @@ def costs(
     bill = measure_costs(model, names, **shape)
     if as_json:
         document = {"version": __version__, "model": model, "d": bill.d, **shape, "results": cost_document(bill)}
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
         return
     title = f"{model}, d = {bill.d}: bytes of a round for each client (below: theory)"
     print_table(cost_table(bill, title))
@@ -243,12 +288,32 @@ def version() -> None:
 
     Example: fedsso version
     """
-    typer.echo(f"fedsso {__version__}")
+    tell(f"fedsso {__version__}")
 
 
 def main() -> None:
-    """The entry point of the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may not know every letter
-    app(prog_name="fedsso")
+    """Run the command, listen to signals, and end with one of the exit codes."""
+    listen(unwind)
+    sys.stdout, outlet = unbreakable(sys.stdout)
+    sys.stderr, _ = unbreakable(sys.stderr)
+    code = _run()
+    if outlet is not None and sys.stdout is not None:
+        sys.stdout.flush()
+        if outlet.lost is not None:
+            complain(f"cannot write to standard output: {outlet.lost.strerror}; give it a file on a disk with room")
+            code = code if code == INTERRUPTED else WRONG_INPUT
+    listen(lambda *_: os._exit(code))  # while the interpreter shuts down there is nothing left to interrupt
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command."""
+    try:
+        app(prog_name="fedsso")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FINISHED
+    except Exception:
+        traceback.print_exc()
+        say("this is a fault in fedsso: please report it with the lines above")
+        return BUG
+    return FINISHED

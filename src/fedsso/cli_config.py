@@ -7,6 +7,7 @@ Ranges are not checked here but where they hold for everybody: by the records, `
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce
@@ -25,11 +26,14 @@ from .data.synthetic import KINDS
 from .engine.metrics import METRICS
 from .errors import InputError, unknown
 from .grids import grid, tried
-from .intake import read_toml, user_path
+from .intake import read_bytes, read_toml, user_path
 from .models import MODELS
 from .options import DEFAULTS, DTYPES
 from .report_page import check_targets
 from .schedule import Decay
+from .seal import check as check_seal
+
+log = logging.getLogger("fedsso")
 
 
 class Table(BaseModel):
@@ -127,7 +131,7 @@ class Sweep(Base):
     """The keys at the top of a file for a sweep, in whose tables a field may list several values."""
 
     target: float | None = Field(
-        None, gt=0, le=1, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
+        None, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
     )
     select: str = Field(
         "test", description="rows to choose settings by: test, or val, a quarter of each client's training rows"
@@ -203,6 +207,8 @@ def settings(file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any],
 
 def read(file: Path, base: type[Base]) -> Any:
     """A settings file, checked."""
+    if check_seal(read_bytes(file, "settings")) is False:
+        log.warning("%s was changed since fedsso wrote it; it is used as it is now", file)
     raw = read_toml(file)
     if "record" in raw and "data" not in raw:
         raise InputError(f"{file}: this run used arrays of your own; repeat it from Python")

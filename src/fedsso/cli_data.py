@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
-from . import cli_config
+from . import cli_config, picture
 from .cli_options import WithData
-from .cli_view import messages, output, print_table
+from .cli_replace import check_file
+from .cli_screen import messages, output, print_json, print_table, say, tell, visible
 from .data import TABLES, DataSet, data_folder, datasets, load, show
 from .data.fetch import fetch
 from .errors import InputError, one_of
@@ -36,7 +36,7 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
     """
     rows = [describe(dataset, data_dir) for dataset in datasets()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table("data set", "rows", "classes", "partition, clients", "there", box=SIMPLE_HEAD)
     for row in rows:
@@ -45,9 +45,10 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
         clients = f"{row['partition']}, {row['clients'] or 'all'}" if row["partition"] else "–"
         counts = [str(row["rows"] or "–"), str(row["classes"] or "–"), clients]
         there = _size(row["bytes"]) if row["present"] and row["bytes"] else "yes" if row["present"] else "no"
-        table.add_row(f"[bold]{row['name']}[/]\n{escape(chr(10).join(filter(None, about)))}\n", *counts, there)
+        lines = "\n".join(filter(None, about))
+        table.add_row(Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"), *counts, there)
     print_table(table)
-    output.print(f"Looked for in {data_folder(data_dir)}", markup=False, soft_wrap=True, highlight=False)
+    tell(f"Looked for in {data_folder(data_dir)}")
 
 
 def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def get_data(
         except InputError as error:  # the others may be had
             failed.append(str(error))
         else:
-            messages.print(f"{name}{said}", markup=False, soft_wrap=True, highlight=False)
+            say(f"{name}{said}")
     if failed:
         raise InputError("\n".join(failed))
 
@@ -136,7 +137,7 @@ def _bars() -> Iterator[Any]:
         tenth = 10 * done // total if total else done >> 24
         if shown.get(label) != tenth:
             shown[label] = tenth
-            messages.print(f"{label}: {_size(done)}{f' of {_size(total)}' if total else ''}", markup=False)
+            say(f"{label}: {_size(done)}{f' of {_size(total)}' if total else ''}")
 
     if not messages.is_terminal:
         yield lines
@@ -165,11 +166,13 @@ def show_data(
     wish = cli_config.settings(None, {}, ctx.obj["data"]).data.given()
     fed = load(wish.pop("dataset", "digits"), **wish)
     how = str(fed.source.get("partition", fed.source.get("kind")))
-    path = show.picture(fed, out or Path(f"{fed.source['name']}-{how}.png"))
+    path = out or Path(f"{fed.source['name']}-{how}.png")
+    check_file(path, picture.MARK, "a picture")
+    show.picture(fed, path)
     if as_json:
         counts = fed.label_counts().tolist() if fed.classes else None
         figures = {"source": dict(fed.source), **show.skew(fed), "label_counts": counts, "notes": fed.notes}
-        typer.echo(json.dumps({**figures, "picture": str(path)}, indent=2, ensure_ascii=False))
+        print_json({**figures, "picture": str(path)})
         return
-    output.print(show.text(fed, max(40, output.width)), markup=False, highlight=False, soft_wrap=True)
-    output.print(f"picture: {path}", markup=False, soft_wrap=True, highlight=False)
+    tell(show.text(fed, max(40, output.width)))
+    tell(f"picture: {path}")

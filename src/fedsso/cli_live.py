@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .cli_screen import visible
 from .errors import InputError
 from .files import check_writable
 from .spec import Spec
@@ -74,6 +75,11 @@ class Line:
         if self.trace is None:
             self.before = len(trace) - 1
         self.trace = trace
+
+    @property
+    def label(self) -> str:
+        """Algorithm and settings in short, as they are shown."""
+        return visible(self.spec.label)
 
     @property
     def rounds(self) -> int:
@@ -184,7 +190,7 @@ class Dashboard:
     def _table(self, lines: Sequence[Line], name: str) -> Table:
         several = len({line.spec.seed for line in self.lines.values()}) > 1
         details = [*(("best", "MB") if self.console.width >= WIDE else ()), *(("seed",) if several else ())]
-        label = min(LABEL, max(len(line.spec.label) for line in lines))
+        label = min(LABEL, max(len(line.label) for line in lines))
         room = self.console.width - COLUMNS - label - sum(DETAILS[title] for title in details)
         room, scale = min(max(room, CURVE[0]), CURVE[1]), _scale(lines, name)
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
@@ -195,7 +201,7 @@ class Dashboard:
             left = title in ("by round", "state")
             table.add_column(title, justify="left" if left else "right", no_wrap=True)
         for line, cells in zip(lines, rows, strict=True):
-            run = Text(line.spec.label, no_wrap=True, overflow="ellipsis")  # gives way where it is narrow
+            run = Text(line.label, no_wrap=True, overflow="ellipsis")  # gives way where it is narrow
             table.add_row(run, *(cells[title] for title in titles))
         return table
 

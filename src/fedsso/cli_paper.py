@@ -17,8 +17,9 @@ from rich.markdown import Markdown
 from .cli_data import DataDir
 from .cli_options import Several
 from .cli_plan import Verbose
+from .cli_screen import output, say
 from .cli_sweep import AGAIN, Minutes, check_minutes, in_time
-from .cli_view import messages, output, set_logging, watching
+from .cli_view import set_logging, watching
 from .data.sources import FOLDER
 from .files import check_writable
 from .intake import read_text
@@ -35,7 +36,8 @@ app = typer.Typer(
 )
 TEACH = """
 
-Writes {name}.md, .csv and pictures (PNG, PDF) into --out. All runs are
+Writes {name}.md, .csv and pictures (PNG, PDF) into --out; older files of
+these names are replaced. All runs are
 kept in its folder sweeps, which the commands share, so that nothing runs
 twice. Killed or stopped, the same command goes on. --quick is a look of
 about two minutes on a CPU: one seed, fewer rounds and settings. The whole
@@ -44,6 +46,7 @@ is meant for a GPU.
 Example: fedsso paper {name} --quick --out quick
 """
 RESULTS, QUICK = Path("results"), Path("quick")
+PLAIN = ("table3", "theory")  # take a minute on one core and keep no runs, so that they stop at once
 
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the results; left out: results, or quick with --quick.")]
@@ -72,15 +75,14 @@ def conduct(name: str, command: Command, how: How) -> None:
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
     jobs = how.jobs or min(4, os.cpu_count() or 1)
     device = str(device_of(how.device))
-    with watching(AGAIN) as watch, in_time():
-        command(Lab(out, device, how.quick, jobs, deadline, watch, _say))
+    if name in PLAIN:
+        command(Lab(out, device, how.quick, note=say))
+    else:
+        with watching(AGAIN) as watch, in_time():
+            command(Lab(out, device, how.quick, jobs, deadline, watch, watch.note))
     _show(out / f"{name}.md")
     where = f" on {torch.cuda.get_device_name()}" if device == "cuda" else ""
-    _say(f"{name}: {time.monotonic() - began:.0f} s{where}, processes: {jobs}")
-
-
-def _say(text: str) -> None:
-    messages.print(text, markup=False, soft_wrap=True, highlight=False)
+    say(f"{name}: {time.monotonic() - began:.0f} s{where}, processes: {jobs}")
 
 
 def _show(path: Path) -> None:
@@ -90,7 +92,7 @@ def _show(path: Path) -> None:
         output.print(Markdown(text))
     else:
         typer.echo(text)
-    _say(f"written: {path.with_suffix('')}.*")
+    say(f"written: {path.with_suffix('')}.*")
 
 
 def _prepare(data_dir: Path | None, verbose: bool) -> None:
@@ -138,7 +140,7 @@ def _add_plain(name: str, entry: Entry) -> None:
 
 
 for _name, _entry in COMMANDS.items():
-    if _name in ("table3", "theory"):
+    if _name in PLAIN:
         _add_plain(_name, _entry)
     elif _name != "table2":
         _add(_name, _entry)

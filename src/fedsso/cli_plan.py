@@ -13,18 +13,24 @@ from . import cli_config, experiment
 from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
 from .cli_live import check_tensorboard
-from .cli_view import messages
+from .cli_replace import check_folder, check_settings
+from .cli_screen import say
 from .context import Context, context
 from .data import Federation, load
 from .errors import InputError
 from .files import check_writable, to_toml, write_atomic
 from .options import complete
-from .runs import SPEC
+from .report_page import check_targets
+from .runs import CHECKPOINT, TRACE
 
 log = logging.getLogger("fedsso")
+PICTURE = "curves.png"
+OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")  # what run and compare leave, beside the specs
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
-SaveConfig = Annotated[Path | None, typer.Option(help="Write the settings in force to this TOML file.")]
+SaveConfig = Annotated[
+    Path | None, typer.Option(help="Write the settings in force to this TOML file, which must not be there yet.")
+]
 Live = Annotated[bool, typer.Option("--live", help="On a terminal: a dashboard of all runs while they train.")]
 TensorBoard = Annotated[
     Path | None,
@@ -62,6 +68,7 @@ def plan(ctx: typer.Context, config: Path | None, key: str, base: type[cli_confi
     """Everything that can be wrong with the settings is found here; nothing is written."""
     given = ctx.obj
     settings = cli_config.settings(config, given["run"], given["data"], base)
+    check_targets(targets_of(settings))
     chosen = getattr(settings, key)
     names = list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
     if not names or len(set(names)) < len(names):
@@ -79,12 +86,19 @@ def plan(ctx: typer.Context, config: Path | None, key: str, base: type[cli_confi
     return Plan(settings, live, grids, settings.options, left_out, table)
 
 
+def targets_of(settings: Any) -> list[float]:
+    """The accuracies that were asked for."""
+    if isinstance(settings, cli_config.Sweep):
+        return [] if settings.target is None else [settings.target]
+    return settings.targets or []
+
+
 def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) -> Federation:
     """The data, and on standard error what is to be known of them."""
     wish = settings.data.given()
     fed = load(wish.pop("dataset", settings.data.dataset), **wish)
     for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
-        messages.print(line, markup=False, soft_wrap=True, highlight=False)
+        say(line)
     recorded = (settings.record or {}).get("digest")
     if recorded and not given and recorded != fed.digest():
         log.warning("the data have changed since %s was written: this is another run", config)
@@ -103,16 +117,17 @@ def _unsuited(grids: Mapping[str, Sequence[Algorithm]], live: Context, options: 
     return reasons
 
 
-def begin(made: Plan, save: Path | None) -> None:
-    """Make sure of the folder for the results, then write the settings where they are wished."""
+def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:
+    """Make sure that nothing is replaced and of the folder, then write the settings where they are wished.
+
+    `leaves` are the forms of the names that the command will write into the folder, beside specs.
+    """
     out = made.settings.out
     if out is not None:
-        if not out:
-            raise InputError("--out must name a folder, got an empty name")
+        check_folder(out, leaves)
+    if save is not None:
+        check_settings(save, to_toml(made.table))
+    if out is not None:
         check_writable(out)
-        if any(any(Path(out).glob(where)) for where in (SPEC, f"*/{SPEC}")):
-            raise InputError(
-                f"{out} holds a run already; choose another folder (`fedsso resume {out}` completes a run)"
-            )
     if save is not None:
         write_atomic(save, to_toml(made.table))

@@ -10,7 +10,8 @@ import typer
 
 from . import report_page, report_source
 from .cli_options import Several
-from .cli_view import messages, output
+from .cli_replace import check_file
+from .cli_screen import say, tell
 
 Paths = Annotated[
     list[Path],
@@ -18,7 +19,7 @@ Paths = Annotated[
         help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.", metavar="RUN..."
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The page; a file that lies there is replaced.")]
+Out = Annotated[Path, typer.Option(help="The page; of files that lie there only an older page is replaced.")]
 Title = Annotated[str, typer.Option(help="Heading of the page; left out: the names of the runs.")]
 Targets = Annotated[
     Any, typer.Option(help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT))
@@ -48,10 +49,10 @@ def report(
 
     The page needs no other file and no network: open it, send it, print it.
     """
+    check_file(out, report_page.MARK, "a page")
     content = report_source.content(runs, title=title, targets=targets, with_data=with_data)
     report_page.write(out, content)
     for note in content.notes:
-        messages.print(f"note: {note}", markup=False, soft_wrap=True, highlight=False)
+        say(f"note: {note}")
     count = sum(len(curve.traces) for curve in content.curves)
-    said = f"{out}: {count} run{'s' * (count != 1)}, {out.stat().st_size / 1e6:.1f} MB"
-    output.print(said, markup=False, soft_wrap=True, highlight=False)
+    tell(f"{out}: {count} run{'s' * (count != 1)}, {out.stat().st_size / 1e6:.1f} MB")

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from . import figures, report
 from .algorithm import Algorithm
 from .cli_config import SELECT, Sweep
 from .cli_data import Json
-from .cli_plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan
-from .cli_view import messages, output, print_table, set_logging, watching
+from .cli_plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
+from .cli_screen import print_json, print_table, say, tell, visible
+from .cli_view import judge, set_logging, watching
 from .data import Federation
 from .errors import InputError, one_of
-from .files import to_toml, write_atomic
-from .intake import read_text
+from .exits import TIME_IS_UP
+from .files import write_atomic
+from .intake import read_bytes, read_toml
 from .losses import mse
 from .report_source import PARTS, SETTINGS, TRIALS
+from .seal import MARK, sealed_toml
 from .study import LAST, Setting, Study, study
 from .version import __version__
 from .workers import OutOfTime
 
 AGAIN = "the same command"
-TIME_IS_UP = 75  # EX_TEMPFAIL of sysexits.h: try again later
 TABLE, CURVES, GRID = "table.md", "curves.png", "grid.png"  # beside what a report reads
+OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of any settings file that a sweep has written
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
 Minutes = Annotated[float | None, typer.Option(help="Stop after the part under way; the same command goes on.")]
@@ -82,6 +83,9 @@ def sweep(
     --out gets table.md, trials.csv, curves.png, grid.png, all traces (parts/)
     and sweep.toml, a --config that repeats the sweep. Killed or stopped, the
     same command goes on: finished parts are not run again.
+
+    Exit code 1: the best setting of an algorithm diverged, or no setting
+    reached --target with every seed. Other settings may diverge.
     """
     set_logging(verbose)
     made = plan(ctx, config, "algorithms", Sweep)
@@ -89,24 +93,35 @@ def sweep(
     check_minutes(minutes)
     if minutes is not None and made.settings.out is None:
         raise InputError("--minutes needs --out, the folder where the work is kept until the next call")
-    begin(made, save_config)
+    begin(made, save_config, _foreign(made.settings.out))
     out = None if made.settings.out is None else Path(made.settings.out)
     if out is not None:
-        _settle(out / SETTINGS, to_toml(made.table))
+        _settle(out / SETTINGS, sealed_toml(made.table))
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
         found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
     _show(made, found, as_json)
     if out is not None:
         _write(out, made, found)
+    judge([setting.curve() for setting in found.best.values()], targets_of(made.settings))
 
 
-def _settle(path: Path, text: str) -> None:
+def _foreign(out: str | None) -> Sequence[str]:
+    """The files of a sweep that must not be there; in a folder of a sweep they are its own."""
+    path = Path(out or "") / SETTINGS
+    if out and path.is_file():
+        with suppress(InputError):
+            ours = MARK.encode() in read_bytes(path) or read_toml(path).keys() >= OWN_KEYS
+            return () if ours else (SETTINGS,)
+        return (SETTINGS,)
+    return (TABLE, TRIALS, CURVES, GRID)
+
+
+def _settle(path: Path, settings: bytes) -> None:
     """Write the settings; another sweep's are replaced, which is said."""
-    if path.is_file() and read_text(path) != text:
-        note = "note: the folder held another sweep; its traces stay, its tables and pictures are replaced"
-        messages.print(note, markup=False, soft_wrap=True, highlight=False)
-    write_atomic(path, text)
+    if path.is_file() and read_bytes(path) != settings:
+        say("note: the folder held other settings; its traces stay, its tables and pictures are replaced")
+    write_atomic(path, settings)
 
 
 def _judges(made: Plan) -> Federation:
@@ -134,7 +149,7 @@ def in_time() -> Iterator[None]:
     try:
         yield
     except OutOfTime as error:
-        messages.print(f"time is up: {error}; {AGAIN} goes on", markup=False, soft_wrap=True, highlight=False)
+        say(f"time is up: {error}; {AGAIN} goes on")
         raise typer.Exit(TIME_IS_UP) from error
 
 
@@ -243,20 +258,20 @@ def _plain(setting: Setting, target: float | None) -> dict[str, Any]:
 
 def _show(made: Plan, found: Outcome, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_document(made, found), indent=2, ensure_ascii=False))
+        print_json(_document(made, found))
         return
     rows = _table(made, found)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="right" if name.startswith(("rounds", "final")) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row.values()))
+        table.add_row(*map(visible, row.values()))
     print_table(table)
     lines = [_sentences(made.settings), *(f"left out: {name}: {why}" for name, why in made.left_out.items())]
     if made.settings.out is not None:
         lines.append(f"results: {made.settings.out}")
     for line in lines:
-        output.print(line, markup=False, soft_wrap=True, highlight=False)
+        tell(line)
 
 
 # ---- the folder ----

@@ -1,37 +1,39 @@
-"""What the command line shows: progress and messages on standard error, results on standard output."""
+"""What the command line shows: the rounds as they end, tables of the result, and how a run ended."""
 
 from __future__ import annotations
 
-import json
 import logging
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from . import report
 from .cli_live import Dashboard, Scalars
+from .cli_screen import draws, messages, print_json, print_table, say, tell, visible
 from .costs import Bill, Cost
+from .errors import InputError
+from .exits import DIVERGED, INTERRUPTED
 from .runs import Runs
 from .spec import Spec
+from .stopping import at_once, listen, listening
 from .trace import Trace
 from .version import __version__
 
 log = logging.getLogger("fedsso")
-output, messages = Console(), Console(stderr=True)
 
 
 class Watch:
-    """Shows the rounds as they end and remembers the last; Ctrl-C takes effect between two rounds."""
+    """Shows the rounds as they end and remembers the last; a signal to stop takes effect between two rounds."""
 
     name = ""  # stands for every label, where it is given
     silent = False  # whether something else shows the rounds
@@ -46,10 +48,18 @@ class Watch:
         self.task = TaskID(0)
 
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-        label = self.name or label
+        label = self.name or visible(label)
         if not self.silent:
             self._show(label, k, rounds, numbers)
         self.label, self.k = label, k
+        self._stop_if_asked()
+
+    def note(self, text: str) -> None:
+        """Say something between two pieces of work."""
+        say(text)
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
         if self.stopping:
             raise KeyboardInterrupt
 
@@ -62,13 +72,14 @@ class Watch:
                 self.task = self.bars.add_task(label, total=rounds, numbers="")
             self.bars.update(self.task, completed=k, numbers=shown)
         elif 10 * k // rounds > (0 if begins else 10 * self.k // rounds):
-            messages.print(f"{label}: round {k}/{rounds} {shown}", soft_wrap=True, highlight=False, markup=False)
+            say(f"{label}: round {k}/{rounds} {shown}")
 
     def stop(self, *_: object) -> None:
-        """The first Ctrl-C; a second one ends the process at once."""
+        """The first signal; a second one ends the process at once."""
         self.stopping = True
-        signal.signal(signal.SIGINT, _at_once)
-        messages.print("stopping after this round (Ctrl-C again: at once)")
+        listen(at_once)
+        with suppress(RuntimeError):  # the signal may have come in the middle of a write
+            say("stopping after this round (Ctrl-C again: at once)")
 
 
 class Viewing(Watch):
@@ -90,18 +101,6 @@ class Viewing(Watch):
                 viewer.look(specs, traces)
 
 
-def _at_once(*_: object) -> None:
-    """A second Ctrl-C ends the process as if nobody had listened, but the cursor comes back."""
-    messages.show_cursor(True)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGINT)
-
-
-def draws() -> bool:
-    """Whether standard error is a terminal on which something can be drawn again in its place."""
-    return messages.is_terminal and not messages.is_dumb_terminal
-
-
 @contextmanager
 def watching(again: str | None, live: bool = False, tensorboard: Path | None = None) -> Iterator[Watch]:
     """Progress on standard error while simulating; an interrupted simulation says what goes on with it."""
@@ -109,24 +108,28 @@ def watching(again: str | None, live: bool = False, tensorboard: Path | None = N
     scalars = None if tensorboard is None else Scalars(tensorboard)
     watch = Watch() if board is None and scalars is None else Viewing(board, scalars)
     shown = board if board is not None else watch.bars if draws() else None
-    before = signal.signal(signal.SIGINT, watch.stop)
     try:
-        with ExitStack() as stack:
+        with listening(watch.stop), ExitStack() as stack:
             for part in (shown, scalars):
                 if part is not None:
                     stack.enter_context(part)
             yield watch
-    except KeyboardInterrupt as error:
-        hint = f"; {again} goes on" if again is not None else ""
-        messages.print(f"stopped after round {watch.k}{hint}", markup=False, soft_wrap=True)
-        raise typer.Exit(130) from error
-    finally:
-        signal.signal(signal.SIGINT, before)
+    except (KeyboardInterrupt, InputError) as error:
+        if isinstance(error, InputError) and not (watch.stopping and _left_alone(error)):
+            raise
+        hint = "nothing is kept without --out" if again is None else f"{again} goes on"
+        say(f"stopped after round {watch.k}; {hint}")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _left_alone(error: InputError) -> bool:
+    """Whether the processes of a sweep are gone: a signal to the whole group ends them before us."""
+    return isinstance(error.__cause__, EOFError | ConnectionError)
 
 
 def resuming(out: str | Path | None) -> str | None:
     """The command that goes on with the runs of a folder."""
-    return None if out is None else f"`fedsso resume {out}`"
+    return None if out is None else f"`fedsso resume {quote(str(out))}`"
 
 
 def show(
@@ -136,21 +139,45 @@ def show(
     curves = runs.curves()
     targets = report.default_targets(curves) if targets is None else targets
     if as_json:
-        found = {**document(curves, targets, out), "left_out": dict(left_out)}
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json({**document(curves, targets, out), "left_out": dict(left_out)})
         return
     print_table(result_table(curves, targets))
     for curve in curves:
         chosen = [trace["alpha"] for trace in curve.traces if "alpha" in trace.columns]
         steps = [f"{own[own > 0][-1]:.3g}" for own in chosen if (own > 0).any()]  # NaN where nobody answered
         if steps:
-            output.print(
-                f"{curve.label}: client step {', '.join(steps)}", markup=False, soft_wrap=True, highlight=False
-            )
+            tell(f"{curve.label}: client step {', '.join(steps)}")
     for name, reason in left_out.items():
-        output.print(f"left out: {name}: {reason}", markup=False, soft_wrap=True, highlight=False)
+        tell(f"left out: {name}: {reason}")
     if out is not None:
-        output.print(f"results: {out}", markup=False, soft_wrap=True)
+        tell(f"results: {out}")
+
+
+def judge(curves: Sequence[report.Curve], targets: Sequence[float]) -> None:
+    """End with exit code 1, and say why, if a run diverged or if no setting reached a target with every seed."""
+    lost = [_where(curve) for curve in curves if any(trace.diverged is not None for trace in curve.traces)]
+    if lost:
+        say(
+            f"diverged: {'; '.join(lost)}. Take a smaller --alpha (fedsso: --alpha auto), or bring the columns of the "
+            "data to one scale"
+        )
+    missed = [f"{target:g}" for target in targets if not any(_reaches(curve, target) for curve in curves)]
+    if missed:
+        who = f"{curves[0].label} did not reach" if len(curves) == 1 else "no setting reached"
+        seeds = " with every seed" if len(curves[0].traces) > 1 else ""
+        say(f"missed: {who} {', '.join(missed)}{seeds}. Try more --rounds or another --alpha")
+    if lost or missed:
+        raise typer.Exit(DIVERGED)
+
+
+def _where(curve: report.Curve) -> str:
+    """A setting and the rounds in which its seeds diverged."""
+    rounds = [(trace.diverged, trace["seed"][0]) for trace in curve.traces if trace.diverged is not None]
+    return f"{curve.label} in {', '.join(f'round {k} (seed {seed})' for k, seed in rounds)}"
+
+
+def _reaches(curve: report.Curve, target: float) -> bool:
+    return all(trace.rounds_to(target) is not None for trace in curve.traces)
 
 
 def document(curves: Sequence[report.Curve], targets: Sequence[float], out: str | Path | None) -> dict[str, Any]:
@@ -176,7 +203,7 @@ def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Ta
         rows = [report.rounds_table([curve], [t])[0] for t in targets or [1.0]]
         cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
         ends = [sum(trace.final(n) for trace in curve.traces) / len(curve.traces) for n in ("test_loss", *more)]
-        table.add_row(escape(curve.label), *cells, rows[0]["final accuracy"], *(f"{end:.4g}" for end in ends))
+        table.add_row(visible(curve.label), *cells, rows[0]["final accuracy"], *(f"{end:.4g}" for end in ends))
     return table
 
 
@@ -187,7 +214,7 @@ def _cell(row: Sequence[str]) -> str:
 
 def cost_table(bill: Bill, title: str) -> Table:
     """Measured bytes, and below them what the papers count, in d and in multiples of FedAvg's."""
-    refused = "\n".join(f"{row.algorithm}: {escape(row.refused)}" for row in bill.rows if row.refused)
+    refused = "\n".join(f"{row.algorithm}: {row.refused}" for row in bill.rows if row.refused)
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     table = Table(title=title, caption=refused or None, box=SIMPLE_HEAD, pad_edge=False, **left)
     table.add_column("algorithm")
@@ -196,7 +223,8 @@ def cost_table(bill: Bill, title: str) -> Table:
     for row in bill.rows:
         measured = _cells(row.measured, row.measured, bill)
         theory = _cells(row.theory, row.theory and bill.in_bytes(row.theory), bill)
-        table.add_row(row.algorithm, *(f"{m}\n[dim]{t}[/]" for m, t in zip(measured, theory, strict=True)))
+        pairs = zip(measured, theory, strict=True)
+        table.add_row(row.algorithm, *(Text.assemble(f"{upper}\n", (lower, "dim")) for upper, lower in pairs))
     return table
 
 
@@ -227,12 +255,7 @@ def cost_document(bill: Bill) -> list[dict[str, Any]]:
     return rows
 
 
-def print_table(table: Table) -> None:
-    """A pipe has no width: nothing is folded there."""
-    Console(width=None if output.is_terminal else 200).print(table)
-
-
 def set_logging(verbose: bool) -> None:
-    handler = RichHandler(console=messages, show_time=False, show_path=False)
+    handler = RichHandler(console=messages, show_time=False, show_path=False, highlighter=NullHighlighter())
     log.handlers = [handler]
     log.setLevel(logging.INFO if verbose else logging.WARNING)

@@ -414,6 +414,8 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, lo
             glance()
         raise
     runs = _finish(simulation, chunk)
+    if len(runs) == 1 and (worse := runs[0].trace.worse_than_start()) is not None:
+        log.warning("%s: %s", label, worse)
     if look is not None:
         look(specs, [run.trace for run in runs])
     return runs

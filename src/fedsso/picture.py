@@ -14,7 +14,12 @@ from .files import write_atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}  # no date: same input, same file
+MARK = "drawn by fedsso"
+FORMATS = {  # no date: same input, same file
+    ".png": {"Software": MARK},
+    ".pdf": {"Creator": MARK, "CreationDate": None},
+    ".svg": {"Creator": MARK, "Date": None},
+}
 LOOK = {
     "font.size": 10,
     "text.parse_math": False,  # a dollar sign in a label is a dollar sign

@@ -28,6 +28,7 @@ from .trace import Trace
 from .version import __version__
 
 ASSETS = Path(__file__).with_name("assets")
+MARK = '<meta name="generator" content="fedsso">'  # in assets/report.html: tells our pages from others
 FEW = 10  # curves that are all drawn at first; of more only the best of each algorithm
 METRICS = {"test_accuracy": "Test accuracy", "train_loss": "Training loss", "test_loss": "Test loss"}
 DIAGNOSTICS = {

@@ -20,10 +20,11 @@ from .data import Federation, datasets, load
 from .engine import checkpoint
 from .errors import InputError
 from .files import to_toml
-from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, read_toml, user_path, zip_archive
+from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, user_path, zip_archive
 from .report import Curve
 from .report_page import Content, Entry, Holding, Recipe, check_targets
 from .runs import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders
+from .seal import read_sealed_toml
 from .spec import FREE, Spec
 from .store import held, read
 from .trace import Trace
@@ -298,7 +299,7 @@ def _sweep(path: Path, with_data: bool) -> Source:
     if not listed and is_file(path / SETTINGS):
         again = "run the same `fedsso sweep` command again to complete it"
         notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
-    table = read_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
+    table = read_sealed_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
     groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool, table.get("select") == "val")
     rest = sum(map(len, pool.values()))
     if rest:

@@ -365,7 +365,7 @@ def run_folders(folder: str | Path) -> list[Path]:
         return [folder]
     found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
     if not found:
-        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it)")
+        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run")
     return found
 
 

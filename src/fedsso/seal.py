@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from .errors import InputError
-from .files import to_toml, write_atomic
+from .files import to_toml
 from .intake import Damaged, decoded, parse_toml, read_bytes
 
 MARK = "fedsso-sha256:"
@@ -41,9 +41,9 @@ def check(data: bytes) -> bool | None:
     return found[1] == _digest(data, found.start(1))
 
 
-def write_toml(path: Path, table: Mapping[str, object]) -> None:
-    """Write a sealed TOML file; the seal is a comment in its last line."""
-    write_atomic(path, seal(f"{to_toml(table)}\n# {BLANK}\n".encode()))
+def sealed_toml(table: Mapping[str, object]) -> bytes:
+    """A TOML file with its seal, a comment in the last line."""
+    return seal(f"{to_toml(table)}\n# {BLANK}\n".encode())
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:

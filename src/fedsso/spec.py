@@ -20,11 +20,12 @@ from .algorithms import ALGORITHMS, make, name_of
 from .context import Context, context, default_loss, outputs_of
 from .data import Federation, load
 from .errors import InputError, integer, unknown
+from .files import write_atomic
 from .identity import describe
 from .intake import Unreadable, user_path
 from .options import DEFAULTS, complete
 from .schedule import decay_of
-from .seal import read_sealed_toml, write_toml
+from .seal import read_sealed_toml, sealed_toml
 from .tree import changed, fields_of, to_dict
 from .version import __version__
 
@@ -94,7 +95,7 @@ class Spec:
 
     def save(self, path: Path) -> None:
         """Write spec.toml, sealed."""
-        write_toml(path, self.to_toml())
+        write_atomic(path, sealed_toml(self.to_toml()))
 
     @classmethod
     def load(cls, path: Path) -> Spec:

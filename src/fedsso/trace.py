@@ -30,6 +30,7 @@ COLUMNS = (
     *("overridden", "skipped", "radius", "bytes_up", "bytes_down", "seconds"),
 )
 INT64 = 2**63 - 1
+WORSE = 1.1  # a loss this many times the first is worth a word
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
 COUNTS = ("round", "bytes_up", "bytes_down")
 
@@ -119,11 +120,11 @@ class Trace:
     def worse_than_start(self) -> str | None:
         """A sentence for who should know that a run has ended, undiverged, with a larger loss than it began with.
 
-        Both losses must have grown, where both are known: a test loss grows alone where a good fit is overdone.
+        By a tenth at least, and both losses where both are known: a test loss alone grows where a good fit is overdone.
         """
         ends = {name: _ends(self[name]) for name in ("train_loss", "test_loss")}
         known = {name: pair for name, pair in ends.items() if pair is not None}
-        if self.diverged is not None or not known or not all(last > first for first, last in known.values()):
+        if self.diverged is not None or not known or not all(last > WORSE * first for first, last in known.values()):
             return None
         name, (first, last) = list(known.items())[-1]
         shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"

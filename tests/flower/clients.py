@@ -21,9 +21,10 @@ def rows(i: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def initial(scale: float = 0.0) -> ArrayRecord:
-    """The first model: coefficients in two arrays and BatchNorm's two kinds of buffers."""
+    """The first model: coefficients in two arrays and BatchNorm's three kinds of buffers."""
     w = {"a.weight": np.full((3, 1), scale, "float32"), "b.bias": np.full(1, scale, "float32")}
-    buffers = {"bn.running_mean": np.zeros(2, "float32"), "bn.num_batches_tracked": np.array(0)}
+    buffers = {"bn.running_mean": np.zeros(2, "float32"), "bn.running_var": np.ones(2, "float32")}
+    buffers |= {"bn.num_batches_tracked": np.array(0)}
     return ArrayRecord({name: Array(value) for name, value in (w | buffers).items()})
 
 
@@ -42,7 +43,8 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(STEPS):
         w = w - ALPHA * x.T @ (x @ w - y) / len(y)
     arrays = {"a.weight": w[:3, None].astype("float32"), "b.bias": w[3:].astype("float32")}
-    arrays |= {"bn.running_mean": np.full(2, i, "float32"), "bn.num_batches_tracked": np.array(10 + i)}
+    arrays |= {"bn.running_mean": np.full(2, i, "float32"), "bn.running_var": np.full(2, 1 + i / 10, "float32")}
+    arrays |= {"bn.num_batches_tracked": np.array(10 + i)}
     record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
     metrics = MetricRecord({"train_loss": loss(w, i), "num-examples": len(y)})
     return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,8 +18,8 @@ RUN, SERVER = 7, 1  # ids of the run and of the server's node
 FIRST_NODE = 2**62 + 11  # ids of nodes are large numbers
 RAISED = 2  # Flower's code of an error inside a client app
 
-Tamper = Callable[[Message], Message | None]
-"""Changes a reply on its way to the server, or loses it (None)."""
+Tamper = Callable[[Message], Message | list[Message] | None]
+"""Changes a reply on its way to the server, makes several of it, or loses it (None)."""
 
 
 def identify() -> None:
@@ -39,17 +40,18 @@ class LocalGrid(Grid):
         self.down: list[int] = []  # bytes of each message to a node
         self.up: list[int] = []  # and of each reply
         self.sent: list[Message] = []
+        self.asked = Message(RecordDict(), SERVER, "train")  # what the reply under way answers
 
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
         """All replies; each node works on a copy of message and context that went through protobuf."""
-        replies = [self._answer(message) for message in messages]
-        return [reply for reply in replies if reply is not None]
+        return [reply for message in messages for reply in self._answer(message)]
 
-    def _answer(self, message: Message) -> Message | None:
+    def _answer(self, message: Message) -> list[Message]:
         node = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
         received = _wire(message, self.down)
         self.sent.append(received)
         context = context_from_proto(context_to_proto(self.contexts[node]))
@@ -59,7 +61,9 @@ class LocalGrid(Grid):
         except Exception as error:  # whatever the app raises, the server hears of an error
             reply = Message(Error(RAISED, f"{type(error).__name__}: {error}"), reply_to=received)
         reply = _wire(reply, self.up)
-        return reply if self.tamper is None else self.tamper(reply)
+        self.asked = received
+        arrived = reply if self.tamper is None else self.tamper(reply)
+        return arrived if isinstance(arrived, list) else [] if arrived is None else [arrived]
 
     def set_run(self, run: Run) -> None:
         raise NotImplementedError

@@ -185,11 +185,11 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     good = "63,1,3,132,0,?,1,150,0.3,1,1.6,0.7,4.7,2\n"
     wrong = {
         "": "is empty",
-        "1,2,3\n": "line 1: expected 13 numbers",
-        f"{good}1,2\n": "line 2: expected 13 numbers",
-        good.replace("63", "inf"): "line 1: expected 13 numbers",
-        good.replace(",2\n", ",?\n"): "line 1: expected 13 numbers, gaps as ?, and the diagnosis",
-        good.replace("63", "old"): "line 1: could not convert string to float: 'old'",
+        "1,2,3\n": "line 1: 1 rows have not 14 cells",
+        f"{good}1,2\n": "line 2: 1 rows have not 14 cells",
+        good.replace("63", "inf"): "line 1, column age: 'inf'; cells that are no numbers",
+        good.replace(",2\n", ",?\n"): "line 1, column diagnosis: '?'",
+        good.replace("63", "old"): "line 1, column age: 'old'",
     }
     for text, message in wrong.items():
         path.write_text(text)

@@ -23,7 +23,7 @@ from fedsso.trace import Trace
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 BIN = Path(sys.executable).parent
-ROUNDS, PATIENCE = 24, 120.0
+ROUNDS, PATIENCE = 24, 600.0
 
 
 def free_port() -> str:

@@ -6,8 +6,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 
 from hospitals import task
+from hospitals.discreet import discreet
 
-app = ClientApp()
+app = ClientApp(mods=[discreet])
 
 
 def _own(context: Context) -> tuple[task.Rows, task.Rows]:

@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     config, strategy = context.run_config, _strategy(context.run_config)
     arrays, rounds = ArrayRecord({"w": Array(task.start())}), int(config["num-server-rounds"])
     if isinstance(strategy, FedSSO):
-        arrays, rounds = strategy.resume() or arrays, strategy.rounds_left(rounds)
+        arrays, rounds = strategy.resume(arrays) or arrays, strategy.rounds_left(rounds)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
     moved = strategy.moved if isinstance(strategy, FedSSO) else bool(result.train_metrics_clientapp)
     if rounds and not moved:
@@ -72,7 +72,7 @@ def _tell(result: Result) -> None:
     """Print the last losses."""
     for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
         for record in list(metrics.values())[-1:]:
-            print(", ".join(f"{name} {record[name]:.4f}" for name in record if not name.startswith("fedsso")))
+            print(", ".join(f"{name} {record[name]:.4f}" for name in record if name.isidentifier()))
 
 
 def _write(folder: Path, result: Result, strategy: FedAvg | FedSSO) -> None:

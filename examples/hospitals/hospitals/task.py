@@ -6,13 +6,17 @@ A file is that of UCI heart disease, processed.NAME.data: 13 numbers about a pat
 from __future__ import annotations
 
 import csv
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hospitals.discreet import RowsError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 SCALES = {  # name: (typical value, typical spread)
@@ -53,7 +57,8 @@ def load(node_config: Mapping[str, Any], data_dir: str = "") -> tuple[Rows, Rows
     """Training and held-out rows of this node's hospital."""
     rows = read(find(node_config, data_dir))
     if len(rows.y) < HELD_OUT:
-        raise ValueError(f"{len(rows.y)} patients are too few; {HELD_OUT} are the least")
+        few = f"{len(rows.y)} patients are too few; {HELD_OUT} are the least"
+        raise RowsError(few, f"fewer than {HELD_OUT} patients")
     held_out = np.arange(len(rows.y)) % HELD_OUT == HELD_OUT - 1
     return Rows(rows.x[~held_out], rows.y[~held_out]), Rows(rows.x[held_out], rows.y[held_out])
 
@@ -63,9 +68,8 @@ def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
     if "data-folder" in node_config:
         files = sorted(Path(str(node_config["data-folder"])).glob("*.data"))
         if len(files) != 1:
-            raise ValueError(
-                f"{node_config['data-folder']}: has {len(files)} files *.data, expected one: the hospital's"
-            )
+            wrong = f"has {len(files)} files *.data, expected one: the hospital's"
+            raise RowsError(f"{node_config['data-folder']}: {wrong}", f"its data-folder {wrong}")
         return files[0]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsso"
     folder = Path(data_dir or os.environ.get("FEDSSO_DATA") or cache).expanduser()
@@ -74,7 +78,8 @@ def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
         raise ValueError(f"there is no hospital {number}: simulate with num-supernodes={len(HOSPITALS)}")
     path = folder / f"processed.{HOSPITALS[number]}.data"
     if not path.is_file():
-        raise ValueError(f"no file {path}: run `fedsso data get heart`, or say data-dir in the run config")
+        remedy = "run `fedsso data get heart`, or say data-dir in the run config"
+        raise RowsError(f"no file {path}: {remedy}", f"no file with its patients: {remedy}")
     return path
 
 
@@ -82,9 +87,10 @@ def read(path: Path) -> Rows:
     """A hospital's file; a gap gets the typical value, which is 0 on the common scale."""
     with path.open(encoding="utf-8-sig") as file:
         lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
-    table = np.array([_row(cells, f"{path}, line {number}") for number, cells in lines])
-    if not len(table):
-        raise ValueError(f"{path} is empty")
+    if not lines:
+        raise RowsError(f"{path} is empty", "an empty file")
+    _check(path, lines)
+    table = np.array([[float(cell.replace("?", "nan")) for cell in cells] for _, cells in lines])
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.float64)
     for name in NEVER_ZERO:
         column = x[:, list(SCALES).index(name)]
@@ -94,15 +100,31 @@ def read(path: Path) -> Rows:
     return Rows(np.column_stack([x, np.ones(len(x))]), y)
 
 
-def _row(cells: list[str], where: str) -> list[float]:
-    """The numbers of a line; a gap is NaN, but not in the diagnosis."""
+def _check(path: Path, lines: list[tuple[int, list[str]]]) -> None:
+    """Refuse cells that are no numbers, or rows of another length; the server hears of columns and counts alone."""
+    names = (*SCALES, "diagnosis")
+    short = [number for number, cells in lines if len(cells) != len(names)]
+    if short:
+        wrong = f"{len(short)} rows have not {len(names)} cells: {len(SCALES)} numbers and the diagnosis"
+        raise RowsError(f"{path}, line {short[0]}: {wrong}", wrong)
+    bad = [
+        (number, name) for number, cells in lines for name, cell in zip(names, cells, strict=True) if _bad(name, cell)
+    ]
+    if bad:
+        columns = ", ".join(f"{name} {count}" for name, count in Counter(name for _, name in bad).items())
+        wrong = f"cells that are no numbers, by column: {columns}; write a gap as ?, the diagnosis as 0 or more"
+        number, name = bad[0]
+        cell = dict(lines)[number][names.index(name)]
+        raise RowsError(f"{path}, line {number}, column {name}: {cell!r}; {wrong}", wrong)
+
+
+def _bad(name: str, cell: str) -> bool:
+    """Whether a cell is neither a number nor, but for the diagnosis, a gap."""
     try:
-        row = [float(cell.replace("?", "nan")) for cell in cells]
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if len(row) != len(SCALES) + 1 or np.isinf(row).any() or not row[-1] >= 0:
-        raise ValueError(f"{where}: expected {len(SCALES)} numbers, gaps as ?, and the diagnosis, 0 or more")
-    return row
+        value = float(cell.replace("?", "nan"))
+    except ValueError:
+        return True
+    return not value >= 0 if name == "diagnosis" else math.isinf(value)
 
 
 def loss(w: Vector, rows: Rows) -> float:

@@ -18,7 +18,7 @@ drawn towards the last step's B s, which the server knows, since s = -t B^-1 g_{
 alpha="auto" starts at 0.01 and sets alpha = 0.2 / (tau L) with the least L of the first rounds, so that a client's own
 steps change its gradient by about a fifth; at most 0.1, since clients may be steeper than their mean. The server tells
 them, with the model. A round that explodes is undone: back to the model before the last step, and on from there as in
-round 1, with a thousandth of alpha. A loss 1000 times the first is an explosion, after one that was undone 10 times.
+round 1, with a thousandth of alpha. A loss 1000 times the first is an explosion; 10 times where none was sound yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
 GROWTH, EARLY = (10, 2), 4  # what radius and gamma may grow by in a round: in the first rounds, and later
 FLATTEST = 100  # largest gamma
 FIRST, LARGEST, DRIFT = 0.01, 0.1, 0.2  # alpha="auto": the step of the first round, the largest, and alpha tau L
-SHRINK, WARY = 1e-3, 10.0  # alpha="auto": what an explosion leaves of alpha; the rise of the loss that is one after it
+SHRINK, WARY = 1e-3, 10.0  # alpha="auto": what an explosion leaves of alpha; how far the loss may rise until it fits
 
 
 class Guard(NamedTuple):
@@ -143,7 +143,8 @@ class FedSSO(Algorithm):
         return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
 
     def bears(self, server: State) -> Scalar:
-        return torch.where(server.choice.undone > 0, WARY, BLOW_UP)[:, 0]
+        probing = (server.choice.undone[:, 0] > 0) & (server.g == 0).all(-1)  # no round was sound yet
+        return torch.where(probing, WARY, BLOW_UP)
 
     def undo(self, server: State) -> tuple[State, Tensor] | None:
         bounded = isinstance(self.alpha, str) and self.guard == "adaptive"  # unguarded steps do not depend on alpha
@@ -170,24 +171,31 @@ def _check(record: FedSSO) -> None:
 
 
 def _chosen(choice: Choice, products: Tensor, cohort: Cohort) -> Choice:
-    """alpha tau L = DRIFT at the least L that the first rounds show, or the first pair if it comes later."""
-    ss, yy = products[..., 0, :1], products[..., 1, 1:2]
+    """alpha tau L = DRIFT at the least L that the first rounds show, or the first pair if it comes later.
+
+    After an explosion at the largest L of these rounds: where a loss has run away its slope changes little.
+    """
+    ss, yy, wary = products[..., 0, :1], products[..., 1, 1:2], choice.undone > 0
     late = cohort.k - choice.undone > EARLY + 1
-    open_ = choice.L.isinf() | ~late
-    L = torch.where((ss > 0) & open_, torch.minimum((yy / ss).sqrt(), choice.L), choice.L)
+    seen = (yy / ss).sqrt()
+    chosen = torch.where(wary & choice.L.isfinite(), torch.maximum(seen, choice.L), torch.minimum(seen, choice.L))
+    L = torch.where((ss > 0) & (~late | choice.L.isinf() & ~wary), chosen, choice.L)
     wanted = (DRIFT / (cohort.steps * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
     return choice._replace(alpha=torch.where(L.isinf() | late & (L == choice.L), choice.alpha, wanted), L=L)
 
 
 def _undone(server: State) -> tuple[State, Tensor]:
-    """The state before the last step, with nothing known of its length; and whether alpha can be smaller still."""
+    """The state before the last step, with nothing known of its length, and whether anything has changed with it: there
+    was a step, or alpha can be smaller still."""
     none, choice = torch.zeros_like(server.guard.radius), server.choice
+    least = torch.finfo(choice.alpha.dtype).tiny
     alpha = SHRINK * choice.alpha
-    choice = Choice(alpha, torch.full_like(choice.L, torch.inf), choice.undone + 1)
+    changed = (alpha >= least) | (server.s != 0).any(-1, keepdim=True)
+    choice = Choice(alpha.clamp(min=least), torch.full_like(choice.L, torch.inf), choice.undone + 1)
     guard = Guard(none, torch.ones_like(none), none, none, none.bool())
     seen = torch.cat([none * torch.nan, none, none, none * torch.nan, server.choice.alpha.double()], -1)
     back = server._replace(x=server.x - server.s, s=torch.zeros_like(server.s), guard=guard, seen=seen, choice=choice)
-    return back, (alpha >= torch.finfo(alpha.dtype).tiny)[:, 0]
+    return back, changed[:, 0]
 
 
 def _damped(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import BLOW_UP, Algorithm, Cohort, Phase
+from ..algorithm import Algorithm, Cohort, Phase
 from ..data import Federation
 from ..errors import InputError
 from ..intake import Damaged
@@ -207,8 +207,8 @@ class Simulation:
         A skewed first cohort may fit badly or, by chance, well: the loss of the initial model counts as well.
         """
         start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
-        bound = torch.maximum(start, torch.where(first.abs() <= BLOW_UP * start, first.abs(), start))
-        limit: Tensor = self.algorithm.bears(self.server) * bound
+        rise = self.algorithm.bears(self.server)
+        limit: Tensor = rise * torch.maximum(start, torch.where(first.abs() <= rise * start, first.abs(), start))
         return limit
 
     def _judge(self, under_way: _Round) -> Tensor:
@@ -220,21 +220,22 @@ class Simulation:
         return finite & _within(under_way.loss, self._limit(self._first(under_way)))
 
     def _judge_evaluated(self, new: dict[str, Any], found: dict[str, Tensor], last: bool) -> Tensor:
-        """The same after the step, by the losses of an evaluation, [trials].
+        """Which trials' new models an evaluation finds sound, [trials]: a test loss must be a number.
 
-        A test loss that is no number is an explosion. A large one may belong to a good fit, so that it is one only if
-        the loss over all training rows is as large. Without test rows that loss is asked for in the last round.
+        The last model, which no later round judges, must not be an explosion either. A large test loss may belong to a
+        good fit, so that it is one only if the loss over all training rows is as large.
         """
         tested, limit = found["test_loss"], self._limit(new["first_loss"])
-        blind = not len(self.fed.test_rows)
-        doubtful = (self.ended < 0) & (new["diverged"] == 0) & ~(_within(tested, limit) & (not blind))
-        if not doubtful.any() or (blind and not last):
-            return torch.ones_like(doubtful)
+        judged = (self.ended < 0) & (new["diverged"] == 0)
+        sound = ~judged | tested.isfinite() if len(self.fed.test_rows) else torch.ones_like(judged)
+        doubtful = judged & sound & ~_within(tested, limit)
+        if not last or not doubtful.any():
+            return sound
         trained = found.get("full_train_loss")
         if trained is None:
             trained = self._full_train_loss(self.models(new["server"], new["own"]), new["buffers"])
-        sound: Tensor = ~doubtful | _within(trained, limit) & (tested.isfinite() | blind)
-        return sound
+        bounded: Tensor = sound & (~doubtful | _within(trained, limit))
+        return bounded
 
     def _settle(self, under_way: _Round, k: int, sound: Tensor, last: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The new state where a trial is alive, and the row of the trace.

@@ -11,8 +11,10 @@ try:
 except ImportError as error:
     raise ImportError('fedsso.flower needs Flower: pip install "fedsso[flower]"') from error
 
+from .bounds import Clip
 from .client import client_app
+from .discreet import discreet
 from .phased import PhasedStrategy
 from .strategy import FedSSO
 
-__all__ = ["FedSSO", "PhasedStrategy", "client_app"]
+__all__ = ["Clip", "FedSSO", "PhasedStrategy", "client_app", "discreet"]

@@ -24,12 +24,12 @@ from ..engine.gather import Chunk, Gather
 from ..engine.metrics import METRICS
 from ..engine.rounds import Protocol, Rounds
 from ..engine.simulate import fitted
-from ..errors import InputError
 from ..losses import RowLoss, mse, row_loss
 from ..objective import Layout, buffers_of, objective, ravel
 from ..options import DTYPES, Loss, device_of
 from ..tree import Tree, named_leaves, stack, tree_map
-from .task import BUFFERS, OWN, SETUP, TASK, Setup, Task, digest, read
+from .discreet import discreet
+from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 
 ROUND, STATE = "fedsso.round.", "fedsso.own."  # records of a context, followed by the round or the version
 Rows = tuple[Any, Any] | tuple[Any, Any, Any, Any]
@@ -43,7 +43,7 @@ def client_app(
 
     It evaluates on the test rows, or on the training rows where there are none.
     """
-    losses, app = row_loss(loss), ClientApp()
+    losses, app = row_loss(loss), ClientApp(mods=[discreet])
 
     def work(message: Message, context: Context, run: Callable[[Client, Message, Context], RecordDict]) -> Message:
         with torch.no_grad():
@@ -121,7 +121,7 @@ class Client:
         record = state.array_records.get(f"{STATE}{version}", ArrayRecord())
         own = self.algorithm.client_init(self.blank)
         if any(name not in record for name, _ in named_leaves(own, "own")):
-            raise InputError("this client has lost the state that the algorithm keeps with it; start the run again")
+            raise Mismatch("this client has lost the state that the algorithm keeps with it; start the run again")
         return _filled(own, self._tensors(record))
 
     def _tensors(self, record: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def _received(task: Task, message: Message, state: RecordDict, last: bool) -> di
     held |= arrays
     missing = [n for n in (*task.message, *task.first.values(), task.buffers) if n not in held]
     if missing:
-        raise InputError("this client has lost what it received earlier in the round; it can take part in the next one")
+        raise Mismatch("this client has lost what it received earlier in the round; it can take part in the next one")
     if not last:
         state[f"{ROUND}{task.round}"] = ArrayRecord(held)
     return held
@@ -195,7 +195,7 @@ def _same_model(module: nn.Module, expected: str) -> None:
     layout = Layout.of(module)
     params = list(zip(layout.names, layout.shapes, strict=True))
     if digest(params, [(name, b.shape) for name, b in module.named_buffers()]) != expected:
-        raise InputError(
+        raise Mismatch(
             f"this client's model is not the server's: it trains {', '.join(layout.names)}; both sides need the same "
             "class, every parameter trainable, and no other buffers than BatchNorm's"
         )
@@ -204,7 +204,7 @@ def _same_model(module: nn.Module, expected: str) -> None:
 def _federations(rows: Sequence[Any], device: torch.device) -> tuple[Federation, Federation]:
     """One client's rows for training and for testing, the same where there is no test part."""
     if not isinstance(rows, list | tuple) or len(rows) not in (2, 4):
-        raise InputError("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
+        raise Mismatch("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
     pairs = [rows[:2], rows[-2:]]
     feds = [Federation.from_clients([(x, y)], test_fraction=0) for x, y in pairs]
     train, test = (replace(fed, train_rows=torch.arange(len(fed.x))).to(device) for fed in feds)  # as they were given

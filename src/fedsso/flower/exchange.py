@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Algorithm, Cohort, Phase
@@ -20,8 +21,12 @@ from ..engine.simulate import fitted
 from ..objective import Layout
 from ..server import packed, unpacked
 from ..tree import Tree, leaves, named_leaves, stack, tree_map
+from . import bounds
+from .answers import shown
+from .averages import Average
+from .bounds import Clip
 from .rehearse import Rehearsal
-from .screen import Good, Screened
+from .screen import Good, Screened, note
 from .task import BUFFERS, SETUP, TASK, Setup, Task, digest, write
 from .wire import Arrays, Model
 
@@ -57,6 +62,13 @@ class State:
         )
 
 
+class Rule(NamedTuple):
+    """How replies become one."""
+
+    clip: Clip | None  # what bounds each of them
+    average: Average | None  # None: their weighted mean
+
+
 class Problem:
     """An algorithm and the model that it trains, known by its arrays."""
 
@@ -64,6 +76,7 @@ class Problem:
         self.model = Model(arrays)
         params, shapes = self.model.params, {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()}
         self.buffers = {name: shape for name, shape in shapes.items() if name not in params}
+        self.places = _places(self.buffers, self.model.kinds)
         self.record = fitted(record, Layout(tuple(params), tuple(shapes[name] for name in params)))
         self.algorithm: Algorithm = stack([self.record], self.model.dtype, CPU)
         self.rehearsal = Rehearsal(self.record, sum(self.model.sizes), self.model.dtype)
@@ -76,6 +89,11 @@ class Problem:
     def keeps(self) -> bool:
         """Whether clients have a state of their own."""
         return next(leaves(self.rehearsal.own), None) is not None
+
+    def statistics(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """The model's buffers in an upload, by name."""
+        sizes = np.cumsum([shape.numel() for shape in self.buffers.values()])[:-1]
+        return dict(zip(self.buffers, np.split(arrays[BUFFERS], sizes), strict=True)) if self.buffers else {}
 
     def first(self) -> dict[str, Tensor]:
         """The leaves of a new client's state that it could not know, as they depend on the initial model."""
@@ -97,16 +115,17 @@ class Problem:
 class Round:
     """A round under way."""
 
-    def __init__(self, problem: Problem, setup: Setup, state: State, number: int) -> None:
-        self.problem, self.setup, self.number = problem, setup, number
+    def __init__(self, problem: Problem, setup: Setup, state: State, number: int, rule: Rule) -> None:
+        self.problem, self.setup, self.number, self.rule = problem, setup, number, rule
         self.before = self.state = state
         self.phase = 0  # the exchange under way
         self.asked: Collection[int] = ()  # its nodes
         self.messages: list[Message] = []  # to them
         self.answered: list[int] = []  # nodes whose last reply was good
         self.reason = ""  # why the round failed
-        self.dropped = 0
+        self.numbers: dict[str, float] = {}  # who was dropped, ..., for the trace
         self.metrics: dict[str, Any] = {}
+        self._moves: list[Tensor] = []  # of the good replies' buffers
         self._upload: Tree = ()  # what is expected of each, [1, 1, ...] without numbers
         self._sent: list[Tensor] = []  # a tensor's name is its place here
         self._given: dict[int, set[str]] = {}  # the tensors that a node has once its message arrives
@@ -171,20 +190,78 @@ class Round:
         return {**like, BUFFERS: self.state.buffers[0].numpy()}
 
     def average(self, found: Screened) -> tuple[Tree, Screened]:
-        """The weighted mean of the decoded uploads, leaves [1, ...], and who is left: not all need be decodable."""
-        total, good, dropped = None, list[Good](), dict(found.dropped)
-        heaviest = max((reply.weight for reply in found.good), default=1.0)
+        """One tree from the decoded uploads, leaves [1, ...], and who is left: not all need be decodable."""
+        lengths: dict[int, list[float]] = {}
+        dropped, good = dict(found.dropped), list[Good]()
         for reply in found.good:
             try:
-                upload = self._functions.decode(self._read(reply))
+                lengths[reply.node] = [float(leaf.double().norm()) for leaf in leaves(self._decoded(reply))]
+                good.append(reply)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
-                dropped[reply.node] = f"its upload cannot be decoded ({error})"
-                continue
-            part = tree_map(lambda leaf, w=reply.weight / heaviest: w * leaf[0], upload)
+                dropped[reply.node] = shown(f"its upload cannot be decoded ({error})")
+        scales, clipped = self._scales(good, lengths), dict(found.clipped)
+        for reply in good:
+            for length, scale in zip(lengths[reply.node], scales[reply.node], strict=True):
+                if scale < 1:
+                    note(clipped, reply.node, bounds.told("upload of length", length, scale))
+        self._moves = self._bounded(good, clipped)
+        average = self.rule.average
+        mean = self._mean(good, scales) if average is None else self._robust(average, good, scales)
+        return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
+
+    def _bounded(self, good: list[Good], clipped: dict[int, str]) -> list[Tensor]:
+        """How the nodes' buffers have moved, those of each kind within their bounds; what is clipped is noted."""
+        start, clip = self.state.buffers, self.rule.clip
+        moves = [torch.from_numpy(reply.arrays[BUFFERS]).to(start) - start for reply in good]
+        if clip is None:
+            return moves
+        for kind, places in self.problem.places.items():
+            lengths = [float(move[:, places].double().norm()) for move in moves]
+            for i, scale in enumerate(bounds.factors(lengths, clip.multiple(kind))):
+                if scale < 1:
+                    moves[i][:, places] *= scale
+                    note(clipped, good[i].node, bounds.told(f"{kind} of length", lengths[i], scale))
+        return moves
+
+    def _decoded(self, reply: Good) -> Tree:
+        """A reply's upload as it is averaged, leaves [1, 1, ...]."""
+        upload = self._functions.decode(self._read(reply))
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(upload)):
+            raise ValueError("it becomes NaN or infinite")
+        return upload
+
+    def _scales(self, good: list[Good], lengths: Mapping[int, list[float]]) -> dict[int, list[float]]:
+        """What each leaf of each upload is multiplied by; single numbers are bounded as weights are."""
+        nodes, clip = [reply.node for reply in good], self.rule.clip
+        if clip is None or not nodes:
+            return {node: [1.0] * len(lengths[node]) for node in nodes}
+        single = [leaf.numel() == 1 for leaf in leaves(self._decoded(good[0]))]
+        columns = zip(*(lengths[node] for node in nodes), strict=True)
+        factors = [
+            bounds.factors(column, clip.weight if one else clip.update)
+            for column, one in zip(columns, single, strict=True)
+        ]
+        return {node: [factor[i] for factor in factors] for i, node in enumerate(nodes)}
+
+    def _part(self, reply: Good, scales: Mapping[int, list[float]]) -> Tree:
+        """A reply's decoded upload within its bounds, leaves [1, ...]."""
+        factors = iter(scales[reply.node])
+        return tree_map(lambda leaf: leaf[0] * next(factors), self._decoded(reply))
+
+    def _mean(self, good: list[Good], scales: Mapping[int, list[float]]) -> Tree:
+        """The weighted mean, one upload at a time: decoded, one may be a matrix."""
+        total: Tree = None
+        heaviest = max((reply.weight for reply in good), default=1.0)
+        for reply in good:
+            part = tree_map(lambda leaf, w=reply.weight / heaviest: w * leaf, self._part(reply, scales))
             total = part if total is None else tree_map(torch.add, total, part)
-            good.append(reply)
         used = sum(reply.weight / heaviest for reply in good)
-        return () if total is None else tree_map(lambda leaf: leaf / used, total), Screened(good, dropped)
+        return () if total is None else tree_map(lambda leaf: leaf / used, total)
+
+    def _robust(self, average: Average, good: list[Good], scales: Mapping[int, list[float]]) -> Tree:
+        """A robust average of all uploads at once."""
+        parts = [self._part(reply, scales) for reply in good]
+        return tree_map(lambda *leaf: average(torch.stack(leaf)), *parts) if parts else ()
 
     def _read(self, reply: Good) -> Tree:
         """A reply's upload, leaves [1, 1, ...]."""
@@ -204,7 +281,7 @@ class Round:
         self.state = replace(
             state,
             server=server,
-            buffers=_buffers(state.buffers, good),
+            buffers=self._buffers(good),
             weights=weights,
             seen={**state.seen, **{node: state.position(node) + steps for node in nodes}},
             versions={**state.versions, **dict.fromkeys(nodes, self._version)},
@@ -212,16 +289,24 @@ class Round:
         self.answered = nodes
         self._held |= {node: self._given[node] for node in nodes}
 
+    def _buffers(self, good: list[Good]) -> Tensor:
+        """The average of the nodes' buffers; a constant stays, to the bit."""
+        start, moves = self.state.buffers, self._moves
+        if self.rule.average is not None:
+            return start + self.rule.average(torch.stack(moves))
+        total = sum(reply.weight for reply in good)
+        parts = [move * (reply.weight / total) for move, reply in zip(moves, good, strict=True)]
+        return start + sum(parts[1:], parts[0])
+
+
+def _places(buffers: Mapping[str, torch.Size], kinds: Mapping[str, str]) -> dict[str, Tensor]:
+    """Where in the vector of all buffers those of each kind are."""
+    labels = [kinds[name] for name, shape in buffers.items() for _ in range(shape.numel())]
+    return {kind: torch.tensor([i for i, one in enumerate(labels) if one == kind]) for kind in dict.fromkeys(labels)}
+
 
 def _mass(weights: Mapping[int, float], nodes: Collection[int], everybody: Collection[int]) -> float:
     """The nodes' share of all weights; one that was never heard of counts as the mean of the others."""
     unknown = len(set(everybody) - weights.keys())
     known = sum(weights.values())
     return sum(weights[node] for node in nodes) / (known + unknown * known / len(weights))
-
-
-def _buffers(start: Tensor, good: list[Good]) -> Tensor:
-    """The weighted mean of the nodes' buffers; a constant stays, to the bit."""
-    total = sum(reply.weight for reply in good)
-    moves = [(torch.from_numpy(reply.arrays[BUFFERS]).to(start) - start) * (reply.weight / total) for reply in good]
-    return start + sum(moves[1:], moves[0])

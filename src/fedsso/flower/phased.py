@@ -24,10 +24,13 @@ from ..engine.rounds import Protocol
 from ..errors import InputError, integer, number
 from ..tree import to_dict
 from . import privacy
-from .exchange import Problem, Round, State
+from .averages import MEAN
+from .averages import average as average_of
+from .bounds import Clip, checked
+from .exchange import Problem, Round, Rule, State
 from .folder import Saved
 from .recorded import Recorded
-from .screen import Screened, screen, tell
+from .screen import Screened, lighten, screen, tell
 from .settings import FEDAVG, sampling, told
 from .task import OWN, SETUP, Setup, write
 from .wire import arrays_of, same
@@ -40,8 +43,9 @@ class PhasedStrategy(Recorded):
 
     Its clients are those of `client_app`. The keywords of FedAvg (fraction_train, min_train_nodes, ...) are taken as
     well. A round without min_train_nodes good replies in each exchange, or without everybody's where the algorithm
-    needs all clients, changes nothing. `l2` is the strength of the penalty l2/2 |x|^2. `checkpoint_dir` keeps the
-    server's state after every round, for `resume`.
+    needs all clients, changes nothing. `l2` is the strength of the penalty l2/2 |x|^2. `average` makes one upload of
+    many: "mean", weighted, or without weights "median" or "trimmedavg:0.2". `clip` bounds what one reply can do beside
+    the others; None does not. `checkpoint_dir` keeps the server's state after every round, for `resume`.
     """
 
     inner: FedAvg
@@ -54,6 +58,8 @@ class PhasedStrategy(Recorded):
         batch_size: int | None = None,
         seed: int = 0,
         l2: float = 0.0,
+        average: str = MEAN,
+        clip: Clip | None = Clip(),  # noqa: B008
         checkpoint_dir: str | Path | None = None,
         **keywords: Any,
     ) -> None:
@@ -64,7 +70,8 @@ class PhasedStrategy(Recorded):
         batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.protocol, self.local_steps = Protocol(local_steps, None, batch_size, seed=seed), local_steps
         self.l2 = _penalty(l2)
-        settings = f"{self.record}, {self.protocol}, l2={self.l2}"
+        self.average, self.rule = average, Rule(checked(clip), average_of(average))
+        settings = f"{self.record}, {self.protocol}, l2={self.l2}, average {average}, clip {self.rule.clip}"
         super().__init__(name_of(self.record), settings, checkpoint_dir)
         self._problem: Problem | None = None
         self._state: State | None = None
@@ -85,6 +92,7 @@ class PhasedStrategy(Recorded):
         privacy.refuse_outside()
         log.info("\t├──> %s, exchanges in a round: %d", self.record, len(self.record.phases))
         log.info("\t├──> %s, l2 = %g", self.protocol, self.l2)
+        log.info("\t├──> Replies: average %s, %s", self.average, self.rule.clip or "not clipped")
         self.inner.summary()
 
     # ---- training ----
@@ -97,7 +105,7 @@ class PhasedStrategy(Recorded):
         k = self._before + server_round
         self.journal.begin(k)
         problem, state = self._at(arrays)
-        now = self._round = Round(problem, self._setup(problem), state, k)
+        now = self._round = Round(problem, self._setup(problem), state, k, self.rule)
         *early, last = range(len(self.record.phases))
         for phase in early:
             self._take(now, grid.send_and_receive(self._ask(phase, now, config, grid), timeout=self._timeout))
@@ -114,7 +122,7 @@ class PhasedStrategy(Recorded):
         k, now, problem, state = self._before + server_round, self._round, self._problem, self._state
         if not now.reason:
             self._take(now, replies)
-        arrays, numbers = None, {"dropped": float(now.dropped), "kept": float(bool(now.reason))}
+        arrays, numbers = None, {**now.numbers, "kept": float(bool(now.reason))}
         if not now.reason:
             state = self._state = replace(now.state, done=now.state.done + 1)
             arrays = problem.arrays(state)
@@ -157,9 +165,10 @@ class PhasedStrategy(Recorded):
         self.journal.received(now.number, replies)
         key = self.inner.weighted_by_key
         with torch.no_grad():
-            mean, found = now.average(screen(replies, now.messages, now.expected(), key))
+            found = screen(replies, now.messages, now.expected(), key, now.problem.statistics)
+            mean, found = now.average(found if self.rule.clip is None else lighten(found, key, self.rule.clip))
             tell(f"exchange {now.phase + 1} of {len(self.record.phases)}", found)
-            now.dropped += len(found.dropped)
+            now.numbers = {name: now.numbers.get(name, 0.0) + n for name, n in found.numbers.items()}
             now.reason = self._failed(found)
             if not now.reason:
                 now.move(mean, found.good, self._everybody)

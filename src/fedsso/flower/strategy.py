@@ -26,15 +26,17 @@ from ..errors import InputError
 from ..schedule import Step
 from ..server import Server
 from . import privacy, settings
+from .answers import shown
+from .bounds import Clip, checked
 from .folder import Saved
 from .recorded import Recorded, of
-from .screen import Screened, screen, tell
+from .screen import Screened, lighten, screen, shorten, tell
 from .settings import FEDAVG, server, split
 from .wire import BUFFERS, Arrays, Model, arrays_of, same
 
 log = logging.getLogger("flwr")
 PATIENCE = 3  # rounds in a row in which the inner strategy may fail
-OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers")
+OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip")
 STEPPING = (
     *(flower.FedAdagrad, flower.FedAdam, flower.FedYogi, flower.FedAvgM, flower.QFedAvg),
     *(flower.FedXgbBagging, flower.FedXgbCyclic),
@@ -46,7 +48,8 @@ class FedSSO(Recorded):
 
     eta_l and local_steps must be what the clients use (a mean, where they differ); `eta`, `form`, `guard`, `R`, ... are
     those of `fedsso.FedSSO`. `buffers` are patterns of the names that are averaged, never stepped; integers always are.
-    `checkpoint_dir` keeps the whole state after every round, for `resume`.
+    `clip` bounds what one reply can do beside the others; None does not. `checkpoint_dir` keeps the whole state after
+    every round, for `resume`.
     """
 
     def __init__(
@@ -57,15 +60,17 @@ class FedSSO(Recorded):
         inner: Strategy | None = None,
         checkpoint_dir: str | Path | None = None,
         buffers: Sequence[str] = BUFFERS,
+        clip: Clip | None = Clip(),  # noqa: B008
         **keywords: Any,
     ) -> None:
         values, rest = split(keywords, OWN, FEDAVG)
         self.server = server(eta_l, local_steps, values)
         self.inner = _inner(inner, rest)
         self.buffers = _patterns(buffers)
+        self.clip = None if privacy.private(self.inner) is not None else checked(clip)  # which clips by itself
         inside = " of ".join(type(one).__name__ for one in privacy.chain(self.inner))
         made = f"{self.server.record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
-        super().__init__("fedsso", made, checkpoint_dir)
+        super().__init__("fedsso", f"{made}, clip {self.clip}", checkpoint_dir)
         self._model: Model | None = None
         self._current, self._sent = ArrayRecord(), Arrays()  # the model, and as the clients have it
         self._asked: list[Message] = []
@@ -86,6 +91,7 @@ class FedSSO(Recorded):
         log.info("\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, self.server.local_steps)
         log.info("\t│\t├── Server: eta = %s, form = %s, guard = %s", record.eta, record.form, record.guard)
         log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, record.R or "never")
+        log.info("\t│\t├── Replies: %s", self.clip or "not clipped")
         log.info("\t│\t├── Checkpoints: %s", self.folder.path if self.folder else "none")
         log.info("\t│\t└── Inner strategy: %s", type(self.inner).__name__)
         self.inner.summary()
@@ -115,19 +121,30 @@ class FedSSO(Recorded):
         """One FedSSO step on what the inner strategy makes of the good replies; without enough of them, none."""
         k, replies = self._before + server_round, list(replies)
         self.journal.received(k, replies)
-        found = screen(replies, self._asked, self._sent, of(self.inner, "weighted_by_key", "num-examples"))
+        found = self._bounded(screen(replies, self._asked, self._sent, self._weight_key))
         tell("aggregate_train", found)
         reason, mean, arrays, metrics = self._too_few(found), None, None, None
         if not reason:
             reason, mean, metrics = self._averaged(k, found)
         if not reason:
             reason, arrays = self._stepped(k, mean)
-        numbers = {"dropped": float(len(found.dropped)), "kept": float(bool(reason))}
+        numbers = {**found.numbers, "kept": float(bool(reason))}
         numbers |= {} if reason else self.server.diagnostics()
         self.journal.trained(k, metrics, **numbers)
         self._current = arrays or self._current
         self._settle(k, reason, lambda: Saved(k, self._current, self.server.tensors()))
         return arrays, MetricRecord({**(metrics or {}), **settings.told(numbers)})
+
+    @property
+    def _weight_key(self) -> str:
+        return str(of(self.inner, "weighted_by_key", "num-examples"))
+
+    def _bounded(self, found: Screened) -> Screened:
+        """The replies, of which none counts many times more than the others."""
+        if self.clip is None:
+            return found
+        kinds = self._layout(self._sent).kinds
+        return shorten(lighten(found, self._weight_key, self.clip), self._sent, kinds, self.clip)
 
     def _too_few(self, found: Screened) -> str:
         """Why this round cannot step; empty if it can."""
@@ -145,7 +162,7 @@ class FedSSO(Recorded):
         it does so again and again."""
         if privacy.private(self.inner) is not None:  # its noise is scaled for equal weights
             for reply in found.good:
-                reply.metrics[of(self.inner, "weighted_by_key", "num-examples")] = 1.0
+                reply.metrics[self._weight_key] = 1.0
         try:
             mean, metrics = self.inner.aggregate_train(k, [reply.message for reply in found.good])
             told = MetricRecord(dict(metrics or {}))
@@ -154,7 +171,7 @@ class FedSSO(Recorded):
             if self._failures == PATIENCE:
                 raise
             log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
-            return f"the inner strategy failed ({type(error).__name__}: {error})", None, None
+            return f"the inner strategy failed ({type(error).__name__}: {shown(str(error))})", None, None
         self._failures = 0
         return "", mean, told
 

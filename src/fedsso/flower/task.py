@@ -20,6 +20,14 @@ BUFFERS = "buffers"  # the array of an upload that holds the model's buffers
 T = TypeVar("T", "Setup", "Task")
 
 
+class Mismatch(InputError):
+    """What is wrong between client and server. Its text holds nothing of a row, so the other side may read it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.public = message
+
+
 @dataclass(frozen=True)
 class Setup:
     """What holds for the whole run."""
@@ -66,7 +74,7 @@ def read(kind: type[T], key: str, message: Message) -> T:
     configs = message.content.config_records.values() if message.has_content() else ()
     text = next((config[key] for config in configs if key in config), None)
     if not isinstance(text, str):
-        raise InputError("this message has no task for a client of fedsso; use PhasedStrategy on the server")
+        raise Mismatch("this message has no task for a client of fedsso; use PhasedStrategy on the server")
     return kind(**json.loads(text))
 
 

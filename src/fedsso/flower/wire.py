@@ -17,6 +17,7 @@ from ..errors import InputError
 Arrays = dict[str, NDArray[Any]]
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """Names of BatchNorm's statistics, which a server averages and never steps."""
+UPDATE, STATISTICS, COUNTS = "update", "statistics", "counts"  # kinds of arrays
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
@@ -46,8 +47,15 @@ class Model:
                 f"the model has no trainable array among {list(arrays)}; give ArrayRecord(net.state_dict())"
             )
         self.sizes = [arrays[name].size for name in self.params]
+        self.kinds = {name: self._kind(name, a) for name, a in arrays.items()}
         wide = any(arrays[name].dtype == np.float64 for name in self.params)
         self.dtype = torch.float64 if wide else torch.float32
+
+    def _kind(self, name: str, array: NDArray[Any]) -> str:
+        """What an array is: a part of x, statistics of the data, or a count."""
+        if array.dtype.kind != "f":
+            return COUNTS
+        return UPDATE if name in self.params else STATISTICS
 
     def ravel(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """The parameters as one vector."""

@@ -1,0 +1,107 @@
+"""The way to the terminal: messages on standard error, results on standard output.
+
+Labels, names of data sets and files, and the texts of errors come from others. They are printed as they are: no
+markup, no emoji, and what would steer the terminal is shown as \\x1b.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)  # the latter turn text round
+WIDE = 200  # columns of a table that goes to a pipe, which has no width
+
+
+def visible(text: str) -> str:
+    """The text with every control character but the end of a line written out, as Python writes it."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class Screen(Console):
+    """A console that prints every text as it is."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Whatever is printed passes here."""
+        for part in super().render(renderable, options):
+            yield part if part.control else part._replace(text=visible(part.text))
+
+
+output, messages = Screen(), Screen(stderr=True)
+
+
+def draws() -> bool:
+    """Whether standard error is a terminal on which something can be drawn again in its place."""
+    return messages.is_terminal and not messages.is_dumb_terminal
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    messages.print(text, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """The same for what went wrong."""
+    messages.print(Text.assemble(("error:", "bold red"), " ", visible(text)), soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """A line of the result, on standard output."""
+    output.print(text, soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """A pipe has no width: nothing is folded there."""
+    Screen(width=None if output.is_terminal else WIDE).print(table)
+
+
+def print_json(document: object) -> None:
+    """One JSON document, alone on standard output."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    print(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+# ---- streams that may break ----
+
+
+class Outlet(io.FileIO):
+    """A file descriptor that takes everything: once a write has failed, what follows is dropped."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write what can be written."""
+        if self.failure is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.failure = error
+        return len(memoryview(data).cast("B"))
+
+    @property
+    def lost(self) -> OSError | None:
+        """Why something was lost; a reader who has left (a closed pipe) misses nothing."""
+        return None if isinstance(self.failure, BrokenPipeError) else self.failure
+
+
+def unbreakable(stream: TextIO | None) -> tuple[TextIO | None, Outlet | None]:
+    """A standard stream that never raises, and its outlet; a terminal may not know every letter, either."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream, None
+    stream.flush()
+    outlet = Outlet(stream.fileno(), "w", closefd=False)
+    buffer = io.BufferedWriter(outlet)
+    return io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=stream.line_buffering), outlet

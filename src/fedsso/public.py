@@ -1,0 +1,31 @@
+"""What `import fedsso` offers."""
+
+from . import algorithms
+from .algorithms import *  # noqa: F403
+from .context import build_model
+from .data import Federation, load
+from .errors import InputError
+from .experiment import compare, resume, simulate, sweep
+from .runs import Run, Runs, load_run, load_runs
+from .schedule import Decay, theorem_2, theorem_3
+from .version import __version__
+
+__all__ = [
+    *algorithms.__all__,
+    "Decay",
+    "Federation",
+    "InputError",
+    "Run",
+    "Runs",
+    "__version__",
+    "build_model",
+    "compare",
+    "load",
+    "load_run",
+    "load_runs",
+    "resume",
+    "simulate",
+    "sweep",
+    "theorem_2",
+    "theorem_3",
+]
