@@ -187,7 +187,7 @@ def _used(
 def _difference(found: Any, wanted: Any, gone: bool) -> str:
     """What is another; of a page only the curves count, where a file that tells of them is gone."""
     if "files" in wanted:
-        return difference(found, wanted)
+        return difference({**found, "files": []}, {**wanted, "files": []})
     if "page" in wanted and found["curves"] == wanted["curves"] and not gone:
         return "" if found["page"] == wanted["page"] else "the page tells something else"
     key = "curves" if "page" in wanted else "digest"

@@ -22,7 +22,7 @@ from .scenes import JOBS, ROOT, SCENES, Scene
 from .verdict import Case, Result
 
 PART = "kills"
-FULL, QUICK = 100, 10
+FULL, QUICK = 100, 8
 AGAIN = 0.25  # how often the completion is killed as well
 PATIENCE = 120.0  # seconds for a scene; a busy machine is no hang
 KEPT = ("checkpoint.safetensors", "*.npz")  # work that is done when it has its name
