@@ -31,7 +31,7 @@ from .task import BUFFERS, SETUP, TASK, Setup, Task, digest, write
 from .wire import Arrays, Model
 
 CPU = torch.device("cpu")
-REST = 5.0  # times the bound of the first leaf of an upload is that of the others
+REST = 2.5  # times the bound of the first leaf of an upload is that of the others
 
 
 @dataclass(frozen=True)
