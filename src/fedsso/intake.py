@@ -73,6 +73,8 @@ class Limits:
 
     bytes: int = 1 << 30
     """Bytes of a file that is read as a whole."""
+    checkpoint: int = 1 << 34
+    """Bytes of a run's own checkpoint, which is as large as its model and its curvature."""
     text: int = 1 << 28
     """Bytes of a text that is read as a whole."""
     settings: int = 1 << 22
