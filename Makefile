@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke docs site clean
+.PHONY: help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -65,6 +65,9 @@ robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tas
 
 smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
 	$(BIN)/python docs/smoke.py
+
+campaign: .venv/.complete  ## kills, damaged files, faults, hostile replies and odd numbers against the library: build/campaign.json (20 minutes)
+	$(BIN)/python -m campaign
 
 docs: .venv/.complete  ## write what the docs take from the code and from results/, then the site: build/site/index.html
 	$(BIN)/python docs/build.py --figures

@@ -69,7 +69,11 @@ def _run(part: str, cases: Sequence[Case], jobs: int) -> list[Result]:
     results: list[Result] = []
     told = 0.0
     for place, ended in each([partial(_plain, case) for case in cases], jobs):
-        results.append(_result(part, place, ended))
+        result = _result(part, place, ended)
+        results.append(result)
+        if result.bad:
+            said = f"{result.verdict}: {result.group}: {result.name} (--case {result.number})"
+            print(said, file=sys.stderr, flush=True)
         if time.monotonic() - told > PACE or len(results) == len(cases):
             told = time.monotonic()
             bad = sum(result.bad for result in results)

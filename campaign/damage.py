@@ -25,6 +25,7 @@ from .verdict import Case, Result
 
 PART = "damage"
 QUICK = 100
+FAULT = 70  # the exit code of a fault in the library itself
 FORGED = 0.5  # how often structured damage to a sealed file is sealed again
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -157,6 +158,8 @@ def judge(
             if ended.said.strip()
             else (v.TRACEBACK, "refused without a word")
         )
+    if ended.code == FAULT:
+        return v.TRACEBACK, ended.said[-700:]
     if ended.code:
         return (
             v.WRONG if target.guarded and not forged else v.TAKEN

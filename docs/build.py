@@ -1,5 +1,6 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
-results of smoke.py, those of robustness.md from the numbers of its bench, and those of results/README.md; with
+results of smoke.py, those of robustness.md from the numbers of its bench, those of reliability.md from the numbers of
+the campaign, and those of results/README.md; with
 `--figures` also the pictures. The pages of single algorithms are made here too, but not written: hooks.py puts them
 into the site, so that no copy of the code lies in the repository.
 
@@ -117,12 +118,25 @@ def robustness(*, participation: bool) -> str:
     return table(json.loads((DOCS / "robustness.json").read_text()), participation=participation)
 
 
+def campaign(part: str = "") -> str:
+    """A table of the campaign, from reliability.json: all parts, or what one of them was tried on."""
+    sys.path.insert(0, str(DOCS.parent))  # the campaign is not installed
+    from campaign.table import of_groups, of_parts
+
+    found = json.loads((DOCS / "reliability.json").read_text())
+    return of_groups(found, part) if part else of_parts(found)
+
+
 TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
     "datasets.md": {"sets": sets, "smoke": smoke},
     "robustness.md": {
         "participation": partial(robustness, participation=True),
         "changes": partial(robustness, participation=False),
+    },
+    "reliability.md": {
+        "campaign": campaign,
+        **{part: partial(campaign, part) for part in ("kills", "damage", "environment")},
     },
     "../results/README.md": {"table2-summary": summary},
 }
