@@ -497,6 +497,14 @@ def test_a_killed_sweep_knows_what_is_left(fed: Federation, tmp_path: Path) -> N
         assert torch.equal(run.x, simulate(fed, "mclr", record, **FAST).x)
 
 
+@pytest.mark.parametrize("name", [TRACE, CHECKPOINT])
+def test_files_of_others_are_not_overwritten(fed: Federation, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("somebody else's")
+    with pytest.raises(InputError, match=f"{name} is there already"):
+        simulate(fed, "mclr", "fedavg", out=tmp_path, **FAST)
+    assert files(tmp_path) == {name: b"somebody else's"}
+
+
 def test_folders_are_not_overwritten(fed: Federation, tmp_path: Path) -> None:
     simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
     with pytest.raises(InputError, match=r"a holds a run already; choose another folder"):

@@ -300,8 +300,10 @@ def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
 def _is_new(run: Planned, fresh: bool) -> bool:
     """Whether a run's folder is still to be made; another run in its place is an error."""
     folder = Path(run.folder or "")
-    begun = checkpoint.exists(folder / CHECKPOINT) or (folder / TRACE).is_file()
-    if not (folder / SPEC).is_file() or not begun:
+    begun = [name for name in (CHECKPOINT, TRACE) if (folder / name).exists()]
+    if begun and not (folder / SPEC).exists():
+        raise InputError(f"{folder / begun[0]} is there already, and belongs to no run; choose another folder")
+    if not begun and not checkpoint.exists(folder / CHECKPOINT):
         return True  # a run that never began leaves at most its spec
     if fresh or Spec.load(folder / SPEC).identity != run.spec.identity:
         raise InputError(f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)")

@@ -83,8 +83,23 @@ class Message(NamedTuple):
     alpha: Tensor
 
 
+class Undoing(Algorithm):
+    """What FedSSO does where a round explodes while the server chooses the clients' step."""
+
+    alpha: Step | Auto
+    guard: str
+
+    def bears(self, server: State) -> Scalar:
+        probing = (server.choice.undone[:, 0] > 0) & (server.g == 0).all(-1)  # no round was sound yet
+        return torch.where(probing, WARY, BLOW_UP)
+
+    def undo(self, server: State) -> tuple[State, Tensor] | None:
+        bounded = isinstance(self.alpha, str) and self.guard == "adaptive"  # unguarded steps do not depend on alpha
+        return _undone(server) if bounded else None
+
+
 @hyper
-class FedSSO(Algorithm):
+class FedSSO(Undoing):
     """Server-side BFGS on averaged gradients.
 
     >>> FedSSO(alpha=0.001, guard="none", R=200).eta
@@ -141,14 +156,6 @@ class FedSSO(Algorithm):
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         guard = guard._replace(slope=step * slope, share=step, capped=step == longest)
         return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
-
-    def bears(self, server: State) -> Scalar:
-        probing = (server.choice.undone[:, 0] > 0) & (server.g == 0).all(-1)  # no round was sound yet
-        return torch.where(probing, WARY, BLOW_UP)
-
-    def undo(self, server: State) -> tuple[State, Tensor] | None:
-        bounded = isinstance(self.alpha, str) and self.guard == "adaptive"  # unguarded steps do not depend on alpha
-        return _undone(server) if bounded else None
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return _told(self, server)

@@ -31,6 +31,7 @@ from .task import BUFFERS, SETUP, TASK, Setup, Task, digest, write
 from .wire import Arrays, Model
 
 CPU = torch.device("cpu")
+REST = 2.5  # times the bound of the first leaf of an upload is that of the others
 
 
 @dataclass(frozen=True)
@@ -231,15 +232,20 @@ class Round:
         return upload
 
     def _scales(self, good: list[Good], lengths: Mapping[int, list[float]]) -> dict[int, list[float]]:
-        """What each leaf of each upload is multiplied by; single numbers are bounded as weights are."""
+        """What each leaf of each upload is multiplied by.
+
+        The first leaf moves the model; in what comes with it (memories, curvature) honest clients differ far more.
+        Single numbers are bounded as weights are.
+        """
         nodes, clip = [reply.node for reply in good], self.rule.clip
         if clip is None or not nodes:
             return {node: [1.0] * len(lengths[node]) for node in nodes}
         single = [leaf.numel() == 1 for leaf in leaves(self._decoded(good[0]))]
         columns = zip(*(lengths[node] for node in nodes), strict=True)
+        multiples = [clip.update * (1.0 if i == 0 else REST) for i in range(len(single))]
         factors = [
-            bounds.factors(column, clip.weight if one else clip.update)
-            for column, one in zip(columns, single, strict=True)
+            bounds.factors(column, clip.weight if one else multiple)
+            for column, one, multiple in zip(columns, single, multiples, strict=True)
         ]
         return {node: [factor[i] for factor in factors] for i, node in enumerate(nodes)}
 
