@@ -130,12 +130,12 @@ def _completed(scene: Scene, out: Path) -> Found:
     ended = forked(partial(scene.again, out), PATIENCE)
     if ended.code or ended.error:
         return v.LOST, f"it cannot be completed: {(ended.error or ended.said)[-500:]}"
-    return _same(scene, out, ended.value, known)
+    return _same(out, ended.value, known)
 
 
-def _same(scene: Scene, out: Path, value: Any, known: Reference) -> Found:
+def _same(out: Path, value: Any, known: Reference) -> Found:
     try:
-        other = difference(read_outcome(out, value), known.outcome, scene.rounding)
+        other = difference(read_outcome(out, value), known.outcome)
     except RuntimeError as error:
         return v.LOST, str(error)[-500:]
     if other:
@@ -319,7 +319,7 @@ def _two(name: str, second: Callable[[Path], Any], place: Path) -> Found:
         found = v.WRONG, f"the sentence does not name host and process: {other.said[-300:]}"
     if ended.code or ended.error:
         return v.LOST, f"the first failed: {(ended.error or ended.said)[-500:]}"
-    return _then(found, lambda: _same(scene, out, ended.value, _known(name)))
+    return _then(found, lambda: _same(out, ended.value, _known(name)))
 
 
 def _until_quiet(child: Child, out: Path) -> None:
@@ -376,7 +376,7 @@ def _surrounded(name: str, place: Path) -> Found:
     found = _told(ended, (0, 2))
     if found[0] == v.REFUSED:
         return _then(found, lambda: _completed(SCENES["run"], out))
-    return _then(found, lambda: _same(SCENES["run"], out, None, _known("run")))
+    return _then(found, lambda: _same(out, None, _known("run")))
 
 
 def _output(name: str, place: Path) -> Found:

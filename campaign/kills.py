@@ -154,7 +154,7 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
         found = read_outcome(out, ended.value[1])
     except RuntimeError as error:
         return v.LOST, str(error)
-    other = difference(found, known.outcome, scene.rounding)
+    other = difference(found, known.outcome)
     if other:
         return (v.LOST if other.startswith("missing") else v.WRONG), other
     left = litter(out, known.outcome)
@@ -165,7 +165,7 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
 
 def _done_once(scene: Scene, log: Path, known: Reference) -> tuple[str, str]:
     """Nothing that had its name was computed again."""
-    if scene is JOBS:
+    if scene is JOBS or scene.batched:
         return v.RIGHT, ""
     kept = _kept(log)
     usual = known.kept

@@ -29,7 +29,6 @@ LATE = (
     *("torch._dynamo", "fedsso.flower"),
 )
 """What is imported only when it is used."""
-ROUNDING = 1e-6  # trials that go on in another batch than they began in agree to rounding
 
 
 def main(*args: object) -> int:
@@ -56,12 +55,8 @@ class Scene:
     name: str
     begin: Callable[[Path], Any]
     again: Callable[[Path], Any]  # completes it; what either returns belongs to the outcome
-    rounding: float = (
-        0.0  # how far the numbers of a completed one may be from those of an uninterrupted one
-    )
-    args: Callable[[Path], tuple[object, ...]] | None = (
-        None  # the command, where it starts processes of its own
-    )
+    batched: bool = False  # trials that were batched with one that was lost are computed again
+    args: Callable[[Path], tuple[object, ...]] | None = None  # the command, to start it anew
 
 
 # ---- commands ----
@@ -172,19 +167,15 @@ SCENES = {
     scene.name: scene
     for scene in (
         Scene("run", _by(_run_args), _resume_or(_by(_run_args)), args=_run_args),
-        Scene(
-            "compare", _by(_compare_args), _resume_or(_by(_compare_args)), ROUNDING, _compare_args
-        ),
-        Scene("sweep", _by(_sweep_args), _by(_sweep_args), ROUNDING, _sweep_args),
-        Scene("paper", _paper, _paper, ROUNDING),
+        Scene("compare", _by(_compare_args), _resume_or(_by(_compare_args)), batched=True),
+        Scene("sweep", _by(_sweep_args), _by(_sweep_args)),
+        Scene("paper", _paper, _paper),
         Scene("simulate", _simulate, _resume_or_simulate),
-        Scene("python sweep", _sweep, _sweep, ROUNDING),
+        Scene("python sweep", _sweep, _sweep, batched=True),
         Scene("flower", flower, flower),
     )
 }
-JOBS = Scene(
-    "sweep --jobs 2", _by(_sweep_args), _by(_sweep_args), ROUNDING, lambda out: _sweep_args(out, 2)
-)
+JOBS = replace(SCENES["sweep"], name="sweep --jobs 2", args=lambda out: _sweep_args(out, 2))
 
 
 def preload() -> None:
