@@ -69,7 +69,7 @@ class Damaged(InputError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is read of a file. With the defaults no reading takes more than 2 GB of memory."""
+    """The most that is read of a file. The defaults keep a file that lies about its size below 2 GB."""
 
     bytes: int = 1 << 30
     """Bytes of a file that is read as a whole."""
