@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -21,7 +22,7 @@ from torch import Tensor
 from fedsso import FedAvg, Federation, FedSSO, InputError, Run, load_run, resume, simulate, sweep
 from fedsso.engine import checkpoint
 from fedsso.engine.checkpoint import before, text_of
-from fedsso.files import remove_leftovers, write_atomic
+from fedsso.files import write_atomic
 from fedsso.intake import Damaged
 from fedsso.lock import Lock
 from fedsso.runs import CHECKPOINT, SPEC, TRACE
@@ -195,6 +196,8 @@ CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "a model of another type": lambda t: t.update({"server.x": t["server.x"].double()}),
     "a model with NaN": lambda t: t["server.x"].view(-1)[:1].fill_(torch.nan),
     "a column too short": lambda t: t.update({"rows.train_loss": t["rows.train_loss"][1:]}),
+    "an end far away": lambda t: t.update(ended=t["ended"] + 10**12),
+    "a divergence to come": lambda t: t.update(diverged=t["diverged"] + 9),
     "contents that are no JSON": lambda t: t.update(contents=torch.zeros(3, dtype=torch.uint8)),
     "contents of another type": lambda t: t.update(contents=torch.zeros(3)),
     "contents of another kind": lambda t: t.update(contents=torch.frombuffer(bytearray(b"[1]"), dtype=torch.uint8)),
@@ -234,6 +237,54 @@ def test_a_checkpoint_of_the_first_form_is_read(finished: Path, tmp_path: Path) 
     tensors["fedsso.identity"] = torch.frombuffer(bytearray(run.spec.identity.encode()), dtype=torch.uint8)
     save_file(tensors, tmp_path / "run" / CHECKPOINT)
     same(load_run(tmp_path / "run"), run)
+
+
+def test_a_checkpoint_of_a_later_form_is_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    later = path.read_bytes().replace(b'"fedsso.form":"2"', b'"fedsso.form":"3"')
+    assert later != path.read_bytes()
+    blank = re.sub(rb"fedsso-sha256:[0-9a-f]{64}", BLANK.encode(), later)
+    path.write_bytes(seal(blank))
+    with pytest.raises(InputError, match="use the version that wrote it"):
+        load_run(tmp_path / "run")
+
+
+def test_a_start_from_a_damaged_checkpoint_is_refused(fed: Federation, finished: Path, tmp_path: Path) -> None:
+    path = tmp_path / "start.safetensors"
+    whole = (finished / CHECKPOINT).read_bytes()
+    path.write_bytes(whole)
+    simulate(fed, "mclr", FedAvg(), init=path, **SMALL)
+    path.write_bytes(flipped(whole, 8 * len(whole) - 1))
+    with pytest.raises(InputError, match="damaged"):
+        simulate(fed, "mclr", FedAvg(), init=path, **SMALL)
+
+
+def test_a_file_that_lies_about_its_size_is_not_read(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    with path.open("r+b") as file:
+        file.truncate(1 << 42)  # 4 TiB, of which the disk holds next to nothing
+    with pytest.raises(InputError, match="damaged"):
+        load_run(tmp_path / "run")
+
+
+def test_a_run_that_ends_with_an_infinite_variance_is_read_back(tmp_path: Path) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 1e19
+    own = Federation.from_arrays(x, (x[:, 0] > 0).long(), [0] * 20 + [1] * 20)
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    run = simulate(own, module, FedAvg(alpha=0.1), out=tmp_path, **SMALL)
+    assert torch.equal(load_run(tmp_path, model=module).buffers, run.buffers)
+
+
+def test_a_run_is_not_saved_over_another(fed: Federation, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    before_ = load_run(tmp_path / "run")
+    other = simulate(fed, "mclr", FedAvg(alpha=0.3), **SMALL)
+    with pytest.raises(InputError, match="holds another run"):
+        other.save(tmp_path / "run")
+    before_.save(tmp_path / "run")
+    same(load_run(tmp_path / "run"), before_)
 
 
 # ---- a sweep's chunk is one unit ----
@@ -309,14 +360,37 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     assert not (tmp_path / ".lock").exists()
 
 
+def fork_and_wait(folder: Path, ready: Any) -> None:
+    Lock(folder).acquire()
+    child = os.fork()
+    if not child:
+        signal.pause()
+    ready.put(child)
+    signal.pause()
+
+
+def test_a_child_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ready: Any = spawn.SimpleQueue()
+    holder = spawn.Process(target=fork_and_wait, args=(tmp_path, ready))
+    holder.start()
+    child = ready.get()
+    os.kill(holder.pid or 0, signal.SIGKILL)
+    holder.join()
+    with Lock(tmp_path):
+        pass
+    os.kill(child, signal.SIGKILL)
+
+
 # ---- temporary files ----
 
 
-def test_only_the_leftovers_of_a_file_are_removed(tmp_path: Path) -> None:
-    names = [".a.csv.0123.tmp", ".b.csv.0123.tmp", "mine.tmp", ".a.csv.tmp"]
+def test_only_our_leftovers_are_removed(tmp_path: Path) -> None:
+    names = [".a.csv.0123456789abcdef.tmp", ".b.csv.0123.tmp", "mine.tmp", ".a.csv.tmp"]
     for name in names:
         (tmp_path / name).touch()
-    remove_leftovers(tmp_path / "a.csv")
+    with Lock(tmp_path):
+        pass
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 

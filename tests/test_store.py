@@ -113,6 +113,13 @@ def test_a_damaged_part_is_put_aside_and_its_trials_run_again(
         np.testing.assert_array_equal(a.traces[0]["train_loss"], b.traces[0]["train_loss"])
 
 
+def test_an_archive_of_somebody_else_is_left_alone(tmp_path: Path, fed: Federation) -> None:
+    np.savez(tmp_path / "mine.npz", a=np.zeros(3))
+    with pytest.raises(InputError, match=r"mine\.npz .*move it out of this folder"):
+        study(fed, "mclr", [FedAvg()], rounds=2, device="cpu", out=tmp_path)
+    assert (tmp_path / "mine.npz").is_file()
+
+
 def test_a_part_of_something_else(tmp_path: Path) -> None:
     for content in ({"a": np.zeros(3)}, {"meta": np.frombuffer(b'[{"x": 1}]', np.uint8)}):
         np.savez(tmp_path / "x.npz", **content)

@@ -7,7 +7,7 @@ import io
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from .errors import InputError, one_of
 from .exits import TIME_IS_UP
 from .files import write_atomic
 from .intake import read_bytes, read_toml
+from .lock import Lock
 from .losses import mse
 from .report_source import PARTS, SETTINGS, TRIALS
 from .seal import MARK, sealed_toml
@@ -95,14 +96,15 @@ def sweep(
         raise InputError("--minutes needs --out, the folder where the work is kept until the next call")
     begin(made, save_config, _foreign(made.settings.out))
     out = None if made.settings.out is None else Path(made.settings.out)
-    if out is not None:
-        _settle(out / SETTINGS, sealed_toml(made.table))
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
-        found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
-    _show(made, found, as_json)
-    if out is not None:
-        _write(out, made, found)
+    with nullcontext() if out is None else Lock(out):
+        if out is not None:
+            _settle(out / SETTINGS, sealed_toml(made.table))
+        with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
+            found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
+        _show(made, found, as_json)
+        if out is not None:
+            _write(out, made, found)
     judge([setting.curve() for setting in found.best.values()], targets_of(made.settings))
 
 

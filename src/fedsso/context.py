@@ -25,10 +25,11 @@ from .engine.rounds import Rounds
 from .engine.simulate import Job
 from .errors import InputError
 from .identity import describe
-from .intake import read_bytes
+from .intake import Damaged, read_bytes
 from .losses import RowLoss, cross_entropy, row_loss
 from .objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
 from .options import DTYPES, Loss, device_of, protocol
+from .seal import check as check_seal
 
 log = logging.getLogger("fedsso")
 
@@ -208,8 +209,11 @@ def _start_from(module: nn.Module, x: Tensor) -> None:
 
 def _read_weights(module: nn.Module, path: Path) -> None:
     """Read a state dict, or the model of a run's checkpoint, from a safetensors file."""
+    data = read_bytes(path, "checkpoint")
+    if check_seal(data) is False:
+        raise Damaged(f"init={str(path)!r} is damaged: its checksum is not that of its content; use another file")
     try:
-        tensors = parse_safetensors(read_bytes(path))
+        tensors = parse_safetensors(data)
     except Exception as error:  # safetensors raises its own and the standard errors for a damaged file
         raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file ({error})") from error
     if {"model", "buffers"} <= tensors.keys():

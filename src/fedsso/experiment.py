@@ -31,7 +31,7 @@ from .engine.simulate import Simulation, admit, fitted
 from .engine.simulate import run as advance
 from .engine.uplink import uplink
 from .errors import InputError, integer
-from .files import check_writable, remove_leftovers
+from .files import check_writable
 from .intake import Damaged
 from .lock import Lock
 from .objective import Layout, ravel
@@ -213,22 +213,33 @@ def resume(
 ) -> Runs:
     """Complete a run, or all runs below a folder; own data and modules have to be given again."""
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
-    with _locked([Path(folder)]):
-        batches: dict[str, list[Path]] = {}  # runs of one context, which go on batched as they began
-        for one, spec in found.items():
-            batches.setdefault(repr((spec.digest, spec.model, spec.start, spec.options)), []).append(one)
-        unfinished = [batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)]
-        planned = []
-        data: dict[str, Federation] = {}
-        for batch in unfinished:
-            spec = found[batch[0]]
-            live = spec.context(federation or data.get(spec.digest), model)
-            data[spec.digest] = live.fed
-            planned += [Planned(found[one], found[one].record, live, found[one].options, one) for one in batch]
-        if not planned:
-            log.info("%s: every run is finished", folder)
-        _execute(planned, progress, 10)
+    batches: dict[str, list[Path]] = {}  # runs of one context, which go on batched as they began
+    for one, spec in found.items():
+        batches.setdefault(repr((spec.digest, spec.model, spec.start, spec.options)), []).append(one)
+    unfinished = [batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)]
+    if unfinished:
+        with _locked([Path(folder)]):
+            _execute(_planned(unfinished, found, federation, model), progress, 10)
+    else:
+        log.info("%s: every run is finished", folder)
     return Runs([load_run(one) for one in found])
+
+
+def _planned(
+    batches: Sequence[Sequence[Path]],
+    specs: Mapping[Path, Spec],
+    federation: Federation | None,
+    model: nn.Module | None,
+) -> list[Planned]:
+    """The runs of some folders; those of a batch share one context."""
+    planned = []
+    data: dict[str, Federation] = {}
+    for batch in batches:
+        spec = specs[batch[0]]
+        live = spec.context(federation or data.get(spec.digest), model)
+        data[spec.digest] = live.fed
+        planned += [Planned(specs[one], specs[one].record, live, specs[one].options, one) for one in batch]
+    return planned
 
 
 @contextmanager
@@ -424,9 +435,7 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, lo
 
 
 def _go_on(simulation: Simulation, folder: Path, identity: str, rounds: int) -> None:
-    """Take up a run where its folder left it, and tidy up after a process that was killed there."""
-    for name in (SPEC, TRACE, CHECKPOINT):
-        remove_leftovers(folder / name)
+    """Take up a run where its folder left it."""
     path = folder / CHECKPOINT
     saved = checkpoint.recover(path, identity) if checkpoint.exists(path) else None
     if saved is None:

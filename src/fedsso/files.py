@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import IO
@@ -17,6 +16,7 @@ from typing import IO
 from .errors import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # the temporary names of `write_atomic`
 LONGEST = 200  # letters of a file's name that its temporary name repeats
 
 
@@ -26,7 +26,7 @@ def unwritable(path: str | Path, error: OSError) -> InputError:
     return InputError(f"cannot write {path}: {error.strerror}; {remedy}")
 
 
-def write_atomic(path: str | Path, data: bytes | str, keep: Path | None = None) -> None:
+def write_atomic(path: str | Path, data: bytes | bytearray | str, keep: Path | None = None) -> None:
     """Write a file under a temporary name and rename it, so that a reader sees the old or the new one.
 
     With `keep` the old file stays under that name. A process that dies between the two renamings leaves the old file
@@ -71,11 +71,12 @@ def _settle(folder: Path) -> None:
             os.close(number)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left half-written of a file; only for who holds the folder's lock."""
-    for left in path.parent.glob(f".{escape(path.name[:LONGEST])}.*.tmp"):
-        with suppress(OSError):
-            left.unlink(missing_ok=True)
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder; only for who holds its lock."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if LEFTOVER.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def check_writable(folder: str | Path) -> None:

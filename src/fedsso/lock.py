@@ -15,11 +15,24 @@ from pathlib import Path
 from types import TracebackType
 
 from .errors import InputError
-from .files import unwritable
+from .files import remove_leftovers, unwritable
 
 log = logging.getLogger("fedsso")
 NAME = ".lock"
 _held: dict[tuple[Path, int], int] = {}  # how often each thread of this process holds a folder
+_open: set[int] = set()  # the lock files
+
+
+def _let_go() -> None:
+    """In a child of this process: the folders are the parent's, and must be free when the parent ends."""
+    for file in _open:
+        os.close(file)
+    _open.clear()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class Lock:
@@ -49,10 +62,14 @@ class Lock:
         """Take the folder, which is made where it is not there; InputError if another writer has it."""
         if self._key not in _held:
             self._file = _taken(self.folder)
+            _open.add(self._file)
+            remove_leftovers(self.folder)  # of a process that was killed while it wrote
         _held[self._key] = _held.get(self._key, 0) + 1
 
     def release(self) -> None:
         """Give the folder back."""
+        if self._key not in _held:  # a child of the process that took it
+            return
         _held[self._key] -= 1
         if _held[self._key] == 0:
             del _held[self._key]
@@ -60,6 +77,7 @@ class Lock:
             return
         with suppress(OSError):  # the folder may be gone
             (self.folder / NAME).unlink(missing_ok=True)
+        _open.discard(self._file)
         os.close(self._file)
         self._file = None
 
@@ -70,7 +88,7 @@ def _taken(folder: Path) -> int:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
             raise unwritable(folder, error) from error
         if not _locked(file):

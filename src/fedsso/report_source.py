@@ -267,7 +267,10 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
     trace = _ended(Trace.load(folder / TRACE, spec.options["eval_every"]))
     if not len(trace):
         return None, f"{folder} has no round yet; {again}"
-    return trace, f"{folder} is not finished: {len(trace) - 1} of {spec.options['rounds']} rounds; {again}"
+    done, rounds = len(trace) - 1, spec.options["rounds"]
+    if done == rounds:
+        return trace, f"{folder} has a damaged checkpoint; its trace is shown as it stands, and {again}"
+    return trace, f"{folder} is not finished: {done} of {rounds} rounds; {again}"
 
 
 def _told_apart(specs: Sequence[Spec]) -> list[Spec]:
@@ -462,6 +465,6 @@ def _eval_every(trace: Trace) -> int:
 def _flower(path: Path) -> str:
     """The settings of a run on Flower as its checkpoint tells them; none where it is another file, or none."""
     try:
-        return str(parse_json(bytes(checkpoint.load(path)["about"].tolist()).decode(), path)["settings"])
+        return str(parse_json(checkpoint.text_of(checkpoint.load(path)["about"]), path)["settings"])
     except (InputError, KeyError, TypeError, ValueError):
         return ""

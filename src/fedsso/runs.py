@@ -134,6 +134,8 @@ class Run:
         if self.personal is not None:
             done["personal"] = self.personal
         with Lock(folder):
+            if is_file(folder / SPEC) and Spec.load(folder / SPEC).identity != self.spec.identity:
+                raise InputError(f"{folder} holds another run; choose another folder")
             self.spec.save(folder / SPEC)
             write_atomic(folder / TRACE, text)
             checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
@@ -321,10 +323,10 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
 def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
     """The round in which a finished run diverged; refuses a checkpoint that does not hold what one must."""
     read = checkpoint.Reader(saved, torch.device("cpu"))
-    read.numbers("model", axes=1)
-    read.numbers("buffers", axes=1)
+    read.finite("model", axes=1)
+    read.numbers("buffers", axes=1)  # a variance may be infinite where columns are huge
     if "personal" in saved:
-        read.numbers("personal", axes=2)
+        read.finite("personal", axes=2)
     return read.count("diverged") or None
 
 
@@ -376,6 +378,10 @@ def _digest(text: str) -> Tensor:
 def is_done(folder: Path, spec: Spec) -> bool:
     """Whether a run's folder holds the finished run of these settings."""
     try:
-        return "done" in checkpoint.load(folder / CHECKPOINT, spec.identity)
+        saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
+        if "done" not in saved:
+            return False
+        _check_finished(saved)
     except Damaged:  # it will be computed again
         return False
+    return True

@@ -25,12 +25,14 @@ BLANK = MARK + "0" * DIGITS
 _SEALED = re.compile(MARK.encode() + rb"([0-9a-f]{64})")
 
 
-def seal(data: bytes) -> bytes:
+def seal(data: bytes) -> bytearray:
     """The file with its digest in the place that holds `BLANK`."""
     if data.count(MARK.encode()) != 1:
         raise InputError(f"a name or label may not hold the text {MARK!r}; choose another one")
     start = data.index(BLANK.encode()) + len(MARK)
-    return data[:start] + _digest(data, start) + data[start + DIGITS :]
+    sealed = bytearray(data)
+    sealed[start : start + DIGITS] = _digest(data, start)
+    return sealed
 
 
 def check(data: bytes) -> bool | None:
@@ -43,7 +45,7 @@ def check(data: bytes) -> bool | None:
 
 def sealed_toml(table: Mapping[str, object]) -> bytes:
     """A TOML file with its seal, a comment in the last line."""
-    return seal(f"{to_toml(table)}\n# {BLANK}\n".encode())
+    return bytes(seal(f"{to_toml(table)}\n# {BLANK}\n".encode()))
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:

@@ -100,7 +100,11 @@ class Spec:
     @classmethod
     def load(cls, path: Path) -> Spec:
         """Read what `save` wrote, or what earlier versions wrote without a seal."""
-        return cls.from_toml(read_sealed_toml(path))
+        table = read_sealed_toml(path)
+        try:
+            return cls.from_toml(table)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any]) -> Spec:

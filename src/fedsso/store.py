@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .files import remove_leftovers, write_atomic
+from .files import write_atomic
 from .intake import Damaged, parse_npz, read_bytes
 from .runs import Run
 from .seal import BLANK, check, seal
@@ -33,6 +34,7 @@ log = logging.getLogger("fedsso")
 
 EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
 PART = ".npz"
+OURS = re.compile(r".+-[0-9a-f]{12}\.npz")  # names that `save_part` gives
 INDEX = ("trial", "seed", "round")
 DAMAGED = (BadZipFile, ValueError, LookupError, TypeError, RecursionError)
 Columns = Mapping[str, NDArray[Any]]
@@ -86,10 +88,11 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
 def put_aside_damaged(folder: Path) -> None:
     """Rename parts that are not whole, so that their trials are run again; only for who holds the folder's lock."""
     for path in _parts(folder):
-        remove_leftovers(path)
         try:
             _read_part(path)
         except Damaged as damage:
+            if not OURS.fullmatch(path.name):
+                raise InputError(f"{damage}; move it out of this folder, or choose another one") from damage
             aside = path.with_name(f"{path.name}.damaged")
             os.replace(path, aside)
             log.warning("%s; its trials are run again, and it is kept as %s", damage, aside.name)

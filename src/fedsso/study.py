@@ -20,6 +20,7 @@ from .experiment import Planned, Progress, begin, check, chunks, plan
 from .figures import Heat
 from .files import check_writable
 from .grids import tried
+from .intake import user_path
 from .lock import Lock
 from .report import Curve
 from .spec import Spec
@@ -206,7 +207,7 @@ def study(
     arguments = (fed, model, tuple(algorithms), tuple(seeds), options)
     planned = plan(*arguments)
     check(planned)
-    temporary = tempfile.TemporaryDirectory(prefix="fedsso-") if out is None else nullcontext(out)
+    temporary = tempfile.TemporaryDirectory(prefix="fedsso-") if out is None else nullcontext(user_path("out", out))
     with temporary as where, Lock(where):
         folder = Path(where)
         check_writable(folder)

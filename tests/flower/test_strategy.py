@@ -335,6 +335,17 @@ def test_a_loop_of_the_users_own_cannot_overwrite_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
+def test_a_run_that_another_one_went_on_with_is_not_overwritten(tmp_path: Path) -> None:
+    sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+    late, early = sso(checkpoint_dir=tmp_path), sso(checkpoint_dir=tmp_path)
+    arrays = [late.resume(), early.resume()]
+    early.start(federation(), arrays[1], num_rounds=2)  # type: ignore[arg-type]
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    with pytest.raises(fedsso.InputError, match="holds round 3, this run has done 1"):
+        late.start(federation(), arrays[0], num_rounds=1)  # type: ignore[arg-type]
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
     strategy = sso(checkpoint_dir=tmp_path)

@@ -311,7 +311,7 @@ def _told_apart(y: Array, cells: Sequence[str]) -> Array:
     if (y % 1).any() or not (np.abs(y) >= EXACT).any():
         return y
     exact = list(map(Decimal, cells))
-    return y if any(one % 1 for one in exact) else np.array(list(map(int, exact)), dtype=object)
+    return y if any(one != one.to_integral_value() for one in exact) else np.array(list(map(int, exact)), dtype=object)
 
 
 def _are_names(y: Array) -> bool:

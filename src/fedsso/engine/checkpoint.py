@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import MOST, InputError
 from ..files import write_atomic
-from ..intake import Damaged, read_bytes
+from ..intake import Damaged, limits, opened, read_bytes
 from ..seal import BLANK, check, seal
 from ..tree import Tree, named_leaves, tree_map
 from ..version import __version__
@@ -84,6 +84,7 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
     """One file's tensors."""
     if not path.exists():
         raise Damaged(f"{path} is not there")
+    _check_size(path)
     data = read_bytes(path, "checkpoint")
     sealed = check(data)
     if sealed is False:
@@ -91,6 +92,8 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
     try:
         tensors = parse(data)
         found = _identity(data, tensors, sealed is True)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except (SafetensorError, LookupError, ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: it is not a whole checkpoint") from error
     if identity is not None and found != identity:
@@ -101,12 +104,32 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
     return tensors
 
 
+def _check_size(path: Path) -> None:
+    """Refuse a file whose list of tensors does not fit its size, before all of it is read."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = int.from_bytes(file.read(8), "little")
+        text = file.read(head) if head <= limits().settings else b""
+    try:
+        ends = [one["data_offsets"][1] for name, one in json.loads(text).items() if name != "__metadata__"]
+        whole = 8 + head + max(ends, default=0) == size
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise Damaged(f"{path} is damaged: it is not a whole checkpoint")
+
+
 def _identity(data: bytes, tensors: dict[str, Tensor], sealed: bool) -> str:
     """The identity of the settings; that of a file of the first form is a tensor, which is taken out."""
     if not sealed:
         return text_of(tensors.pop(OLD_KEY))
     size = int.from_bytes(data[:8], "little")
     about = json.loads(data[8 : 8 + size])["__metadata__"]
+    if about["fedsso.form"] != FORM:
+        raise InputError(
+            f"this checkpoint has form {about['fedsso.form']} (fedsso {about['fedsso.version']}), this version reads "
+            f"form {FORM}; use the version that wrote it"
+        )
     return str(about["fedsso.identity"])
 
 
@@ -120,7 +143,7 @@ class Reader:
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The tensor of that name, which must have this shape and type."""
         if name not in self.saved:
-            raise Damaged(f"the checkpoint lacks {name}: another version of fedsso wrote it")
+            raise Damaged(f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it")
         found = self.saved[name]
         if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
             raise Damaged(
@@ -139,11 +162,18 @@ class Reader:
         return tree_map(lambda _: next(parts), own)
 
     def numbers(self, name: str, axes: int) -> Tensor:
-        """The tensor of that name, which must have so many axes and hold finite numbers."""
+        """The tensor of that name, which must have so many axes and hold real numbers."""
         found = self.saved.get(name)
-        if found is None or found.dim() != axes or not found.is_floating_point() or not found.isfinite().all():
-            raise Damaged(f"the checkpoint's {name} must hold finite numbers along {axes} axes")
+        if found is None or found.dim() != axes or not found.is_floating_point():
+            raise Damaged(f"the checkpoint's {name} is missing, or holds something else than it should")
         return found.to(self.device)
+
+    def finite(self, name: str, axes: int) -> Tensor:
+        """The same, for numbers that must be finite."""
+        found = self.numbers(name, axes)
+        if not found.isfinite().all():
+            raise Damaged(f"the checkpoint's {name} holds NaN or infinite numbers")
+        return found
 
     def count(self, name: str) -> int:
         """A whole number from 0 on."""
@@ -155,7 +185,7 @@ class Reader:
     def contents(self, name: str, *kinds: str) -> list[list[str]]:
         """The lists of names of these kinds that a text tensor holds as JSON."""
         if name not in self.saved:
-            raise Damaged(f"the checkpoint lacks {name}: another version of fedsso wrote it")
+            raise Damaged(f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it")
         try:
             found = json.loads(text_of(self.saved[name]))
             return [[str(one) for one in found[kind]] for kind in kinds]

@@ -384,8 +384,12 @@ class Simulation:
         position = read.tensor("position", (self.fed.clients,), torch.int64)
         state = {name: read.tree(name, getattr(self, name)) for name in STATE}
         models = self.models(state["server"], state["own"])
-        if not (models.isfinite().all() and state["buffers"].isfinite().all() and (position >= 0).all()):
-            raise Damaged("the checkpoint's model is not finite, or a count is negative")
+        if not models.isfinite().all():
+            raise Damaged("the checkpoint's model holds NaN or infinite numbers")
+        ended, diverged = state["ended"], state["diverged"]
+        counts = (position >= 0, ended >= -1, ended <= k, diverged >= 0, diverged <= k)
+        if not all(bool(right.all()) for right in counts):
+            raise Damaged(f"the checkpoint counts rounds or steps that cannot be after {k} rounds")
         vars(self).update(state, own=list(state["own"]), errors=errors, k=k)
         self.position = position.cpu().numpy().copy()
         self.rows = [{n: column[i] for n, column in rows.items()} for i in range(k + 1)]

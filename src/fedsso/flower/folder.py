@@ -18,7 +18,7 @@ from torch import Tensor
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..errors import InputError
-from ..files import check_writable, remove_leftovers
+from ..files import check_writable
 from ..intake import Damaged, user_path
 from ..lock import Lock
 from ..trace import Trace
@@ -43,16 +43,18 @@ class Folder:
         self.file, self.trace = self.path / "checkpoint.safetensors", self.path / "trace.csv"
         self._lock: Lock | None = None
 
-    def claim(self, fresh: bool) -> None:
-        """Hold the folder from now on; refuses one that cannot be written or that another run holds, and to overwrite
-        a run that was not resumed."""
+    def claim(self, k: int) -> None:
+        """Hold the folder from now on, for a run that has done k rounds.
+
+        Refuses a folder that cannot be written or that another run holds, and to overwrite rounds of another run.
+        """
         if self._lock is not None:
             return
         check_writable(self.path)
         lock = Lock(self.path)
         lock.acquire()
         try:
-            self._tidy(fresh)
+            self._check_round(k)
         except InputError:
             lock.release()
             raise
@@ -64,18 +66,21 @@ class Folder:
             self._lock.release()
             self._lock = None
 
-    def _tidy(self, fresh: bool) -> None:
-        for path in (self.file, self.trace):
-            remove_leftovers(path)
+    def _check_round(self, k: int) -> None:
         if not checkpoint.exists(self.file):
             return
-        if not fresh:
-            checkpoint.recover(self.file)  # puts a damaged one aside
-            return
-        raise InputError(
-            f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
-            "or another checkpoint_dir"
-        )
+        if k == 0:
+            raise InputError(
+                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
+                "or another checkpoint_dir"
+            )
+        saved = self.load()
+        if saved is not None and saved.k != k:
+            raise InputError(
+                f"{self.path} holds round {saved.k}, this run has done {k}: another run went on with it; "
+                "call resume() again, or give another checkpoint_dir"
+            )
+        checkpoint.recover(self.file)  # puts a damaged one aside
 
     def save(self, run: Saved, trace: Trace) -> None:
         """Write the trace, then the checkpoint: so there is a row for every round that the checkpoint counts."""

@@ -109,7 +109,7 @@ class Recorded(Strategy):
     def _claim(self) -> None:
         """Hold the folder, whoever calls the rounds: `start`, or a loop of the user's own."""
         if self.folder is not None:
-            self.folder.claim(fresh=self.k == 0)
+            self.folder.claim(self.k)
 
     def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
         """Round k is over: say so if it kept the model, and put everything on the disk."""
