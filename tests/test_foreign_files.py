@@ -292,6 +292,9 @@ def test_large_labels_stay_apart(tmp_path: Path) -> None:
     pool = csv_pool([path], "y")
     assert pool.y.tolist() == [1, 2, 0, 2, 3]
     assert pool.notes == ("labels 1 to 9007199254740994 are numbered 0 to 3 in sorted order",)
+    huge = tmp_path / "huge.csv"
+    huge.write_text("x,y\n1,1e30\n2,2e30\n3,1e30\n" + "4," + "9" * 35 + "\n")
+    assert csv_pool([huge], "y").y.tolist() == [0, 1, 0, 2]
     (tmp_path / "b.csv").write_text("x,y\n1,2\n")
     assert csv_pool([path, tmp_path / "b.csv"], "y").y.tolist() == [2, 3, 0, 3, 4, 1]
     path.write_text("9007199254740993 1:1\n1 1:2\n")
