@@ -53,7 +53,7 @@ def test_the_library_stands(part: str, found: dict[str, Any]) -> None:
     assert [one for one in found["failures"] if one["part"] == part] == []
     counted = found["parts"][part]["counts"]
     assert counted["tried"] >= 8
-    assert counted["skipped"] <= counted["tried"] / 4
+    assert counted.get("skipped", 0) <= counted["tried"] / 4
 
 
 # ---- that it would notice ----
