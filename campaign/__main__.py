@@ -15,13 +15,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedsso.version import __version__
+# A process with several threads must not be forked: torch and numpy are told to use one.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+os.environ.setdefault("MPLBACKEND", "agg")
 
-from . import verdict as v
-from .forks import Ending, each
-from .scenes import preload
-from .table import document, examples, of_parts
-from .verdict import Case, Result
+from fedsso.version import __version__  # noqa: E402
+
+from . import verdict as v  # noqa: E402
+from .forks import Ending, each  # noqa: E402
+from .scenes import preload  # noqa: E402
+from .table import document, examples, of_parts  # noqa: E402
+from .verdict import Case, Result  # noqa: E402
 
 PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
 PACE = 10.0  # seconds between two lines of progress

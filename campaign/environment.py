@@ -273,7 +273,10 @@ def _die_after(name: str, out: Path) -> Act:
 
 
 def _removed(name: str, step: int, place: Path) -> Found:
-    """Somebody removes the folder; the work ends with a sentence, or makes the folder again."""
+    """Somebody removes the folder: an end with a sentence, or in a folder that is made again.
+
+    What was removed is gone; the work can be begun anew.
+    """
     scene, out = SCENES[name], place / "out"
     aside = place / "aside"
 
@@ -284,6 +287,7 @@ def _removed(name: str, step: int, place: Path) -> Found:
 
     real_rename = os.rename
     first = _told(forked(partial(_begun, scene, out, act), PATIENCE), (0, 2))
+    shutil.rmtree(out, ignore_errors=True)
     return _then(first, lambda: _completed(scene, out))
 
 

@@ -19,7 +19,7 @@ from .scenes import flower_tests, from_tests
 from .verdict import Case, Result
 
 PART = "replies"
-QUICK = 120
+QUICK = 80
 CLIENTS, ROUNDS, LIAR = 6, 2, 1
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 INSIDE = ("FedMedian", "Krum", "FedTrimmedAvg")

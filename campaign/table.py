@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,12 +14,10 @@ EXAMPLES = 40  # of failures that are listed
 
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
-    """How often each verdict was given."""
-    found = dict.fromkeys(("tried", *GOOD, *BAD), 0)
-    for result in results:
-        found["tried"] += 1
-        found[result.verdict] += 1
-    return found
+    """How often each verdict was given; those that never were are left out."""
+    given = Counter(result.verdict for result in results)
+    found = {"tried": given.total(), **{key: given[key] for key in (*GOOD, *BAD)}}
+    return {key: count for key, count in found.items() if count}
 
 
 def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,11 +46,11 @@ def table(rows: Mapping[str, Mapping[str, int]], first: str = "part") -> str:
     used = [
         key
         for key in ("tried", *GOOD, *BAD)
-        if key == "tried" or key in BAD or any(r[key] for r in rows.values())
+        if key == "tried" or key in BAD or any(key in r for r in rows.values())
     ]
     heads = [first, *(HEADS.get(key, key) for key in used)]
     lines = [heads, ["---", *["---:"] * len(used)]]
-    lines += [[name, *(str(row[key]) for key in used)] for name, row in rows.items()]
+    lines += [[name, *(str(row.get(key, 0)) for key in used)] for name, row in rows.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -188,7 +188,7 @@ def test_a_federation_of_csv_files(tmp_path: Path) -> None:
     named = Federation.from_csv({"B": str(paths[1]), "A": paths[0]}, "ill", features=["age"], standardise=False)
     assert (named.client_names, named.sample_shape) == (("B", "A"), (1,))
     assert named.x[:, 0].tolist() == [40, 80, 50, 60, 70]
-    with pytest.raises(InputError, match=r"x has NaN or Inf in row 1: .*standardise=True"):
+    with pytest.raises(InputError, match=r"x has NaN or Inf in row 1, column 1: .*standardise=True"):
         Federation.from_csv(paths, "ill", standardise=False)
 
 

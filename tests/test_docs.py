@@ -111,6 +111,7 @@ RUN, READ = {"python", "sh", "toml"}, {""}
 MARKED = {"docs/flower.md": 1, "docs/frameworks.md": 2}  # how many blocks say `<!-- not run: why -->`
 OTHERS = {
     "pip": "installs",
+    ".venv/bin/python": "runs the campaign, which test_campaign.py does",
     "export": "sets a variable of the shell",
     "ssh-keygen": "writes keys",
     "flower-superlink": "a server",
