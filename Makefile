@@ -13,7 +13,7 @@ help:  ## show this list
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded data: demo/index.html (a minute)
+demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded data: demo/index.html (a minute, and minutes for the install)
 	$(BIN)/python examples/demo.py
 
 test: .venv/.complete  ## install and run the tests

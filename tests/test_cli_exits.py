@@ -241,7 +241,7 @@ def test_files_of_others_in_the_folder(args: list[str], name: str, tmp_path: Pat
     file.write_text("mine = 1")
     saved = tmp_path / "saved.toml"
     told = fedsso(*args, *SMALL, "--out", tmp_path / "out", "--save-config", saved, code=2).stderr
-    assert f"{file} is there already and is not fedsso's; choose another folder for --out" in told
+    assert f"{file} is there already and would be replaced; choose another folder for --out" in told
     assert contents(tmp_path) == {f"out/{name}": b"mine = 1"}
 
 

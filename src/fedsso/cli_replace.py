@@ -8,6 +8,7 @@ from shlex import quote
 
 from .errors import InputError
 from .intake import read_bytes
+from .lock import Lock
 from .runs import SPEC
 
 MOST = 1 << 24  # bytes in which a mark of ours is looked for
@@ -37,12 +38,14 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
     if not out:
         raise InputError("--out must name a folder, got an empty name")
     if _held(out, [SPEC, f"*/{SPEC}"]):
+        with Lock(out):  # a run that is under way is told first, with its process
+            pass
         raise InputError(
             f"{out} holds a run already; choose another folder (`fedsso resume {quote(out)}` completes a run)"
         )
     foreign = _held(out, leaves)
     if foreign:
-        raise InputError(f"{foreign[0]} is there already and is not fedsso's; choose another folder for --out")
+        raise InputError(f"{foreign[0]} is there already and would be replaced; choose another folder for --out")
 
 
 def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
