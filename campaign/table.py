@@ -69,9 +69,8 @@ def examples(found: Mapping[str, Any]) -> str:
     failures = found["failures"]
     lines = []
     for one in failures[:EXAMPLES]:
-        again = (
-            f"python -m campaign --only {one['part']} --case {one['number']} --seed {found['seed']}"
-        )
+        which = f"--only {one['part']} --case {one['number']} --seed {found['seed']}"
+        again = f"python -m campaign {which}{' --quick' * found['quick']}"
         seen = "\n    ".join(one["seen"].strip().splitlines()[-3:])
         lines.append(f"{one['verdict']}: {one['group']}: {one['name']}\n  {again}\n    {seen}")
     if len(failures) > EXAMPLES:
