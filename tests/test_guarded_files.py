@@ -27,6 +27,7 @@ from fedsso.intake import Damaged
 from fedsso.lock import Lock
 from fedsso.runs import CHECKPOINT, SPEC, TRACE
 from fedsso.seal import BLANK, MARK, check, read_sealed_toml, seal, sealed_toml
+from fedsso.spec import Spec
 
 SMALL: dict[str, Any] = {"rounds": 6, "local_steps": 2, "batch_size": 4, "device": "cpu"}
 
@@ -299,6 +300,29 @@ def test_a_sweep_killed_while_it_saves_ends_with_the_same_bits(fed: Federation, 
         (folder / TRACE).unlink()
     for a, b in zip(resume(tmp_path / "cut", federation=fed), whole, strict=True):
         same(a, b)
+
+
+def test_a_sweep_killed_while_it_plans_knows_all_its_runs(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = [FedSSO(), FedAvg(alpha=0.1), FedAvg(alpha=0.2)]
+    whole = sweep(fed, "mclr", grid, **SMALL)
+    save, saved = Spec.save, list[Path]()
+
+    def killed(self: Spec, path: Path) -> None:
+        if saved:
+            raise Stop
+        saved.append(path)
+        save(self, path)
+
+    monkeypatch.setattr(Spec, "save", killed)
+    with pytest.raises(Stop):
+        sweep(fed, "mclr", grid, out=tmp_path, **SMALL)
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob(f"*/{SPEC}"))) == 1
+    for a, b in zip(resume(tmp_path, federation=fed), whole, strict=True):
+        same(a, b)
+    assert not (tmp_path / "plan.toml").exists()
 
 
 # ---- locks ----

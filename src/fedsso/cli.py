@@ -41,6 +41,7 @@ from .algorithms import ALGORITHMS
 from .costs import costs as measure_costs
 from .data.sources import FOLDER
 from .errors import InputError, unknown
+from .lock import Lock
 from .models import MODELS
 from .report_source import SETTINGS
 from .runs import SPEC, Runs, is_done, load_runs, run_folders
@@ -204,6 +205,7 @@ def _runs_below(folder: Path) -> list[Path]:
     if (folder / SETTINGS).is_file():
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
         raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
+    experiment.complete_plan(folder)
     return run_folders(folder)
 
 
@@ -211,7 +213,8 @@ def _draw_missing(runs: Runs, path: Path) -> None:
     """The picture of runs that were killed after their last round; a folder that cannot be written has none."""
     if not path.is_file():
         try:
-            runs.plot(path)
+            with Lock(path.parent):  # which also tidies up after the process that was killed
+                runs.plot(path)
         except InputError as error:
             say(f"note: no picture: {error}")
 

@@ -23,6 +23,7 @@ from .cli_view import set_logging, watching
 from .data.sources import FOLDER
 from .files import check_writable
 from .intake import read_text
+from .lock import Lock
 from .options import device_of
 from .paper import COMMANDS, Command, Entry
 from .paper.lab import Lab
@@ -75,11 +76,12 @@ def conduct(name: str, command: Command, how: How) -> None:
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
     jobs = how.jobs or min(4, os.cpu_count() or 1)
     device = str(device_of(how.device))
-    if name in PLAIN:
-        command(Lab(out, device, how.quick, note=say))
-    else:
-        with watching(AGAIN) as watch, in_time():
-            command(Lab(out, device, how.quick, jobs, deadline, watch, watch.note))
+    with Lock(out):
+        if name in PLAIN:
+            command(Lab(out, device, how.quick, note=say))
+        else:
+            with watching(AGAIN) as watch, in_time():
+                command(Lab(out, device, how.quick, jobs, deadline, watch, watch.note))
     _show(out / f"{name}.md")
     where = f" on {torch.cuda.get_device_name()}" if device == "cuda" else ""
     say(f"{name}: {time.monotonic() - began:.0f} s{where}, processes: {jobs}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from .errors import InputError
+from .experiment import PLAN
 from .intake import read_bytes
 from .lock import Lock
 from .runs import SPEC
@@ -37,7 +38,7 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
     """Refuse a folder that holds a run, or files of the forms that a command leaves, which are then somebody else's."""
     if not out:
         raise InputError("--out must name a folder, got an empty name")
-    if _held(out, [SPEC, f"*/{SPEC}"]):
+    if _held(out, [SPEC, f"*/{SPEC}", PLAN]):
         with Lock(out):  # a run that is under way is told first, with its process
             pass
         raise InputError(

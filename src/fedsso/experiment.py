@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Unpack, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Unpack, cast, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +31,19 @@ from .engine.simulate import Simulation, admit, fitted
 from .engine.simulate import run as advance
 from .engine.uplink import uplink
 from .errors import InputError, integer
-from .files import check_writable
+from .files import check_writable, write_atomic
 from .intake import Damaged
 from .lock import Lock
 from .objective import Layout, ravel
 from .options import Options, complete, device_of, protocol
 from .runs import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
+from .seal import read_sealed_toml, sealed_toml
 from .spec import Spec, specify
 from .trace import Trace
 from .tree import nbytes, signature, stack
 
 log = logging.getLogger("fedsso")
+PLAN = "plan.toml"  # the runs of a sweep, until each has its folder
 TRIALS = 12  # trials of a chunk on a CPU: 8 to 16 are fastest
 MEMORY = {"cpu": 2 << 30, "cuda": 24 << 30}  # bytes of server and client states of a chunk
 PACE = (0.25, 5.0)  # seconds between two looks at the traces, at least and at most;
@@ -212,6 +214,7 @@ def resume(
     progress: bool | Progress = False,
 ) -> Runs:
     """Complete a run, or all runs below a folder; own data and modules have to be given again."""
+    complete_plan(Path(folder))
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
     batches: dict[str, list[Path]] = {}  # runs of one context, which go on batched as they began
     for one, spec in found.items():
@@ -302,10 +305,27 @@ def _check_registered(record: Algorithm, name: str) -> None:
 
 def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Write every run's spec, so that a killed sweep knows what is left to do."""
-    new = [(run.folder, run.spec) for run in planned if run.folder is not None and _is_new(run, fresh)]
-    for folder, spec in new:
+    new = {run.folder: run.spec for run in planned if run.folder is not None and _is_new(run, fresh)}
+    for root in {folder.parent for folder in new if len(new) > 1}:
+        specs = {folder.name: spec.to_toml() for folder, spec in new.items() if folder.parent == root}
+        write_atomic(root / PLAN, sealed_toml(specs))
+    for folder, spec in new.items():
         check_writable(folder)
         spec.save(folder / SPEC)
+    for root in {folder.parent for folder in new}:
+        (root / PLAN).unlink(missing_ok=True)
+
+
+def complete_plan(root: Path) -> None:
+    """Make the folders of runs that were planned when a process died among them."""
+    if not (root / PLAN).is_file():
+        return
+    with Lock(root):
+        for name, table in read_sealed_toml(root / PLAN).items():
+            spec = Spec.from_toml(cast(Mapping[str, Any], table))
+            if Path(name).name == name and not (root / name / SPEC).is_file():
+                spec.save(root / name / SPEC)
+        (root / PLAN).unlink(missing_ok=True)
 
 
 def _is_new(run: Planned, fresh: bool) -> bool:

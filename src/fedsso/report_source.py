@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,11 @@ from .data import Federation, datasets, load
 from .engine import checkpoint
 from .errors import InputError
 from .files import to_toml
-from .intake import inside, is_file, is_folder, opened, parse_json, read_csv, user_path, zip_archive
+from .intake import inside, is_file, is_folder, opened, parse_json, read_bytes, read_csv, user_path, zip_archive
 from .report import Curve
 from .report_page import Content, Entry, Holding, Recipe, check_targets
 from .runs import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders
+from .seal import check as check_seal
 from .seal import read_sealed_toml
 from .spec import FREE, Spec
 from .store import held, read
@@ -91,7 +93,7 @@ def content(
 
 def _sources(paths: Sequence[Path], with_data: bool) -> tuple[list[Source], list[str]]:
     """What the paths hold, each folder once, and why something below them is left out."""
-    places = {place.resolve(): place for path in paths for place in _places(path, LEVELS) or [path]}
+    places = {Path(os.path.realpath(place)): place for path in paths for place in _places(path, LEVELS) or [path]}
     found: list[Source] = []
     notes: list[str] = []
     for true, place in places.items():
@@ -303,7 +305,12 @@ def _sweep(path: Path, with_data: bool) -> Source:
         again = "run the same `fedsso sweep` command again to complete it"
         notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
     table = read_sealed_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
-    groups = _listed(path / TRIALS, pool) if listed else _unlisted(pool, table.get("select") == "val")
+    if is_file(path / SETTINGS) and check_seal(read_bytes(path / SETTINGS)) is None:
+        notes.append(f"{path / SETTINGS} carries no checksum: an earlier version wrote it, or somebody changed it.")
+    groups, missing = _listed(path / TRIALS, pool) if listed else (_unlisted(pool, table.get("select") == "val"), 0)
+    if missing:
+        again = "run the same `fedsso sweep` command again to have them"
+        notes.append(f"{missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: {again}.")
     rest = sum(map(len, pool.values()))
     if rest:
         notes.append(f"{path} holds {rest} more trials, of another sweep or of one under way; they are not shown.")
@@ -330,9 +337,10 @@ def _pool(folder: Path) -> Pool:
     return pool
 
 
-def _listed(path: Path, pool: Pool) -> Groups:
-    """The trials that a finished sweep lists, by label and by the rows they are judged by."""
+def _listed(path: Path, pool: Pool) -> tuple[Groups, int]:
+    """The trials that a finished sweep lists, by label and by the rows they are judged by; and how many are missing."""
     groups: Groups = {}
+    missing = 0
     for row in read_csv(path):
         try:
             label, by, own = row["setting"], row["judged_by"], pool.get((row["setting"], int(row["seed"])), [])
@@ -340,12 +348,14 @@ def _listed(path: Path, pool: Pool) -> Groups:
         except (KeyError, ValueError) as error:
             raise InputError(f"{path} is not the list of a sweep's trials ({error}); run the sweep again") from error
         found = next((t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends), None)
-        if found is not None:
-            own.remove(found)
-            groups.setdefault((label, by), []).append((found, end))
+        if found is None:
+            missing += 1
+            continue
+        own.remove(found)
+        groups.setdefault((label, by), []).append((found, end))
     if not groups:
         raise InputError(f"none of the trials that {path} lists are in {PARTS}; run the sweep again")
-    return groups
+    return groups, missing
 
 
 def _accuracy(final: str, last: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ def specify(
     if isinstance(plain["init"], Tensor | np.ndarray):
         plain["init"] = "own tensor"
     elif plain["init"] not in (None, "zero", "default"):
-        plain["init"] = str(user_path("init", plain["init"]).resolve())  # a run goes on from any folder
+        plain["init"] = os.path.realpath(user_path("init", plain["init"]))  # a run goes on from any folder
     always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
     shown = {**always, **changed(record), **{name: options[name] for name in vary}}
     short = {k: _short(v) for k, v in shown.items()}

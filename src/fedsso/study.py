@@ -230,6 +230,9 @@ def study(
 
 def _summed_up(specs: Sequence[Spec], there: Mapping[str, Held]) -> Study:
     """Settings in the order of the plan, seeds together."""
+    gone = sum(spec.identity not in there for spec in specs)
+    if gone:
+        raise InputError(f"the traces of {gone} trials are gone: somebody removed them meanwhile; run it again")
     traces = read([there[spec.identity] for spec in specs])
     groups: dict[str, list[tuple[Spec, Trace]]] = {}
     for pair in zip(specs, traces, strict=True):

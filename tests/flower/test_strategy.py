@@ -335,6 +335,24 @@ def test_a_loop_of_the_users_own_cannot_overwrite_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
+def test_the_evaluation_of_a_round_that_died_before_it_is_made_up_for(tmp_path: Path) -> None:
+    class Killed(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            messages = list(messages)
+            if messages[0].metadata.message_type == "evaluate" and messages[0].content["config"]["server-round"] == 2:
+                raise KeyboardInterrupt
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Killed(app, [{"partition-id": i} for i in range(3)])
+    with pytest.raises(KeyboardInterrupt):
+        sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=3)
+    strategy = sso(checkpoint_dir=tmp_path)
+    strategy.start(federation(), strategy.resume(initial()) or initial(), num_rounds=strategy.rounds_left(3))
+    whole = sso()
+    whole.start(federation(), initial(), num_rounds=3)
+    np.testing.assert_array_equal(strategy.trace["test_loss"], whole.trace["test_loss"])
+
+
 def test_a_run_that_another_one_went_on_with_is_not_overwritten(tmp_path: Path) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
     late, early = sso(checkpoint_dir=tmp_path), sso(checkpoint_dir=tmp_path)

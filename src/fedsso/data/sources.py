@@ -146,7 +146,7 @@ def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Fe
     own = _options(form.read, {k: v for k, v in options.items() if k != "files"}, dataset.name)
     skew = _skew(dataset, wish, wish.partition or dataset.partition)
     fed = _shared_out(dataset, form.read(paths, **own), wish, {**skew, **own})
-    return replace(fed, source={**fed.source, "files": [str(path.resolve()) for path in paths]})
+    return replace(fed, source={**fed.source, "files": [os.path.realpath(path) for path in paths]})
 
 
 def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, Any]) -> Federation:
@@ -239,7 +239,7 @@ def _typed(name: str, value: Any, default: Any) -> Any:
             raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
         return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
     if default is None:  # a file, or none
-        return None if value is None else user_path(name, value).resolve()
+        return None if value is None else Path(os.path.realpath(user_path(name, value)))
     if isinstance(default, str):
         if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {value!r}")

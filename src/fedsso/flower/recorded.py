@@ -94,6 +94,8 @@ class Recorded(Strategy):
         central = None if evaluate_fn is None else self._recorded(evaluate_fn)
         try:
             self._claim()
+            if self.k and not self.journal.has(self.k):
+                self._evaluate_again(grid, initial_arrays, evaluate_config or ConfigRecord(), timeout)
             result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
         finally:
             if self.folder is not None:
@@ -105,6 +107,12 @@ class Recorded(Strategy):
         if num_rounds == 0:
             log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
         return result
+
+    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, timeout: float) -> None:
+        """Evaluate the model of the last round, which the run that made it did not live to do."""
+        messages = list(self.configure_evaluate(0, arrays, config, grid))
+        if messages:
+            self.aggregate_evaluate(0, list(grid.send_and_receive(messages, timeout=timeout)))
 
     def _claim(self) -> None:
         """Hold the folder, whoever calls the rounds: `start`, or a loop of the user's own."""
