@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     from fedsso import cli
 
 import fedsso
+from fedsso.experiment import PLAN
 from fedsso.paper import table2 as paper_table2
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.tasks import TABLE2
@@ -89,7 +90,7 @@ def _resume_or(begin: Callable[[Path], Any]) -> Callable[[Path], Any]:
     """What a user does: resume, or where nothing was begun yet the command again."""
 
     def again(out: Path) -> Any:
-        begun = (out / SPEC).exists() or any(out.glob(f"*/{SPEC}"))
+        begun = any(path for form in (SPEC, f"*/{SPEC}", PLAN) for path in out.glob(form))
         return command("resume", out) if begun else begin(out)
 
     return again
