@@ -209,6 +209,8 @@ def _start_from(module: nn.Module, x: Tensor) -> None:
 
 def _read_weights(module: nn.Module, path: Path) -> None:
     """Read a state dict, or the model of a run's checkpoint, from a safetensors file."""
+    if not path.exists():
+        raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file that is there")
     data = read_bytes(path, "checkpoint")
     if check_seal(data) is False:
         raise Damaged(f"init={str(path)!r} is damaged: its checksum is not that of its content; use another file")
