@@ -10,6 +10,7 @@ from typing import Any
 
 import fedsso
 from fedsso.algorithms import ALGORITHMS
+from fedsso.engine.simulate import SMALL
 
 from . import verdict as v
 from .forks import Ending, forked
@@ -77,6 +78,6 @@ def _finished(run: dict[str, Any]) -> tuple[str, str]:
     ]  # NaN: a round that was undone
     if not losses or not all(map(math.isfinite, losses)):
         return v.WRONG, f"no finite loss, and not marked: {run}"
-    if losses[-1] > WORSE * max(losses[0], 1e-30):
-        return v.WRONG, f"worse by a factor of {losses[-1] / losses[0]:.0e}, and not marked"
+    if losses[-1] > WORSE * max(losses[0], SMALL):
+        return v.WRONG, f"the loss went from {losses[0]:g} to {losses[-1]:g}, and is not marked"
     return v.RIGHT, ""

@@ -12,14 +12,6 @@ log = logging.getLogger("flwr")
 RAISED = 2  # Flower's code of an error inside a client app
 
 
-class RowsError(ValueError):
-    """Rows that cannot be used: the message is for the hospital, `public` for the others."""
-
-    def __init__(self, message: str, public: str) -> None:
-        super().__init__(message)
-        self.public = public
-
-
 def discreet(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """A mod for ClientApps: an exception becomes an error reply without its text; the context stays as it was."""
     before = deepcopy(context.state)

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hospitals.discreet import RowsError
-
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 SCALES = {  # name: (typical value, typical spread)
     "age": (54, 9),
@@ -46,6 +44,14 @@ class Rows(NamedTuple):
 
     x: Vector  # [rows, 14]: the features, standardised, and 1 for the intercept
     y: Vector  # [rows]: 1 for heart disease
+
+
+class RowsError(ValueError):
+    """Rows that cannot be used: the message is for the hospital, `public` for the others."""
+
+    def __init__(self, message: str, public: str) -> None:
+        super().__init__(message)
+        self.public = public
 
 
 def start() -> Vector:
