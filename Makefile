@@ -66,7 +66,7 @@ robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tas
 smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
 	$(BIN)/python docs/smoke.py
 
-campaign: .venv/.complete  ## kills, damaged files, faults, hostile replies and odd numbers against the library: build/campaign.json (20 minutes)
+campaign: .venv/.complete  ## kills, damaged files, faults, hostile replies and odd numbers against the library: build/campaign.json (half an hour)
 	$(BIN)/python -m campaign
 
 docs: .venv/.complete  ## write what the docs take from the code and from results/, then the site: build/site/index.html

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import warnings
@@ -20,9 +21,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
-
+    from fedsso.lock import Lock
 from fedsso import load
+from fedsso.cli import app
 from fedsso.grids import grid
 from fedsso.study import study
 
@@ -293,6 +294,26 @@ def test_out_that_is_a_file_or_holds_a_run(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["run", *SMALL, "--out", str(tmp_path / "runs" / "a")])
     for out in (tmp_path / "runs", tmp_path / "runs" / "a"):
         assert "holds a run already; choose another folder" in sweep(*GRID, "--out", out, code=2).stderr
+
+
+def test_a_second_sweep_leaves_the_settings_of_the_first(tmp_path: Path) -> None:
+    sweep(*GRID, "--out", tmp_path)
+    before = (tmp_path / "sweep.toml").read_bytes()
+    taken, done = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with Lock(tmp_path):
+            taken.set()
+            done.wait()
+
+    holder = threading.Thread(target=first)
+    holder.start()
+    taken.wait()
+    told = sweep(*GRID, "--rounds", 3, "--out", tmp_path, code=2).stderr
+    done.set()
+    holder.join()
+    assert "is being written by process" in told
+    assert (tmp_path / "sweep.toml").read_bytes() == before
 
 
 def test_a_damaged_part_is_named_and_run_again(tmp_path: Path) -> None:
