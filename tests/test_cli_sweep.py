@@ -21,10 +21,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.lock import Lock
+    from fedsso.cli import app
+
 from fedsso import load
-from fedsso.cli import app
 from fedsso.grids import grid
+from fedsso.lock import Lock
 from fedsso.study import study
 
 SMALL = ["--clients", "3", "--rounds", "6", "--device", "cpu"]
