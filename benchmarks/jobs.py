@@ -22,8 +22,8 @@ from fedsso.data import Federation, datasets, load
 from fedsso.engine.metrics import metric
 from fedsso.engine.rounds import Protocol
 from fedsso.engine.simulate import Job, Simulation
-from fedsso.losses import cross_entropy
 from fedsso.models import MODELS, build
+from fedsso.objective.losses import cross_entropy
 
 ALPHA = 1e-3
 NEVER = 1 << 60

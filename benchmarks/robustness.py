@@ -22,9 +22,9 @@ from fedsso import load
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms import make
 from fedsso.errors import InputError, unknown
-from fedsso.grids import ALPHA, grid
-from fedsso.study import Study, study
-from fedsso.workers import OutOfTime
+from fedsso.experiment.grids import ALPHA, grid
+from fedsso.experiment.study import Study, study
+from fedsso.experiment.workers import OutOfTime
 
 SEEDS = (0, 1, 2)
 CLIENT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

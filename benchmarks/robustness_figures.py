@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsso import picture, report
-from fedsso.figures import GREY, SMALL
 from fedsso.paper.tasks import TASKS
+from fedsso.report import tables as report
+from fedsso.report.figures import GREY, SMALL
+from fedsso.support import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsso.errors import InputError
-from fedsso.files import write_atomic
-from fedsso.intake import read_text
+from fedsso.experiment.study import LAST, Setting, Study
+from fedsso.experiment.trace import Trace
+from fedsso.experiment.workers import OutOfTime
 from fedsso.paper.write import table as markdown
-from fedsso.study import LAST, Setting, Study
-from fedsso.trace import Trace
+from fedsso.support.files import write_atomic
+from fedsso.support.intake import read_text
 from fedsso.version import __version__
-from fedsso.workers import OutOfTime
 
 from . import robustness
 from .robustness import Cell, Task

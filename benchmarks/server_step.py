@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsso.algorithm import Cohort
 from fedsso.algorithms import make
-from fedsso.tree import stack
+from fedsso.support.tree import stack
 
 from .clock import Clock, Work
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsso import load_run
-from fedsso.runs import SPEC, TRACE
-from fedsso.store import held, read
+from fedsso.experiment.results import SPEC, TRACE
+from fedsso.experiment.store import held, read
 
 FREE = ("*.lock", "*previous*")  # files that may be there or not
 TEXTS = ("*.md", "trials.csv", "table2*.csv")

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # typer imports names that click 9 will no longer have
-    from fedsso import cli
+    from fedsso.cli import main as cli
 
 import fedsso
-from fedsso.experiment import PLAN
+from fedsso.experiment.execute import PLAN
+from fedsso.experiment.results import SPEC
 from fedsso.paper import table2 as paper_table2
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.tasks import TABLE2
-from fedsso.runs import SPEC
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, ROUNDS, EVERY = 3, 40, 10  # `resume` writes a checkpoint every 10 rounds as well

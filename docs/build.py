@@ -14,6 +14,7 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from inspect import getdoc, getmodule
@@ -23,10 +24,10 @@ from types import ModuleType
 from typing import Any
 
 from fedsso.algorithms import ALGORITHMS
-from fedsso.costs import Row, costs
 from fedsso.data import TABLES, datasets, load
-from fedsso.data.show import picture
-from fedsso.tree import fields_of
+from fedsso.experiment.costs import Row, costs
+from fedsso.report.federation import picture
+from fedsso.support.tree import fields_of
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -127,8 +128,16 @@ def campaign(part: str = "") -> str:
     return of_groups(found, part) if part else of_parts(found)
 
 
+def layers() -> str:
+    """The rooms of the code, from the table that the test of the layers reads."""
+    table = tomllib.loads((DOCS / "layers.toml").read_text(encoding="utf-8"))["layer"]
+    rows = [(str(i), " ".join(f"`{room}`" for room in one["rooms"]), one["knows"]) for i, one in enumerate(table)]
+    return markdown(("layer", "rooms", "what they know"), rows)
+
+
 TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
+    "design.md": {"layers": layers},
     "datasets.md": {"sets": sets, "smoke": smoke},
     "robustness.md": {
         "participation": partial(robustness, participation=True),
@@ -171,7 +180,7 @@ def algorithm_page(name: str) -> str:
     ]
     if lines := cited(code):
         parts.append(f"## Line by line\n\n{markdown(('paper', 'code', ''), lines)}")
-    parts.append(f"## The code\n\nFrom `src/fedsso/algorithms/{file.name}`:\n\n```python\n{code}\n```")
+    parts.append(f"## The code\n\nFrom `{file.relative_to(DOCS.parent)}`:\n\n```python\n{code}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 import fedsso
-from fedsso import picture, report
+from fedsso import report
+from fedsso.support import picture
 
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of FedAvg
 ROUNDS, SEEDS = 60, (0, 1, 2)

@@ -10,7 +10,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
+    from fedsso.cli.main import app
 
 
 def fedsso(*args: object, code: int = 0) -> Any:

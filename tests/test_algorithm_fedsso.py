@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, load, simulate, sweep
-from fedsso import quasi_newton as qn
 from fedsso.algorithm import Cohort
 from fedsso.algorithms import fedsso
-from fedsso.context import context
 from fedsso.data import quadratic
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
+from fedsso.maths import quasi_newton as qn
 from fedsso.schedule import at
-from fedsso.tree import gram
+from fedsso.support.tree import gram
 
 EXACT: dict[str, Any] = {"model": "linear", "batch_size": None, "dtype": "float64", "device": "cpu"}
 DENSE = ("bfgs", "bfgs-dense")

@@ -25,7 +25,7 @@ from campaign.table import counts, document, of_parts  # noqa: E402
 from campaign.targets import Target  # noqa: E402
 from campaign.tensors import NPZ, SAFETENSORS  # noqa: E402
 
-from fedsso.seal import BLANK, check, seal  # noqa: E402
+from fedsso.support.seal import BLANK, check, seal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign forks, and reads /proc")
 PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
@@ -190,7 +190,7 @@ import errno, json, os, sys
 from pathlib import Path
 from campaign.faults import Files, fails_from
 from campaign.forks import forked
-from fedsso.files import write_atomic
+from fedsso.support.files import write_atomic
 
 def write(step):
     files = Files(Path(sys.argv[1]), fails_from(step, errno.ENOSPC)).install()

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import fedsso
 from fedsso import Federation
 from fedsso.algorithm import Batch
-from fedsso.backend import ravel
-from fedsso.chained import Chained
-from fedsso.losses import row_loss
 from fedsso.models import build
 from fedsso.objective import Looped, Vmapped, objective
+from fedsso.objective.backend import ravel
+from fedsso.objective.chained import Chained
+from fedsso.objective.losses import row_loss
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 M, T, B = 3, 2, 5

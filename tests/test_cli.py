@@ -22,8 +22,8 @@ import torch
 from console import command, fedsso
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
-from fedsso.cli_config import Base, Data
-from fedsso.options import DEFAULTS
+from fedsso.cli.config import Base, Data
+from fedsso.experiment.settings import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
@@ -548,7 +548,7 @@ def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
-    code = "import sys; sys.modules['pydantic'] = None; from fedsso.cli import main; main()"
+    code = "import sys; sys.modules['pydantic'] = None; from fedsso.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'fedsso[cli]'" in done.stderr
@@ -558,7 +558,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 OWN = """
 import sys
 from fedsso.algorithms import ALGORITHMS, FedAvg
-from fedsso.tree import hyper, param
+from fedsso.support.tree import hyper, param
 
 @hyper
 class Own(FedAvg):
@@ -566,7 +566,7 @@ class Own(FedAvg):
     kappa: float = param(default=0.5, doc="my constant")
 
 ALGORITHMS["own"] = Own
-from fedsso.cli import main
+from fedsso.cli.main import main
 sys.argv = ["fedsso", "run", "--algorithm", "own", "--kappa", "0.25", "--rounds", "2", "--clients", "3", "--json"]
 main()
 """

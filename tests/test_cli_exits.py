@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from console import command, fedsso
-from fedsso import exits
-from fedsso.cli_screen import Screen, visible
-from fedsso.stopping import listen
+from fedsso.cli.screen import Screen, visible
+from fedsso.support import exits
+from fedsso.support.stopping import listen
 
 SMALL = ["--clients", "4", "--rounds", "3"]
 CALM = ["--algorithm", "fedavg", "--alpha", "0.1"]
@@ -97,7 +97,7 @@ def test_a_target_that_is_no_accuracy(args: list[str], value: str) -> None:
 
 
 BROKEN = """
-from fedsso import cli
+from fedsso.cli import main as cli
 
 @cli.app.command()
 def broken() -> None:
@@ -157,7 +157,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
 def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -> None:
     """A command that is not under way with rounds is left through its `finally`."""
     code = (
-        "import os, signal\nfrom pathlib import Path\nfrom fedsso import cli, files\n"
+        "import os, signal\nfrom pathlib import Path\nfrom fedsso.cli import main as cli\nfrom fedsso.support import files\n"
         "@cli.app.command()\ndef write() -> None:\n"
         f"    temporary = Path({str(tmp_path)!r}) / 'half'\n"
         "    fill = lambda file: (file.write(b'x'), signal.raise_signal(signal.SIGTERM))\n"
@@ -172,7 +172,7 @@ def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -
 def test_a_signal_after_the_work_changes_nothing() -> None:
     """While the interpreter shuts down, for which torch takes its time."""
     late = "atexit.register(signal.raise_signal, signal.SIGINT)"
-    code = f"import atexit, signal; from fedsso import cli; {late}; cli.main()"
+    code = f"import atexit, signal; from fedsso.cli import main as cli; {late}; cli.main()"
     done = subprocess.run([sys.executable, "-c", code, "version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("fedsso ")

@@ -28,10 +28,10 @@ from rich.console import Console
 
 from console import command, fedsso
 from fedsso import FedAvg, Federation, FedSSO, load, load_run, load_runs, resume, simulate, sweep
-from fedsso.cli_live import BLOCKS, Dashboard, sparkline
-from fedsso.spec import Spec
-from fedsso.study import study
-from fedsso.trace import Trace
+from fedsso.cli.live import BLOCKS, Dashboard, sparkline
+from fedsso.experiment.spec import Spec
+from fedsso.experiment.study import study
+from fedsso.experiment.trace import Trace
 
 BUILD = Path(__file__).parents[1] / "build" / "screenshots"
 SMALL = ["--clients", "4", "--rounds", "20", "--device", "cpu"]
@@ -523,7 +523,7 @@ def test_neither_option_is_part_of_the_settings(tmp_path: Path) -> None:
 
 
 def test_without_the_package_it_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['tensorboard'] = None; from fedsso.cli import main; main()"
+    code = "import sys; sys.modules['tensorboard'] = None; from fedsso.cli.main import main; main()"
     wish = ["run", *SMALL, "--out", str(tmp_path / "a"), "--tensorboard", str(tmp_path / "tb")]
     done = subprocess.run([sys.executable, "-c", code, *wish], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -12,8 +12,8 @@ with warnings.catch_warnings():
     import typer
     from typer.testing import CliRunner
 
-    from fedsso import cli_paper
-    from fedsso.cli import app
+    from fedsso.cli import paper as cli_paper
+    from fedsso.cli.main import app
 
 from fedsso.paper import COMMANDS
 from fedsso.paper.lab import Lab

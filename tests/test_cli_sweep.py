@@ -21,12 +21,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
+    from fedsso.cli.main import app
 
 from fedsso import load
-from fedsso.grids import grid
-from fedsso.lock import Lock
-from fedsso.study import study
+from fedsso.experiment.grids import grid
+from fedsso.experiment.study import study
+from fedsso.support.lock import Lock
 
 SMALL = ["--clients", "3", "--rounds", "6", "--device", "cpu"]
 GRID = [*SMALL, "--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1"]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Size, Tensor
 
-from fedsso.compress import check, compressor
 from fedsso.errors import InputError
-from fedsso.tree import leaves, nbytes, tree_map
+from fedsso.maths.compress import check, compressor
+from fedsso.support.tree import leaves, nbytes, tree_map
 
 SHAPES = (Size([6, 9]), Size([6]), Size([5, 2, 3]), Size([]), Size([2, 2]))
 D = sum(shape.numel() for shape in SHAPES)

@@ -18,11 +18,11 @@ from torch import Tensor
 from fedsso import Federation, Run, Runs, simulate, sweep
 from fedsso.algorithm import Algorithm, Local, Objective, Phase, Reply
 from fedsso.algorithms import ALGORITHMS, make
-from fedsso.context import context
 from fedsso.engine import checkpoint
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
-from fedsso.tree import Tree, fields_of, leaves, named_leaves
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
+from fedsso.support.tree import Tree, fields_of, leaves, named_leaves
 
 HARSH = {"participation": 0.8, "drop_rate": 0.3, "stragglers": 0.5}
 BASE: dict[str, Any] = {"rounds": 5, "local_steps": 3, "batch_size": 4, "dtype": "float64", "seed": 1, "device": "cpu"}

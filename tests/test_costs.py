@@ -12,16 +12,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
+    from fedsso.cli.main import app
 
 from fedsso import FedAvg, Federation, load
 from fedsso.algorithms import ALGORITHMS, make
-from fedsso.context import context
-from fedsso.costs import THEORY, Bill, Cost, Row, Size, costs
 from fedsso.engine.simulate import Simulation, run
 from fedsso.errors import InputError
-from fedsso.options import complete
-from fedsso.tree import hyper, nbytes
+from fedsso.experiment.costs import THEORY, Bill, Cost, Row, Size, costs
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
+from fedsso.support.tree import hyper, nbytes
 
 CLIENTS = 3
 SCALARS = 64  # bytes of lengths, losses and counters, which no paper counts

@@ -22,9 +22,9 @@ from matplotlib.transforms import Bbox
 
 from fedsso.data import Federation, load
 from fedsso.data.federation import label_skew
-from fedsso.data.show import LINES, SHADES, _draw, _row_axis, picture, skew, text
 from fedsso.errors import InputError
-from fedsso.picture import LOOK
+from fedsso.report.federation import LINES, SHADES, _draw, _row_axis, picture, skew, text
+from fedsso.support.picture import LOOK
 
 
 def holding(counts: Sequence[Sequence[int]], test_fraction: float = 0.0, **options: Any) -> Federation:

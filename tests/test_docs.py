@@ -28,12 +28,12 @@ with warnings.catch_warnings():
     from typer.main import get_command
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
+    from fedsso.cli.main import app
 
 import fedsso
-from fedsso import exits
 from fedsso.algorithms import ALGORITHMS
 from fedsso.data import datasets
+from fedsso.support import exits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()

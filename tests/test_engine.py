@@ -15,14 +15,14 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 
 from fedsso import FedAvg, Federation, FedSGD, FedSSO, InputError, Run, simulate, sweep
-from fedsso.context import context
 from fedsso.engine.evaluate import PIECE
 from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.metrics import accuracy, auc, f1, metric
 from fedsso.engine.rounds import Ints, Plan, Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 from fedsso.objective import unravel_into
-from fedsso.options import complete
 
 MakeFederation = Callable[..., Federation]
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 2, "batch_size": 4, "dtype": "float64", "device": "cpu"}

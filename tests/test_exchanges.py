@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from fedsso import SCAFFOLD, FedAvg, FedDANE, Federation, FedNL, FedPer, InputError, load_run, objective, simulate
 from fedsso.algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
 from fedsso.algorithms import ALGORITHMS, make, name_of
-from fedsso.context import context
-from fedsso.costs import costs
 from fedsso.data import quadratic
 from fedsso.engine import checkpoint, gather
 from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
+from fedsso.experiment.costs import costs
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 from fedsso.schedule import Step
-from fedsso.tree import Scalar, hyper, leaves, param, swept
+from fedsso.support.tree import Scalar, hyper, leaves, param, swept
 
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 

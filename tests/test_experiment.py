@@ -37,9 +37,9 @@ from fedsso import (
     simulate,
     sweep,
 )
+from fedsso.experiment.results import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.trace import COLUMNS
 from fedsso.objective import ravel
-from fedsso.runs import CHECKPOINT, SPEC, TRACE
-from fedsso.trace import COLUMNS
 
 FAST: dict[str, Any] = {"rounds": 3, "local_steps": 2, "batch_size": 4, "device": "cpu"}
 

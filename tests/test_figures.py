@@ -21,7 +21,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 
 from fedsso.errors import InputError
-from fedsso.figures import (
+from fedsso.experiment.trace import Trace
+from fedsso.report.figures import (
     NEVER,
     Bar,
     Dots,
@@ -34,9 +35,8 @@ from fedsso.figures import (
     panels,
     rounds_bars,
 )
-from fedsso.picture import LOOK
-from fedsso.report import Curve, legend_shape, style
-from fedsso.trace import Trace
+from fedsso.report.tables import Curve, legend_shape, style
+from fedsso.support.picture import LOOK
 
 NAN = math.nan
 NAMES = {"FedSSO": "fedsso", "FedAvg": "fedavg", "SCAFFOLD": "scaffold", "FedDANE": "feddane", "FedNL": "fednl"}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsso.errors import InputError
-from fedsso.files import check_writable, to_toml, write_atomic
-from fedsso.intake import read_text, read_toml
+from fedsso.support.files import check_writable, to_toml, write_atomic
+from fedsso.support.intake import read_text, read_toml
 
 
 def test_write_creates_folders_and_replaces_the_old_file(tmp_path: Path) -> None:

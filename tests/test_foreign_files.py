@@ -19,9 +19,9 @@ import fedsso
 from console import fedsso as command
 from fedsso.data.tables import csv_pool, svmlight
 from fedsso.errors import InputError
-from fedsso.intake import TooLarge
-from fedsso.report_source import content
-from fedsso.trace import COLUMNS
+from fedsso.experiment.trace import COLUMNS
+from fedsso.report.sources import content
+from fedsso.support.intake import TooLarge
 
 SECRET = "Miller Jane 1951-03-04"
 BRIEF = ("--rounds", 1, "--clients", 3, "--device", "cpu")
@@ -106,7 +106,7 @@ def test_hostile_specs(name: str, run_folder: Path) -> None:
     text = whole.replace(old, new)
     assert text != whole
     with pytest.raises(InputError) as error:
-        fedsso.spec.Spec.from_toml(fedsso.intake.parse_toml(text, "spec.toml"))
+        fedsso.experiment.spec.Spec.from_toml(fedsso.support.intake.parse_toml(text, "spec.toml"))
     assert said in str(error.value)
 
 
@@ -190,7 +190,7 @@ LOCKED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from console import fedsso
-import fedsso.report_source, fedsso.report_page, fedsso.data
+import fedsso.report.sources, fedsso.report.page, fedsso.data
 if os.getuid() == 0:  # no permission stops root
     os.setuid(65534)
 locked = sys.argv[2]

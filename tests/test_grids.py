@@ -6,7 +6,7 @@ import pytest
 
 from fedsso.algorithms import ALGORITHMS, FedAvg, FedSSO
 from fedsso.errors import InputError
-from fedsso.grids import ALPHA, BOTH, ETA, OWN, axes, grid, tried
+from fedsso.experiment.grids import ALPHA, BOTH, ETA, OWN, axes, grid, tried
 from fedsso.schedule import Decay
 
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from fedsso import FedAvg, Federation, FedSSO, InputError, Run, load_run, resume, simulate, sweep
 from fedsso.engine import checkpoint
 from fedsso.engine.checkpoint import before, text_of
-from fedsso.files import write_atomic
-from fedsso.intake import Damaged
-from fedsso.lock import Lock
-from fedsso.runs import CHECKPOINT, SPEC, TRACE
-from fedsso.seal import BLANK, MARK, check, read_sealed_toml, seal, sealed_toml
-from fedsso.spec import Spec
+from fedsso.experiment.results import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.spec import Spec
+from fedsso.support.files import write_atomic
+from fedsso.support.intake import Damaged
+from fedsso.support.lock import Lock
+from fedsso.support.seal import BLANK, MARK, check, read_sealed_toml, seal, sealed_toml
 
 SMALL: dict[str, Any] = {"rounds": 6, "local_steps": 2, "batch_size": 4, "device": "cpu"}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso.identity import describe
+from fedsso.support.fingerprint import describe
 
 
 def weighted(values: Any) -> Callable[[Tensor], Tensor]:

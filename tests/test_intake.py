@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from fedsso.errors import InputError
-from fedsso.intake import (
+from fedsso.support.intake import (
     Damaged,
     Limits,
     TooLarge,
@@ -89,7 +89,7 @@ def test_a_path_without_a_file_is_told_in_one_sentence(
 
 AS_ANOTHER_USER = """
 import os, sys
-from fedsso import intake
+from fedsso.support import intake
 from fedsso.errors import InputError
 
 if os.getuid() == 0:  # no permission stops root

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import local
 from fedsso.algorithm import Batch
-from fedsso.local import BACKTRACKING, Solver
+from fedsso.algorithms import local
+from fedsso.algorithms.local import BACKTRACKING, Solver
 
 M, TRIALS, D = 3, 2, 6
 EXACT = Solver(newton=1, cg=3 * D, tol=1e-14)

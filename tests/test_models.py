@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fedsso import Federation, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.fedavg import FedAvg
 from fedsso.algorithms.fedsso import FedSSO
-from fedsso.backend import Layout, buffers_into, buffers_of, ravel, unravel_into
+from fedsso.algorithms.first_order.fedavg import FedAvg
 from fedsso.errors import InputError
 from fedsso.models import MODELS, build
+from fedsso.objective.backend import Layout, buffers_into, buffers_of, ravel, unravel_into
 
 F64 = torch.float64
 GREY, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (50, 65)

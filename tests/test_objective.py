@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsso import FedAvg, Federation, InputError, backend, simulate
+from fedsso import FedAvg, Federation, InputError, simulate
 from fedsso.algorithm import Batch
-from fedsso.chained import Chained
-from fedsso.losses import LOSSES, draw, row_loss
 from fedsso.models import MODELS, build
-from fedsso.objective import Dense, Layout, Looped, Vmapped, buffers_of, objective, ravel, unravel_into
+from fedsso.objective import Dense, Layout, Looped, Vmapped, backend, buffers_of, objective, ravel, unravel_into
+from fedsso.objective.chained import Chained
+from fedsso.objective.losses import LOSSES, draw, row_loss
 
 CPU = torch.device("cpu")
 M, T, B, D = 3, 2, 5, 4

@@ -10,12 +10,12 @@ import torch
 
 from fedsso import Federation
 from fedsso.algorithms import make
-from fedsso.context import context
 from fedsso.engine.simulate import Simulation, run
 from fedsso.errors import InputError
-from fedsso.options import complete
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 from fedsso.paper.table3 import ENTRIES, table3
-from fedsso.tree import nbytes
+from fedsso.support.tree import nbytes
 
 SIZES = {"mclr": 7850, "cnn": 6230}
 SCALARS = 96  # bytes of norms, counters and flags

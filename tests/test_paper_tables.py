@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedsso.errors import InputError
+from fedsso.experiment.study import COUNTS, OutOfTime, Study
+from fedsso.experiment.trace import Trace
 from fedsso.paper import COMMANDS
 from fedsso.paper import curves as curves_module
 from fedsso.paper.curves import FIGURES, TAUS, Column, Figure, figure
@@ -20,8 +22,6 @@ from fedsso.paper.table2 import _tuned, table2
 from fedsso.paper.table2_pages import Block, _first, _head_of, _misses, _numbers, _rows, _section, ranking, write
 from fedsso.paper.tasks import METHODS, SEEDS, TABLE2, TASKS, Task
 from fedsso.paper.write import save_csv, settings, spread
-from fedsso.study import COUNTS, OutOfTime, Study
-from fedsso.trace import Trace
 
 SMALL = Task("digits-mclr", "Digits, 4 clients", {"name": "digits", "clients": 4}, "mclr", (0.5, 0.8), 0.8)
 

@@ -14,9 +14,9 @@ from fedsso import FedSSO, InputError
 from fedsso.data import quadratic
 from fedsso.data.synthetic import random_quadratic
 from fedsso.paper.theory import CLAIMS, theory, write
-from fedsso.paper.theory_matrix import LAM, LAM_BAR, counted, failing, flat_pair, forced_runs, formula_error, plain_runs
-from fedsso.paper.theory_points import end, parts, residual_at_mean
-from fedsso.paper.theory_rates import (
+from fedsso.paper.theory.matrix import LAM, LAM_BAR, counted, failing, flat_pair, forced_runs, formula_error, plain_runs
+from fedsso.paper.theory.points import end, parts, residual_at_mean
+from fedsso.paper.theory.rates import (
     BEND,
     KAPPA,
     KAPPA_BAR,
@@ -31,9 +31,9 @@ from fedsso.paper.theory_rates import (
     squashed,
     weights,
 )
-from fedsso.paper.theory_rates import LAM as LOW
-from fedsso.paper.theory_rates import LAM_BAR as HIGH
-from fedsso.paper.theory_watch import Array, Effort, Seen, binned, minimiser, slope, watch, whole
+from fedsso.paper.theory.rates import LAM as LOW
+from fedsso.paper.theory.rates import LAM_BAR as HIGH
+from fedsso.paper.theory.watch import Array, Effort, Seen, binned, minimiser, slope, watch, whole
 from fedsso.schedule import theorem_3
 
 EFFORT = Effort(60, (0, 1))

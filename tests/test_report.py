@@ -17,18 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsso.errors import InputError
-from fedsso.report import (
-    FAMILIES,
-    Curve,
-    _draw,
-    default_targets,
-    markdown,
-    numbers,
-    plot,
-    rounds_table,
-    style,
-)
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
+from fedsso.report.tables import FAMILIES, Curve, _draw, default_targets, markdown, numbers, plot, rounds_table, style
 
 NAN = math.nan
 
@@ -263,7 +253,7 @@ import sys, matplotlib
 settings = lambda: {{k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != "backend"}}
 before = settings()
 from fedsso.report import Curve, plot
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
 plot([Curve("x", (Trace.from_rows([]),), "fedavg")], {str(tmp_path / "p.png")!r})
 assert before == settings()
 assert "matplotlib.pyplot" not in sys.modules

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import fedsso
-from fedsso.report import Curve
-from fedsso.report_page import Content, Entry, write
-from fedsso.runs import holding, recipe
-from fedsso.trace import Trace
+from fedsso.experiment.results import holding, recipe
+from fedsso.experiment.trace import Trace
+from fedsso.report.page import Content, Entry, write
+from fedsso.report.tables import Curve
 from test_report_page import big
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run `make browser`")

@@ -27,15 +27,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.cli import app
+    from fedsso.cli.main import app
 
 import fedsso
 from fedsso import report
 from fedsso.errors import InputError
-from fedsso.report import Curve
-from fedsso.report_page import ASSETS, Content, Entry, Holding, Recipe, page
-from fedsso.report_source import content
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
+from fedsso.report.page import ASSETS, Content, Entry, Holding, Recipe, page
+from fedsso.report.sources import content
+from fedsso.report.tables import Curve
 
 NAN = math.nan
 EVIL = "</script><script>alert('x')</script><!--\"&{y}$z %{x} \u2028"

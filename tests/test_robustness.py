@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from fedsso.algorithms import make
 from fedsso.data import datasets
-from fedsso.grids import grid
-from fedsso.spec import Spec
-from fedsso.study import Setting, Study
-from fedsso.trace import Trace
-from fedsso.workers import OutOfTime
+from fedsso.experiment.grids import grid
+from fedsso.experiment.spec import Spec
+from fedsso.experiment.study import Setting, Study
+from fedsso.experiment.trace import Trace
+from fedsso.experiment.workers import OutOfTime
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -13,9 +13,9 @@ import pytest
 
 from fedsso import FedAvg, Federation, FedSSO, Runs, sweep
 from fedsso.errors import InputError
-from fedsso.intake import Damaged
-from fedsso.store import Held, held, read, save_part
-from fedsso.study import study
+from fedsso.experiment.store import Held, held, read, save_part
+from fedsso.experiment.study import study
+from fedsso.support.intake import Damaged
 
 
 @pytest.fixture(scope="module")

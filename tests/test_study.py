@@ -11,9 +11,9 @@ import pytest
 
 from fedsso import FedAvg, Federation, FedSSO, sweep
 from fedsso.errors import InputError
-from fedsso.spec import Spec
-from fedsso.study import LAST, Setting, Study, study
-from fedsso.trace import Trace
+from fedsso.experiment.spec import Spec
+from fedsso.experiment.study import LAST, Setting, Study, study
+from fedsso.experiment.trace import Trace
 
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
 GRID = [*(FedAvg(alpha=a) for a in (0.1, 1.0)), *(FedSSO(alpha=0.1, form=f) for f in ("bfgs", "dfp"))]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsso.errors import InputError
-from fedsso.trace import COLUMNS, INTEGERS, Trace
+from fedsso.experiment.trace import COLUMNS, INTEGERS, Trace
 
 NAN = math.nan
 

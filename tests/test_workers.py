@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedsso import FedAvg, Federation, FedSSO
 from fedsso.algorithm import Algorithm
 from fedsso.errors import InputError
-from fedsso.experiment import plan
-from fedsso.store import held
-from fedsso.study import study
-from fedsso.workers import OutOfTime, in_order, in_processes
+from fedsso.experiment.execute import plan
+from fedsso.experiment.store import held
+from fedsso.experiment.study import study
+from fedsso.experiment.workers import OutOfTime, in_order, in_processes
 
 RECORDS: list[Algorithm] = [FedAvg(alpha=0.1), FedSSO(alpha=0.1), FedSSO(alpha=0.1, form="dfp")]
 PARTS = [[0], [1], [2]]

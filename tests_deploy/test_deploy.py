@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 import fedsso
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "examples" / "hospitals"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .stopping import at_once, listen
+from .support.stopping import at_once, listen
 
 
 def main() -> None:
     """The entry point of the command."""
     listen(at_once)  # loading torch takes seconds, in which there is nothing to save
-    from .cli import main as command
+    from .cli.main import main as command
 
     command()
 

@@ -2,11 +2,11 @@
 
 from . import algorithms
 from .algorithms import *  # noqa: F403
-from .context import build_model
 from .data import Federation, load
 from .errors import InputError
-from .experiment import compare, resume, simulate, sweep
-from .runs import Run, Runs, load_run, load_runs
+from .experiment.execute import compare, resume, simulate, sweep
+from .experiment.problem import build_model
+from .experiment.results import Run, Runs, load_run, load_runs
 from .schedule import Decay, theorem_2, theorem_3
 from .version import __version__
 

@@ -16,7 +16,7 @@ from math import isfinite, nan, sqrt
 from typing import Any, Literal, cast
 
 from .errors import InputError, number, unknown
-from .tree import Scalar, hyper, param
+from .support.tree import Scalar, hyper, param
 
 
 @hyper

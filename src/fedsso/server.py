@@ -17,7 +17,7 @@ from .algorithm import Cohort
 from .algorithms.fedsso import FedSSO, State
 from .errors import MOST, InputError, number
 from .schedule import at
-from .tree import dot, named_leaves, stack, tree_map
+from .support.tree import dot, named_leaves, stack, tree_map
 
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsso import Federation, load
-from fedsso.context import build_model
+from fedsso.experiment.problem import build_model
 from fedsso.flower import Clip, FedSSO, PhasedStrategy, client_app
 from fedsso.flower.recorded import Recorded
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import fedsso
 from fedsso.data.tables import FEATURES, HOSPITALS
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 sys.path.append(str(APP))

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedsso import Federation, Run, simulate
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms import ALGORITHMS, make
-from fedsso.context import build_model
 from fedsso.errors import InputError
+from fedsso.experiment.problem import build_model
 from fedsso.flower.client import client_app
 from fedsso.flower.phased import PhasedStrategy
 from fedsso.objective import buffers_of, ravel

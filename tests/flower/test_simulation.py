@@ -19,7 +19,7 @@ import numpy as np
 import patients
 import pytest
 
-from fedsso.trace import Trace
+from fedsso.experiment.trace import Trace
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 BIN = Path(sys.executable).parent

@@ -242,7 +242,7 @@ def test_odd_names_of_metrics_do_not_spoil_the_trace(tmp_path: Path) -> None:
     odd = {"a,b": 1.0, "c\nd": 2.0, "auc": 0.5}
     strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda *_: MetricRecord(odd))
     assert sso(checkpoint_dir=tmp_path, fraction_evaluate=0.0).resume() is not None
-    assert fedsso.trace.Trace.load(tmp_path / "trace.csv")["test_auc"][1] == 0.5
+    assert fedsso.experiment.trace.Trace.load(tmp_path / "trace.csv")["test_auc"][1] == 0.5
 
 
 def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Path) -> None:

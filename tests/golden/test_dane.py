@@ -25,8 +25,8 @@ import torch
 from quadratics import OPTIONS, close, go, parts
 
 from fedsso import Federation, InputError, simulate
-from fedsso.algorithms.dane import DANE
-from fedsso.algorithms.feddane import FedDANE
+from fedsso.algorithms.second_order.dane import DANE
+from fedsso.algorithms.second_order.feddane import FedDANE
 from fedsso.data import quadratic
 
 EXACT: dict[str, Any] = {"newton_steps": 1, "tol": 1e-14}

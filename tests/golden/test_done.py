@@ -23,7 +23,7 @@ import torch
 from quadratics import close, go, parts
 
 from fedsso import Federation, FedSGD, InputError
-from fedsso.algorithms.done import DONE
+from fedsso.algorithms.second_order.done import DONE
 from fedsso.data import quadratic
 
 

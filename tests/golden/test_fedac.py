@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, FedSGD, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.fedac import FedAC
+from fedsso.algorithms.first_order.fedac import FedAC
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 

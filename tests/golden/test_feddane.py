@@ -26,7 +26,7 @@ import torch
 from quadratics import close, go, pair, parts
 
 from fedsso import Federation, FedSGD, InputError
-from fedsso.algorithms.feddane import FedDANE
+from fedsso.algorithms.second_order.feddane import FedDANE
 from fedsso.data import quadratic
 
 EXACT: dict[str, Any] = {"solver": "exact", "newton_steps": 1, "tol": 1e-14}

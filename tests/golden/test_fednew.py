@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, load, simulate
-from fedsso.algorithms.fednew import FedNew
+from fedsso.algorithms.second_order.fednew import FedNew
 from fedsso.data import quadratic
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}

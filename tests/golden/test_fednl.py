@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, load, simulate, sweep
-from fedsso.algorithms.fednl import FedNL
+from fedsso.algorithms.second_order.fednl import FedNL
 from fedsso.data import quadratic
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}

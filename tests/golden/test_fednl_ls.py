@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from fedsso import Federation, InputError, Run, load, simulate
-from fedsso.algorithms.fednl import FedNL, FedNLLS
+from fedsso.algorithms.second_order.fednl import FedNL, FedNLLS
 from fedsso.data import quadratic
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}

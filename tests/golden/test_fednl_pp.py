@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, load, simulate
-from fedsso.algorithms.fednl import FedNLPP
+from fedsso.algorithms.second_order.fednl import FedNLPP
 from fedsso.data import quadratic
 from fedsso.engine.rounds import Protocol, Rounds
 

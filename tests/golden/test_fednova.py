@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, FedSGD, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.fednova import FedNova
+from fedsso.algorithms.first_order.fednova import FedNova
 from fedsso.engine.rounds import Protocol, Rounds
 from fedsso.errors import InputError
 

@@ -35,7 +35,7 @@ import torch
 
 from fedsso import FedAvg, Federation, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.fedopt import FedAdaGrad, FedAdam, FedAvgM, FedYogi
+from fedsso.algorithms.first_order.fedopt import FedAdaGrad, FedAdam, FedAvgM, FedYogi
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 

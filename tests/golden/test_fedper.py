@@ -26,10 +26,10 @@ from torch import Tensor
 
 from fedsso import Federation, InputError, Run, simulate
 from fedsso.algorithms import FedAvg, FedPer
-from fedsso.context import context
 from fedsso.data import quadratic
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 
 EXACT: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 A = [[[2, 1], [1, 2]], [[1, 0.5], [0.5, 1]]]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, load, simulate
-from fedsso.algorithms.fednl import FedNLPP
-from fedsso.algorithms.fedpm import FedPM
+from fedsso.algorithms.second_order.fednl import FedNLPP
+from fedsso.algorithms.second_order.fedpm import FedPM
 from fedsso.data import quadratic
 from fedsso.engine.rounds import Protocol, Rounds
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, FedSGD, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.fedprox import FedProx
+from fedsso.algorithms.first_order.fedprox import FedProx
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 

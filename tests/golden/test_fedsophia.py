@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fedsso import Federation, InputError, simulate
 from fedsso.algorithms import FedSophia
-from fedsso.context import context
 from fedsso.data import quadratic
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 
 F64: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
 EXACT: dict[str, Any] = {**F64, "batch_size": None}

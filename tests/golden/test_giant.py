@@ -25,7 +25,7 @@ import torch
 from quadratics import OPTIONS, close, go, pair, parts
 
 from fedsso import Federation, InputError, simulate
-from fedsso.algorithms.giant import GIANT
+from fedsso.algorithms.second_order.giant import GIANT
 from fedsso.data import quadratic
 
 

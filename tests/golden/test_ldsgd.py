@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, FedSGD, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.ldsgd import LDSGD
+from fedsso.algorithms.first_order.ldsgd import LDSGD
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 

@@ -25,7 +25,7 @@ import torch
 from quadratics import OPTIONS, close, go, pair, parts
 
 from fedsso import Federation, InputError, simulate
-from fedsso.algorithms.localnewton import LocalNewton
+from fedsso.algorithms.second_order.localnewton import LocalNewton
 from fedsso.data import quadratic
 
 

@@ -34,11 +34,11 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, FedSGD, InputError
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.scaffold import SCAFFOLD
-from fedsso.context import context
+from fedsso.algorithms.first_order.scaffold import SCAFFOLD
 from fedsso.data import quadratic
 from fedsso.engine.simulate import Simulation, run
-from fedsso.options import complete
+from fedsso.experiment.problem import context
+from fedsso.experiment.settings import complete
 
 both = pytest.mark.parametrize("option", ["I", "II"])
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedsso import FedAvg, Federation, Run, simulate
 from fedsso.algorithm import Algorithm
-from fedsso.algorithms.stem import STEM
+from fedsso.algorithms.first_order.stem import STEM
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 

@@ -10,33 +10,33 @@ from typing import Any
 
 from ..algorithm import Algorithm
 from ..errors import unknown
-from ..tree import build
-from .anderson import Anderson as Anderson
-from .dane import DANE as DANE
-from .done import DONE as DONE
-from .fedac import FedAC as FedAC
-from .fedavg import FedAvg as FedAvg
-from .feddane import FedDANE as FedDANE
-from .fednew import FedNew as FedNew
-from .fednl import FedNL as FedNL
-from .fednl import FedNLLS as FedNLLS
-from .fednl import FedNLPP as FedNLPP
-from .fednova import FedNova as FedNova
-from .fedopt import FedAdaGrad as FedAdaGrad
-from .fedopt import FedAdam as FedAdam
-from .fedopt import FedAvgM as FedAvgM
-from .fedopt import FedYogi as FedYogi
-from .fedper import FedPer as FedPer
-from .fedpm import FedPM as FedPM
-from .fedprox import FedProx as FedProx
-from .fedsgd import FedSGD as FedSGD
-from .fedsophia import FedSophia as FedSophia
+from ..support.tree import build
 from .fedsso import FedSSO as FedSSO
-from .giant import GIANT as GIANT
-from .ldsgd import LDSGD as LDSGD
-from .localnewton import LocalNewton as LocalNewton
-from .scaffold import SCAFFOLD as SCAFFOLD
-from .stem import STEM as STEM
+from .first_order.fedac import FedAC as FedAC
+from .first_order.fedavg import FedAvg as FedAvg
+from .first_order.fednova import FedNova as FedNova
+from .first_order.fedopt import FedAdaGrad as FedAdaGrad
+from .first_order.fedopt import FedAdam as FedAdam
+from .first_order.fedopt import FedAvgM as FedAvgM
+from .first_order.fedopt import FedYogi as FedYogi
+from .first_order.fedper import FedPer as FedPer
+from .first_order.fedprox import FedProx as FedProx
+from .first_order.fedsgd import FedSGD as FedSGD
+from .first_order.ldsgd import LDSGD as LDSGD
+from .first_order.scaffold import SCAFFOLD as SCAFFOLD
+from .first_order.stem import STEM as STEM
+from .second_order.anderson import Anderson as Anderson
+from .second_order.dane import DANE as DANE
+from .second_order.done import DONE as DONE
+from .second_order.feddane import FedDANE as FedDANE
+from .second_order.fednew import FedNew as FedNew
+from .second_order.fednl import FedNL as FedNL
+from .second_order.fednl import FedNLLS as FedNLLS
+from .second_order.fednl import FedNLPP as FedNLPP
+from .second_order.fedpm import FedPM as FedPM
+from .second_order.fedsophia import FedSophia as FedSophia
+from .second_order.giant import GIANT as GIANT
+from .second_order.localnewton import LocalNewton as LocalNewton
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedsso": FedSSO,

@@ -29,13 +29,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import local as solver
-from .. import quasi_newton as qn
 from ..algorithm import BLOW_UP, Algorithm, Cohort, Local, Objective, Reply
 from ..checks import at_least, positive
 from ..errors import InputError, unknown
+from ..maths import quasi_newton as qn
 from ..schedule import Auto, Step, at
-from ..tree import Scalar, Tree, gram, hyper, param
+from ..support.tree import Scalar, Tree, gram, hyper, param
+from . import local as solver
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import show as show
 from .catalogue import datasets as datasets
 from .catalogue import load as load
 from .federation import Federation as Federation

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, number, one_of
-from ..rng import generator
+from ..support.rng import generator
 from .tables import MISSING, Files, csv_pool
 
 

@@ -29,8 +29,8 @@ from urllib import request
 from urllib.error import HTTPError
 
 from ..errors import InputError
-from ..files import write_atomic, write_then_rename
-from ..intake import DAMAGE, Pieces, opened, read_json, zip_archive
+from ..support.files import write_atomic, write_then_rename
+from ..support.intake import DAMAGE, Pieces, opened, read_json, zip_archive
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke

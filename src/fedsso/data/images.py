@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from ..intake import Pieces, limits, read_bytes, read_npz, unpacked
+from ..support.intake import Pieces, limits, read_bytes, read_npz, unpacked
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, number, one_of
-from ..rng import generator, key
+from ..support.rng import generator, key
 
 
 class Parts(NamedTuple):

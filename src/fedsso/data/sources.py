@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, integer, number, one_of, unknown
-from ..intake import is_file, user_path
+from ..support.intake import is_file, user_path
 from .federation import Federation
 from .fetch import Remote
 from .partition import PARTITIONS, TABLES, Parts, options_of

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..rng import generator
+from ..support.rng import generator
 from .federation import Federation, client_weights, dense
 
 F64 = torch.float64

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from ..errors import InputError, integer
-from ..intake import limits, read_text
-from ..intake import lines as packed_lines
-from ..rng import key
+from ..support.intake import limits, read_text
+from ..support.intake import lines as packed_lines
+from ..support.rng import key
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]

@@ -1,6 +1,6 @@
 """Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the settings.
 
-The file is sealed (`fedsso.seal`) and carries the version of its form and the identity of the settings. The checkpoint
+The file is sealed (`support.seal`) and carries the version of its form and the identity of the settings. The checkpoint
 before it stays beside it, and stands in for one that is damaged.
 """
 
@@ -20,10 +20,10 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from ..errors import MOST, InputError
-from ..files import write_atomic
-from ..intake import Damaged, limits, opened, read_bytes
-from ..seal import BLANK, check, seal
-from ..tree import Tree, named_leaves, tree_map
+from ..support.files import write_atomic
+from ..support.intake import Damaged, limits, opened, read_bytes
+from ..support.seal import BLANK, check, seal
+from ..support.tree import Tree, named_leaves, tree_map
 from ..version import __version__
 
 log = logging.getLogger("fedsso")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..data import Federation
-from ..losses import mse
 from ..objective import Backend
+from ..objective.losses import mse
 from .gather import Gather
 from .metrics import Metric, hits
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..algorithm import Batch
 from ..data import Federation
-from ..rng import key
+from ..support.rng import key
 from .rounds import Ints, Rounds
 
 Floats = NDArray[np.float64]

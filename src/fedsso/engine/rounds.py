@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data import Federation
 from ..errors import InputError, integer
-from ..rng import generator
+from ..support.rng import generator
 
 Ints = NDArray[np.int64]
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm, Cohort, Phase
 from ..data import Federation
 from ..errors import InputError
-from ..intake import Damaged
-from ..losses import RowLoss
 from ..objective import Layout, buffers_of, objective, ravel
-from ..tree import Tree, named_leaves, stack, tree_map
+from ..objective.losses import RowLoss
+from ..support.intake import Damaged
+from ..support.tree import Tree, named_leaves, stack, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator, Rows
 from .gather import BUDGET, Chunk, Gather

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Phase
-from ..compress import Compressor, compressor
+from ..maths.compress import Compressor, compressor
 from ..objective import Layout
-from ..tree import Tree, leaves, tree_map
+from ..support.tree import Tree, leaves, tree_map
 
 Errors = dict[str, Tensor]
 """e [trials, d] by exchange, place in the upload and client."""

@@ -24,10 +24,10 @@ from ..engine.gather import Chunk, Gather
 from ..engine.metrics import METRICS
 from ..engine.rounds import Protocol, Rounds
 from ..engine.simulate import fitted
-from ..losses import RowLoss, mse, row_loss
+from ..experiment.settings import DTYPES, Loss, device_of
 from ..objective import Layout, buffers_of, objective, ravel
-from ..options import DTYPES, Loss, device_of
-from ..tree import Tree, named_leaves, stack, tree_map
+from ..objective.losses import RowLoss, mse, row_loss
+from ..support.tree import Tree, named_leaves, stack, tree_map
 from .discreet import discreet
 from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 

@@ -20,7 +20,7 @@ from ..algorithm import Algorithm, Cohort, Phase
 from ..engine.simulate import fitted
 from ..objective import Layout
 from ..server import packed, unpacked
-from ..tree import Tree, leaves, named_leaves, stack, tree_map
+from ..support.tree import Tree, leaves, named_leaves, stack, tree_map
 from . import bounds
 from .answers import shown
 from .averages import Average

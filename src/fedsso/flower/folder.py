@@ -18,10 +18,10 @@ from torch import Tensor
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..errors import InputError
-from ..files import check_writable
-from ..intake import Damaged, user_path
-from ..lock import Lock
-from ..trace import Trace
+from ..experiment.trace import Trace
+from ..support.files import check_writable
+from ..support.intake import Damaged, user_path
+from ..support.lock import Lock
 from .wire import arrays_of
 
 MODEL, ABOUT, KIND = "model.", "about", "a run on Flower"

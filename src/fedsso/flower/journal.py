@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from ..errors import InputError
-from ..trace import COLUMNS, Trace
+from ..experiment.trace import COLUMNS, Trace
 
 log = logging.getLogger("flwr")
 TRAIN_LOSS = ("train_loss", "loss")

@@ -22,7 +22,7 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS, make, name_of
 from ..engine.rounds import Protocol
 from ..errors import InputError, integer, number
-from ..tree import to_dict
+from ..support.tree import to_dict
 from . import privacy
 from .averages import MEAN
 from .averages import average as average_of

@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import InputError
-from ..report import Curve
-from ..trace import Trace
+from ..experiment.trace import Trace
+from ..report.tables import Curve
 from .folder import Folder, Saved
 from .journal import Journal
 from .privacy import chain

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Batch
-from ..costs import LOOPS, META, Shapes
-from ..tree import Tree, stack, tree_map
+from ..experiment.costs import LOOPS, META, Shapes
+from ..support.tree import Tree, stack, tree_map
 
 
 class Blank:

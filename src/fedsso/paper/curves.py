@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .. import figures, report
-from ..study import Setting, Study
+from ..experiment.study import Setting, Study
+from ..report import figures
+from ..report import tables as report
 from .lab import Lab
 from .published import EVERY
 from .released import same_setting

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..algorithm import Algorithm
 from ..data import Federation
-from ..experiment import Progress
-from ..study import Setting, Study, study
+from ..experiment.execute import Progress
+from ..experiment.study import Setting, Study, study
 from .tasks import METHODS, SEEDS, Task
 
 SWEEPS = "sweeps"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..study import Setting, Study
+from ..experiment.study import Setting, Study
 from .lab import Lab
 from .published import EVERY, TABLE2, Released, released
 from .tasks import METHODS, SEEDS, Task

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..algorithm import Algorithm
 from ..errors import one_of
-from ..study import COUNTS, Study
+from ..experiment.study import COUNTS, Study
 from .lab import Lab
 from .published import TABLE2 as PUBLISHED
 from .table2_pages import Block, write

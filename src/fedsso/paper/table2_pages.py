@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from .. import figures
-from ..grids import axes
-from ..study import COUNTS, LAST, Setting, Study
-from ..trace import Trace
+from ..experiment.grids import axes
+from ..experiment.study import COUNTS, LAST, Setting, Study
+from ..experiment.trace import Trace
+from ..report import figures
 from .lab import Lab
 from .published import REMARKS, Published
 from .published import TABLE2 as PUBLISHED

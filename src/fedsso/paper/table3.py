@@ -17,9 +17,9 @@ import torch
 
 from .. import models
 from ..algorithms import make
-from ..costs import META, Bill, Cost, Work, measure
-from ..files import check_writable, write_atomic
+from ..experiment.costs import META, Bill, Cost, Work, measure
 from ..objective import Layout
+from ..support.files import check_writable, write_atomic
 
 SAMPLE, CLASSES = (1, 28, 28), 10
 MODELS = ("mclr", "cnn")  # d = 7 850 and 6 230

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..files import write_atomic
-from ..grids import axes
-from ..report import markdown
-from ..study import Setting
+from ..experiment.grids import axes
+from ..experiment.study import Setting
+from ..report.tables import markdown
+from ..support.files import write_atomic
 
 PICTURES = (".png", ".pdf")
 SHORT = {"alpha": "α", "eta": "η", "mu": "μ", "local_steps": "τ"}

@@ -1,0 +1,1 @@
+"""Algorithms whose clients use gradients alone; one paper, one file."""

@@ -1,0 +1,122 @@
+"""FedAc. Yuan and Ma, "Federated Accelerated Stochastic Gradient Descent", NeurIPS 2020.
+
+    x        w^ag, the model                            alpha     client step, eta in the paper
+    w        the other sequence; both start at x_0      a, b      coupling, alpha and beta in the paper
+    md       w / b + (1 - 1/b) x: where g is taken      gamma     step of w
+    g        gradient of a client at md                 mu        strong convexity of f, or a guess of it
+    r        w - x                                      K         local steps of the client
+
+Every local step is one of an accelerated method; both sequences are averaged. gamma = max(alpha, sqrt(alpha/(mu K))),
+then option I: a = 1/(gamma mu), b = a + 1; option II: a = 3/(2 gamma mu) - 1/2, b = (2 a^2 - 1)/(a - 1).
+Needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so heterogeneous or noisy clients can diverge where
+FedAvg converges: raise mu or lower alpha.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import positive
+from ...errors import InputError, unknown
+from ...schedule import Step, at
+from ...support.tree import Scalar, hyper, norm, param
+from .. import local as solver
+
+OPTIONS = ("I", "II")
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    w: Tensor
+    grad_norm: Tensor  # [trials, 1] length of the change of x / (alpha tau)
+
+
+class Pair(NamedTuple):
+    """The two sequences, or their changes in a round."""
+
+    x: Tensor
+    w: Tensor
+
+
+class Coupling(NamedTuple):
+    """Constants of a round; [M, trials, 1], or the user's numbers."""
+
+    a: Scalar
+    b: Scalar
+    gamma: Scalar
+
+
+def accelerated(f: Objective, start: Pair, local: Local, alpha: Scalar, c: Coupling) -> tuple[Pair, Tensor]:
+    """Local accelerated SGD: the changes of both sequences [M, trials, d], and the mean mini-batch loss [M, trials].
+
+    As in `local.sgd` the changes are carried, and step j acts only on clients that still have a step to do.
+    """
+    x = w = torch.zeros_like(solver.at_clients(start.x, local))
+    apart, total = start.w - start.x, x.new_zeros(())
+    for j in range(local.steps):
+        r = apart + (w - x)
+        md = x + r / c.b  # as a change from the start, too
+        loss, g = f.value_and_grad(start.x + md, local.batch(j))
+        on = local.own_steps > j
+        new = w - (1 - 1 / c.b) / c.a * r - c.gamma * g
+        x, w = torch.where(on, md - alpha * g, x), torch.where(on, new, w)
+        total = total + loss * on[..., 0]
+    return Pair(x, w), total / local.own_steps[..., 0]
+
+
+@hyper
+class FedAC(Algorithm):
+    """Federated accelerated SGD.
+
+    >>> FedAC(alpha=0.1, mu=0.001, option="II").mu
+    0.001
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α (the paper's η)")
+    mu: Scalar = param(default=0.01, doc="strong convexity μ of f; without one, tune it between 1e-4 and 1")
+    option: str = param(default="I", doc="couplings of FedAc-I or FedAc-II: I or II")
+    a: float | None = param(default=None, doc="the paper's α; none: from the option")
+    b: float | None = param(default=None, doc="the paper's β; none: from the option")
+    gamma: float | None = param(default=None, doc="step γ of the sequence w; none: max(α, √(α/(μK)))")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha")
+        positive(self, "mu", schedules=False)
+        positive(self, *(n for n in ("a", "b", "gamma") if getattr(self, n) is not None), schedules=False)
+        if self.option not in OPTIONS:
+            raise unknown("option", self.option, OPTIONS)
+        if self.option == "II" and self.a is not None and self.a <= 1 and self.b is None:
+            raise InputError(f"option II needs a > 1, got a={self.a:g}; raise a or give b")
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, x.clone(), x.new_zeros(x.shape[0], 1).double())
+
+    def broadcast(self, server: State) -> Pair:
+        return Pair(server.x, server.w)
+
+    def client(self, f: Objective, start: Pair, own: tuple[()], local: Local) -> Reply:
+        alpha = at(self.alpha, local.k)
+        change, loss = accelerated(f, start, local, alpha, self.coupling(alpha, local.own_steps))
+        return Reply(change, own, loss)
+
+    def coupling(self, alpha: Scalar, K: Tensor) -> Coupling:
+        """The constants for clients that take K steps, unless the user has set them."""
+        fast = torch.sqrt(alpha / (self.mu * K))
+        gamma = torch.where(fast > alpha, fast, alpha) if self.gamma is None else self.gamma
+        rate, first = gamma * self.mu, self.option == "I"
+        a = (1 / rate if first else 1.5 / rate - 0.5) if self.a is None else self.a
+        b = (a + 1 if first else (2 * a**2 - 1) / (a - 1)) if self.b is None else self.b
+        return Coupling(a, b, gamma)
+
+    def server(self, server: State, change: Pair, cohort: Cohort) -> State:
+        g = norm(change.x) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + change.x, server.w + change.w, g)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,0 +1,56 @@
+"""FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+    x          global model x_k              alpha      client step
+    delta      x_{k,tau} - x_k of a client   eta        server step, 1 in the paper
+
+Clients take tau local SGD steps from x_k; the server averages. With tau > 1 and unequal clients the fixed point is
+not the minimiser of f.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import positive
+from ...schedule import Step, at
+from ...support.tree import hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1] length of (x_k - v_k) / (alpha tau)
+
+
+@hyper
+class FedAvg(Algorithm):
+    """Federated averaging with a server step.
+
+    >>> FedAvg(alpha=0.03).eta
+    1.0
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + at(self.eta, cohort.k) * delta, g)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

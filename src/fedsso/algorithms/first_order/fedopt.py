@@ -1,0 +1,163 @@
+"""FedAdaGrad, FedAdam, FedYogi. Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+FedAvgM. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+arXiv 1909.06335.
+
+    x        global model x_t                     alpha    client step, eta_l in the paper
+    delta    mean of the clients' updates         eta      server step
+    m        momentum of delta, first 0           beta1    weight of the past in m
+    v        second moment, first eps^2           beta2    weight of the past in v
+                                                  eps      adaptivity, tau in the paper
+
+Clients are FedAvg's; the server treats -delta as a gradient. There is no bias correction. A small eps makes
+coordinates explode that had almost no gradient so far; a large one turns FedAdaGrad into FedAvg with the server step
+eta / (2 eps) and momentum beta1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import positive, share
+from ...schedule import Step, at
+from ...support.tree import Scalar, hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state of the adaptive three."""
+
+    x: Tensor  # [trials, d]
+    m: Tensor
+    v: Tensor
+    grad_norm: Tensor  # [trials, 1] length of delta / (alpha tau)
+
+
+class Momentum(NamedTuple):
+    """Server state of FedAvgM."""
+
+    x: Tensor  # [trials, d]
+    m: Tensor
+    grad_norm: Tensor  # [trials, 1] length of delta / (alpha tau)
+
+
+@hyper
+class _Adaptive(Algorithm):
+    """A server step of eta m / (sqrt(v) + eps); the three differ in v alone."""
+
+    alpha: Step = param(default=0.01, doc="client step α (the paper's η_l)")
+    eta: Step = param(default=0.01, doc="server step η")
+    beta1: Scalar = param(default=0.9, doc="weight β₁ of the past in the momentum")
+    eps: Scalar = param(default=1e-3, doc="adaptivity ε (the paper's τ); v starts at its square")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+        positive(self, "eps", schedules=False)
+        share(self, "beta1")
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """The new v from delta^2."""
+        raise NotImplementedError(f"{type(self).__name__} needs second")
+
+    def server_init(self, x: Tensor) -> State:
+        zero = torch.zeros_like(x)
+        return State(x, zero, zero + self.eps**2, x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        m = self.beta1 * server.m + (1 - self.beta1) * delta
+        v = self.second(server.v, delta * delta)
+        x = server.x + at(self.eta, cohort.k) * m / (v.sqrt() + self.eps)
+        return State(x, m, v, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
+
+
+@hyper
+class FedAdaGrad(_Adaptive):
+    """AdaGrad at the server, with momentum.
+
+    >>> FedAdaGrad(alpha=0.1).beta1
+    0.9
+    """
+
+    eta: Step = param(default=0.1, doc="server step η")
+    beta1: Scalar = param(default=0.9, doc="momentum β₁: 0 in Reddi et al., 0.9 where FedSSO's authors compare with it")
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square
+
+
+@hyper
+class FedAdam(_Adaptive):
+    """Adam at the server, without bias correction.
+
+    >>> FedAdam(beta1=0.5).beta2
+    0.99
+    """
+
+    beta2: Scalar = param(default=0.99, doc="weight β₂ of the past in the second moment")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share(self, "beta2")
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@hyper
+class FedYogi(_Adaptive):
+    """Yogi at the server: Adam whose second moment changes by at most (1 - beta2) delta^2.
+
+    >>> FedYogi(eps=0.01).eta
+    0.01
+    """
+
+    beta2: Scalar = param(default=0.99, doc="1 - β₂ is the rate at which the second moment moves")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share(self, "beta2")
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+@hyper
+class FedAvgM(Algorithm):
+    """Federated averaging with momentum at the server.
+
+    >>> FedAvgM(alpha=0.1, beta1=0.5, eta=0.5).eta
+    0.5
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=0.1, doc="server step η; 1 - β₁ moves as far as FedAvg, 1 is Hsu et al.'s")
+    beta1: Scalar = param(default=0.9, doc="momentum β")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+        share(self, "beta1")
+
+    def server_init(self, x: Tensor) -> Momentum:
+        return Momentum(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
+        return Reply(delta, own, loss)
+
+    def server(self, server: Momentum, delta: Tensor, cohort: Cohort) -> Momentum:
+        m = self.beta1 * server.m + delta
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return Momentum(server.x + at(self.eta, cohort.k) * m, m, g)
+
+    def diagnostics(self, server: Momentum) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,0 +1,85 @@
+"""FedPer. Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818.
+
+    x      the shared part, base layers W_B        alpha   client step
+    own    a client's part, its head W_P           layers  how many of the last layers stay with the client, K_P
+
+Clients take tau local SGD steps on all layers; the server averages the base, the heads never leave. Every client has
+a model of its own. The heads of clients that take part rarely are old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import at_least, positive
+from ...errors import InputError
+from ...schedule import Step, at
+from ...support.tree import hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d - own]
+    grad_norm: Tensor  # [trials, 1] length of (x_k - v_k) / (alpha tau)
+
+
+@hyper
+class FedPer(Algorithm):
+    """FedAvg on all but the last layers, which every client keeps to itself.
+
+    >>> FedPer(layers=1).fit([640, 330]).own
+    330
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    layers: int = param(default=1, doc="last layers that stay with the client, K_P")
+    own: int = param(default=0, doc="numbers at the end of x that stay with the client; 0: those of `layers`")
+    personal = True
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha")
+        at_least(self, "layers", 1)
+        at_least(self, "own", 0)
+
+    def fit(self, sizes: Sequence[int]) -> Self:
+        own = self.own or sum(sizes[-self.layers :])
+        if own >= sum(sizes):
+            kept = f"own={self.own}" if self.own else f"layers={self.layers}"
+            raise InputError(
+                f"{kept} leaves nothing to share in a model of {len(sizes)} layers with {sum(sizes)} numbers; "
+                "keep fewer, or use a model with more layers (mlp)"
+            )
+        return replace(self, own=own)
+
+    def server_init(self, x: Tensor) -> State:
+        return State(self._parts(x)[0].contiguous(), x.new_zeros(x.shape[0], 1).double())
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return self._parts(x)[1].contiguous()
+
+    def model(self, server: State, own: Tensor) -> Tensor:
+        return torch.cat((server.x.expand(*own.shape[:-1], -1), own), -1)
+
+    def client(self, f: Objective, x: Tensor, own: Tensor, local: Local) -> Reply:
+        start = torch.cat((solver.at_clients(x, local), own), -1)
+        delta, loss = solver.sgd(f, start, local, at(self.alpha, local.k))
+        base, head = self._parts(delta)
+        return Reply(base, own + head, loss)
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Base and head of flat vectors [..., d]."""
+        return x.tensor_split((x.shape[-1] - self.own,), -1)

@@ -1,0 +1,57 @@
+"""FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+    x        global model w^t                    alpha    client step
+    delta    y - x, the update of a client       mu       strength of the proximal term mu/2 |y - x|^2
+
+Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2; the server averages. The term holds unequal clients back, so
+mu trades speed for a smaller bias of the fixed point. A large mu needs a small alpha: from alpha (L + mu) = 2 on
+the local steps themselves no longer settle.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import not_negative, positive
+from ...schedule import Step, at
+from ...support.tree import Scalar, hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1] length of delta / (alpha tau)
+
+
+@hyper
+class FedProx(Algorithm):
+    """Federated averaging of clients that are held near the global model.
+
+    >>> FedProx(mu=0.1).alpha
+    0.01
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    mu: Scalar = param(default=0.01, doc="proximal strength μ; 0 is FedAvg")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha")
+        not_negative(self, "mu")
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k), lambda delta: self.mu * delta)
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,0 +1,58 @@
+"""FedSGD. The baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017.
+
+    x          global model x_k              alpha      client step
+    g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps
+
+One mini-batch gradient per client and round, averaged: FedAvg with a single local step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import positive
+from ...schedule import Step, at
+from ...support.tree import hyper, norm, param
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1]
+
+
+@hyper
+class FedSGD(Algorithm):
+    """Distributed SGD.
+
+    >>> FedSGD(alpha=0.1).alpha
+    0.1
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+
+    def local_steps(self, tau: Tensor) -> Tensor:
+        return torch.ones_like(tau)
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        loss, g = f.value_and_grad(x.expand(local.own_steps.shape[0], *x.shape), local.batch(0))
+        return Reply(g, own, loss)
+
+    def server(self, server: State, g: Tensor, cohort: Cohort) -> State:
+        return State(server.x - at(self.eta, cohort.k) * at(self.alpha, cohort.k) * g, norm(g))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,0 +1,92 @@
+"""SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+
+    x      global model                       alpha   client step eta_l
+    c_i    control variate of client i        eta     server step eta_g
+    c      sum p_i c_i over all clients       tau     local steps K
+    dy     y_i - x, update of client i        dc      c_i^+ - c_i
+
+Every local gradient is corrected by c - c_i, so clients do not drift towards their own minima: the limit is the
+minimiser of f for any tau. c_i^+ is the full gradient at x (option I) or the mean gradient of the local steps
+(option II). The first round, without variates yet, is FedAvg's. Clients that are rarely drawn hold stale variates;
+on non-convex models it needs a smaller alpha than FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import positive
+from ...errors import one_of
+from ...schedule import Step, at
+from ...support.tree import hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    c: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1] length of mean dy / (alpha tau)
+
+
+class Message(NamedTuple):
+    """To the clients."""
+
+    x: Tensor
+    c: Tensor
+
+
+class Upload(NamedTuple):
+    """To the server."""
+
+    dy: Tensor
+    dc: Tensor
+
+
+@hyper
+class SCAFFOLD(Algorithm):
+    """Federated averaging whose control variates cancel the clients' drift.
+
+    >>> SCAFFOLD(alpha=0.03).option
+    'II'
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+    option: str = param(default="II", doc="new variate: I, the full gradient at x; II, the mean of the local steps")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+        one_of("option", self.option, ("I", "II"))
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1).double())
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def broadcast(self, server: State) -> Message:
+        return Message(server.x, server.c)
+
+    def client(self, f: Objective, message: Message, c_i: Tensor, local: Local) -> Reply:
+        x, c = message
+        alpha, drift = at(self.alpha, local.k), c - c_i
+        dy, loss = solver.sgd(f, x, local, alpha, lambda _: drift)  # Alg. 1, line 10
+        if self.option == "I":  # line 12
+            new = solver.gradient(f, x, local)[1]
+        else:
+            new = -drift - dy / (alpha * local.own_steps)
+        return Reply(Upload(dy, new - c_i), new, loss)
+
+    def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        x = server.x + at(self.eta, cohort.k) * mean.dy  # line 17
+        c = server.c + cohort.mass * mean.dc
+        return State(x, c, norm(mean.dy) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,0 +1,90 @@
+"""STEM. Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal Sample and
+Communication Complexities for Federated Learning", NeurIPS 2021.
+
+    x     mean of the clients' models         alpha     first step, kappa in the paper (with its w_t = 1)
+    y     model of a client                   sigma2    decay: eta_t = alpha / (1 + sigma2 t)^(1/3)
+    d     direction, mean of the clients'     c         a_t = min(1, c (eta_t / alpha)^2)
+    t     gradient steps so far               xi        mini-batch of the step
+
+    y+ = y - eta_t d        d+ = grad f_i(y+; xi) + (1 - a_t) (d - grad f_i(y; xi))
+
+d removes the noise of mini-batches, not the clients' drift. It goes on across rounds: a round begins with the server's
+step x - eta_t d, which is the model, and the first of all has d = 0 and a = 1. Two gradients a step. a = 1 is FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import not_negative, positive
+from ...support.tree import Scalar, hyper, norm, param
+from ..local import at_clients
+
+
+class State(NamedTuple):
+    """Server state, all of which goes to the clients: they need both ends of the server's step."""
+
+    x: Tensor  # [trials, d], before that step
+    d: Tensor
+    t: Tensor  # [trials, 1]
+
+
+class Upload(NamedTuple):
+    """How far a client came."""
+
+    x: Tensor
+    d: Tensor
+
+
+@hyper
+class STEM(Algorithm):
+    """Local SGD with variance-reducing momentum at clients and server.
+
+    >>> STEM(alpha=0.1, sigma2=0.0).c
+    1.0
+    """
+
+    alpha: Scalar = param(default=0.01, doc="step α at the beginning (the paper's κ)")
+    sigma2: Scalar = param(default=0.1, doc="decay σ² of the step η_t = α/(1 + σ² t)^(1/3)")
+    c: Scalar = param(default=1.0, doc="share of the new gradient a_t = min(1, c (η_t/α)²); the paper's c is c/α²")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "c", schedules=False)
+        not_negative(self, "sigma2")
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1))
+
+    def model(self, server: State, own: tuple[()]) -> Tensor:  # noqa: ARG002
+        return server.x - self.rates(server.t)[0] * server.d
+
+    def broadcast(self, server: State) -> State:
+        return server
+
+    def client(self, f: Objective, start: State, own: tuple[()], local: Local) -> Reply:
+        d = at_clients(start.d, local)
+        delta, total = torch.zeros_like(d), d.new_zeros(())
+        for j in range(local.steps):
+            eta, a = self.rates(start.t + j)
+            batch, on = local.batch(j), local.own_steps > j
+            _, before = f.value_and_grad(start.x + delta, batch)
+            delta = torch.where(on, delta - eta * d, delta)
+            loss, g = f.value_and_grad(start.x + delta, batch)
+            d = torch.where(on, g + (1 - a) * (d - before), d)
+            total = total + loss * on[..., 0]
+        return Reply(Upload(delta, d - start.d), own, total / local.own_steps[..., 0])
+
+    def rates(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Step and share of the new gradient after t gradient steps."""
+        decay = (1 + self.sigma2 * t) ** (-1 / 3)
+        return self.alpha * decay, torch.where(t > 0, (self.c * decay**2).clamp(max=1), 1.0)
+
+    def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        return State(server.x + mean.x, server.d + mean.d, server.t + cohort.steps)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": norm(server.d)[:, 0]}

@@ -1,0 +1,104 @@
+"""Anderson acceleration at the server. Walker & Ni, "Anderson Acceleration for Fixed-Point Iterations", SIAM J. Numer.
+Anal. 49, 2011 (type II); for local updates of federated clients: Feng, Laiu & Strohmer, "FedOSAA", CPAL 2025.
+
+    x      global model x_k                              alpha   client step
+    r      residual v_k - x_k of FedAvg's round map      eta     mixing, Walker & Ni's beta
+    dX     the last m differences x_k - x_{k-1}          m       window
+    dR     the last m differences r_k - r_{k-1}          reg     Tikhonov strength, relative to each |dR_j|^2
+    gamma  argmin |r - dR gamma|^2                       cosine  least cosine of step and r
+
+Clients are FedAvg's, unchanged, and so is the fixed point; with m >= d a linear round map is solved in d + 1 rounds,
+up to reg. |r| may also shrink uphill or towards a saddle: a step that does not follow r is replaced by FedAvg's.
+Under partial participation r_k - r_{k-1} compares different clients, and FedAvg is faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import at_least, not_negative, positive
+from ...errors import InputError, number
+from ...schedule import Step, at
+from ...support.tree import Scalar, gram, hyper, norm, param, solve
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    s: Tensor  # last step
+    r: Tensor  # residual of the last round
+    dX: Tensor  # [trials, m, d], oldest first; 0 where there is none yet
+    dR: Tensor  # [trials, m, d]
+    grad_norm: Tensor  # [trials, 1] length of r / (alpha tau)
+
+
+@hyper
+class Anderson(Algorithm):
+    """Anderson acceleration of FedAvg at the server.
+
+    >>> Anderson(alpha=0.1).m
+    5
+    """
+
+    alpha: Step = param(default=0.01, doc="client step α")
+    eta: Step = param(default=1.0, doc="mixing β of the residual; 1 is FedAvg's step")
+    m: int = param(default=5, doc="window of differences")
+    reg: Scalar = param(default=1e-10, doc="relative Tikhonov strength of the least squares")
+    cosine: Scalar = param(default=0.1, doc="least cosine of step and residual, else FedAvg's step; -1: never")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+        at_least(self, "m", 1, most=1000)
+        not_negative(self, "reg")
+        object.__setattr__(self, "cosine", _cosine(self.cosine))
+
+    def server_init(self, x: Tensor) -> State:
+        window = x.new_zeros(x.shape[0], self.m, x.shape[-1])
+        zero = torch.zeros_like(x)
+        return State(x, zero, zero, window, window, x.new_zeros(x.shape[0], 1).double())
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, r: Tensor, cohort: Cohort) -> State:
+        x, s, eta = server.x, server.s, at(self.eta, cohort.k)
+        y = torch.where(norm(s) > 0, r - server.r, 0.0)  # before the first step there is no difference
+        dX = torch.cat((server.dX[:, 1:], s[:, None]), 1)
+        dR = torch.cat((server.dR[:, 1:], y[:, None]), 1)
+        gamma = _gamma(gram(*dR.unbind(1), r), self.reg).to(x.dtype)[:, None]
+        plain = eta * r
+        step = plain - (gamma @ dX)[:, 0] - eta * (gamma @ dR)[:, 0]
+        products = gram(step, r)
+        length = products.diagonal(dim1=-2, dim2=-1).sqrt().prod(-1, keepdim=True)
+        follows = products[:, 0, 1:] >= self.cosine * length  # false for NaN, where no gamma was found
+        new = x + torch.where(follows, step, plain)
+        return State(new, new - x, r, dX, dR, norm(r) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
+
+
+def _cosine(value: Scalar) -> float:
+    cosine = number("cosine", value)
+    if not -1 <= cosine < 1:
+        raise InputError(f"cosine must be in [-1, 1), got cosine={cosine:g}; -1 keeps every step")
+    return cosine
+
+
+def _gamma(products: Tensor, reg: Scalar) -> Tensor:
+    """argmin |r - dR gamma|^2 + reg sum_j |dR_j|^2 gamma_j^2 from the inner products of (dR, r); [trials, m].
+
+    The columns are scaled to length 1: those of late rounds are small, but tell most.
+    """
+    square = products[..., :-1, :-1].diagonal(dim1=-2, dim2=-1)
+    length = torch.where(square > 0, square, 1.0).sqrt()
+    G = products[..., :-1, :-1] / (length[..., None] * length[..., None, :])
+    G.diagonal(dim1=-2, dim2=-1).add_(torch.where(square > 0, reg * torch.ones_like(square), 1.0))  # absent: gamma 0
+    return solve(G, products[..., :-1, -1] / length) / length

@@ -1,0 +1,89 @@
+"""DANE. Shamir, Srebro, Zhang, "Communication-Efficient Distributed Optimization using an Approximate Newton-type
+Method", ICML 2014.
+
+    x        global model w                               eta   weight of the global gradient
+    g        mean of the clients' full gradients at x     mu    proximal strength
+    delta    w_i - x, update of client i
+
+After the clients' gradients are collected, each minimises
+
+    f_i(y) - <grad f_i(x) - eta g, y> + mu/2 |y - x|^2
+
+exactly (Newton's method) and the server averages: on quadratics a step of the mean of the inverses of A_i + mu I.
+It lives on similar clients. Where their Hessians differ more than mu allows it diverges.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import at_least, not_negative, positive
+from ...schedule import Step, at
+from ...support.tree import Scalar, hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state, and the message of the second exchange."""
+
+    x: Tensor  # [trials, d]
+    g: Tensor  # [trials, d]
+
+
+@hyper
+class DANE(Algorithm):
+    """Average of exact minimisers of objectives tilted to the global gradient.
+
+    >>> DANE(mu=0.5).eta
+    1.0
+    """
+
+    needs_all: ClassVar[str] = "feddane"
+
+    eta: Step = param(default=1.0, doc="weight η of the global gradient")
+    mu: Scalar = param(default=0.3, doc="proximal strength μ; 0 is the original, for clients with like Hessians")
+    newton_steps: int = param(default=5, doc="Newton steps of a client")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
+    tol: float = param(default=1e-4, doc="relative residual at which these end")
+
+    def __post_init__(self) -> None:
+        positive(self, "eta")
+        not_negative(self, "mu", "tol")
+        at_least(self, "newton_steps", 1)
+        at_least(self, "cg_steps", 1)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.broadcast, self.gradient, self.collect),
+            Phase(lambda server: server, self.client, self.server),
+        )
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x))
+
+    def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        return Reply(solver.gradient(f, x, local)[1], own)
+
+    def collect(self, server: State, g: Tensor, _: Cohort) -> State:
+        return State(server.x, g)
+
+    def client(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        x, g = message
+        loss, g_i = solver.gradient(f, x, local)
+        precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
+        delta = solver.newton(f, x, local, precision, at(self.eta, local.k) * g - g_i, self.mu)
+        return Reply(delta, own, loss)
+
+    def server(self, server: State, delta: Tensor, _: Cohort) -> State:
+        return State(server.x + delta, server.g)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": norm(server.g)[:, 0]}

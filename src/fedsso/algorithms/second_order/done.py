@@ -1,0 +1,83 @@
+"""DONE. Dinh et al., "DONE: Distributed Approximate Newton-type Method for Federated Edge Learning", IEEE Transactions
+on Parallel and Distributed Systems 2022, arXiv 2012.05625.
+
+    x    global model w                               alpha   step of Richardson's iteration
+    g    mean of the clients' full gradients at x     R       its length
+    d    direction of a client                        eta     server step
+
+After the gradient is collected, each client runs R steps of Richardson's iteration d <- (I - alpha H_i) d - alpha g
+from d = 0, which tends to -H_i^-1 g, and the server moves along the mean. R = 1 is gradient descent with step
+alpha eta; a finite R damps directions without curvature. Needs alpha < 2 / (largest eigenvalue of any H_i); diverges
+where an H_i is indefinite.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import at_least, positive
+from ...schedule import Step, at
+from ...support.tree import hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state, and the message of the second exchange."""
+
+    x: Tensor  # [trials, d]
+    g: Tensor  # [trials, d]
+
+
+@hyper
+class DONE(Algorithm):
+    """Newton's method with the mean of the clients' directions by Richardson's iteration.
+
+    >>> DONE(alpha=0.05).R
+    20
+    """
+
+    alpha: Step = param(default=0.1, doc="step α of Richardson's iteration")
+    eta: Step = param(default=1.0, doc="server step η")
+    R: int = param(default=20, doc="length R of Richardson's iteration")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "eta")
+        at_least(self, "R", 1)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.broadcast, self.gradient, self.collect),
+            Phase(lambda server: server, self.client, self.server),
+        )
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x))
+
+    def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        loss, g = solver.gradient(f, x, local)
+        return Reply(g, own, loss)
+
+    def collect(self, server: State, g: Tensor, _: Cohort) -> State:
+        return State(server.x, g)
+
+    def client(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        x, g = message
+        alpha, H = at(self.alpha, local.k), solver.curvature(f, x, local)
+        d = solver.at_clients(-alpha * g, local)  # the first step from d = 0
+        for _ in range(self.R - 1):
+            d = d - alpha * (H(d) + g)
+        return Reply(d, own)
+
+    def server(self, server: State, d: Tensor, cohort: Cohort) -> State:
+        return State(server.x + at(self.eta, cohort.k) * d, server.g)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": norm(server.g)[:, 0]}

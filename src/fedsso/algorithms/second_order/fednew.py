@@ -1,0 +1,86 @@
+"""FedNew. Elgabli et al., "FedNew: A Communication-Efficient and Privacy-Preserving Newton-Type Method for Federated
+Learning", ICML 2022.
+
+    x       global model                          mu    damping of the Newton system, the paper's alpha
+    y_i     Newton direction of client i          rho   strength of ADMM's consensus
+    y       sum p_i y_i = x_k - x_{k+1}           r     rounds between new Hessians
+    lam_i   dual variable of client i             z     where client i takes its Hessian
+
+One step of ADMM for the Newton system in each round: y_i = (H_i + (mu + rho) I)^-1 (gradient_i - lam_i + rho y), then
+lam_i += rho (y_i - y) and x -= y. Gradients and Hessians stay at the clients, which keep lam_i + rho y_i and know y
+from two models in a row. The damping mu + rho makes it slow where f is flat.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import at_least, not_negative
+from ...support.tree import Scalar, Tree, hyper, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    x: Tensor  # the last model
+    dual: Tensor  # lam_i + rho y_i
+    z: Tree  # [trials, d], or nothing if it is always the model
+
+
+@hyper
+class FedNew(Algorithm):
+    """Newton's method by one ADMM step in each round, with the message of FedAvg.
+
+    >>> FedNew(rho=0.1).r
+    1
+    """
+
+    needs_all: ClassVar[str] = "scaffold"
+
+    mu: Scalar = param(default=0.01, doc="damping α of the Newton system")
+    rho: Scalar = param(default=0.1, doc="strength ρ of the consensus")
+    r: int = param(default=1, doc="rounds between new Hessians; 0: only that of the first round")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps of a client")
+    tol: float = param(default=1e-4, doc="relative residual at which these end")
+
+    def __post_init__(self) -> None:
+        not_negative(self, "mu", "rho", "tol")
+        at_least(self, "r", 0)
+        at_least(self, "cg_steps", 1)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x)
+
+    def client_init(self, x: Tensor) -> Own:
+        return Own(x, torch.zeros_like(x), () if self.r == 1 else x)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.broadcast, self.client, self.server),)
+
+    def client(self, f: Objective, x: Tensor, own: Own, local: Local) -> Reply:
+        loss, g = solver.gradient(f, x, local)
+        y = own.x - x  # 0 in the first round
+        lam = own.dual - self.rho * y
+        now = solver.at_clients(x, local)
+        z = now if local.k == 1 or (self.r and (local.k - 1) % self.r == 0) else own.z
+        H, damping = solver.curvature(f, z, local), self.mu + self.rho
+        y_i = solver.cg(lambda v: H(v) + damping * v, g - lam + self.rho * y, self.cg_steps, self.tol)
+        return Reply(y_i, Own(now, lam + self.rho * y_i, () if self.r == 1 else z), loss)
+
+    def server(self, server: State, y: Tensor, _: Cohort) -> State:
+        return State(server.x - y)

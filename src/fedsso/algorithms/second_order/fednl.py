@@ -1,0 +1,306 @@
+"""FedNL. Safaryan et al., "FedNL: Making Newton-Type Methods Applicable to Federated Learning", ICML 2022.
+
+    x     global model                            a     Hessian learning rate alpha
+    H_i   estimate of client i's Hessian          H     sum p_i H_i
+    S_i   C(Hessian_i(x) - H_i), compressed       l     sum p_i l_i, l_i = |Hessian_i - H_i| (Frobenius)
+    g     gradient of f at x                      mu    lower bound of f's curvature
+
+Clients learn their Hessians from compressed differences, H_i += a S_i, and the server learns the mean. It steps along
+-[H]_mu^-1 g, with the eigenvalues of H raised to mu (option 1), or along -(H + l I)^-1 g (option 2). FedNL-LS searches
+along the former. In FedNL-PP some clients answer: the server minimises the sum of the clients' last quadratic models,
+client i's with H_i + l_i I about its last point w_i; with g = sum p_i ((H_i + l_i I) w_i - gradient_i(w_i)) that is
+x = (H + l I)^-1 g. Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
+Where Hessians are singular, option 2 and FedNL-PP fail once l is 0 (with first="hessian" or compressor="none" at
+once); option 1 does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import positive
+from ...errors import InputError, integer, one_of
+from ...maths import symmetric
+from ...maths.symmetric import Compressor, Sent
+from ...schedule import Step, at
+from ...support.tree import Scalar, Tree, dot, hyper, norm, param
+from .. import local as solver
+
+ROUNDING = 8  # units in the last place by which a loss may be wrong
+
+
+class State(NamedTuple):
+    """Server state of FedNL."""
+
+    x: Tensor  # [trials, d]
+    H: Tensor  # [trials, d, d]
+    grad_norm: Tensor  # [trials, 1]
+
+
+class Search(NamedTuple):
+    """Server state of FedNL-LS."""
+
+    x: Tensor  # [trials, d]
+    H: Tensor  # [trials, d, d]
+    g: Tensor  # [trials, d]
+    p: Tensor  # [trials, d], the direction
+    f0: Tensor  # [trials, 1], f(x)
+    t: Tensor  # [trials, 1], the last step
+
+
+class Models(NamedTuple):
+    """Server state of FedNL-PP: sums over the clients seen so far."""
+
+    x: Tensor  # [trials, d]
+    H: Tensor  # [trials, d, d]
+    l: Tensor  # [trials, 1]
+    g: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1], of the sum of models at x
+
+
+class Own(NamedTuple):
+    """What a client of FedNL-PP keeps."""
+
+    H: Tensor
+    l: Tensor
+    g: Tensor
+
+
+class Upload(NamedTuple):
+    """To the server."""
+
+    g: Tensor  # [M, trials, d]
+    S: Any  # as sent; decoded, [M, trials, d, d]
+    scalar: Tree  # [M, trials, 1]: l_i, f_i or nothing
+
+
+def decode(upload: Upload) -> Upload:
+    """The upload with S_i as a matrix."""
+    return upload._replace(S=upload.S.dense(upload.g.shape[-1]))
+
+
+def check(record: FedNL | FedNLLS | FedNLPP) -> None:
+    """Raise InputError unless compressor and learning rate make sense."""
+    symmetric.parse(record.compressor)
+    positive(record, "a", schedules=False)
+
+
+def zeros(x: Tensor) -> Tensor:
+    """H = 0 for each trial, [trials, d, d]."""
+    return x.new_zeros(*x.shape, x.shape[-1])
+
+
+def starts(record: FedNL | FedNLLS, k: int) -> bool:
+    """Whether whole Hessians are sent in round k, and used at once."""
+    return record.first == "hessian" and k == 1
+
+
+def rule(compressor: str, a: Scalar, d: int) -> tuple[Compressor, Scalar]:
+    """How Hessians are sent, and the learning rate: a number, or [trials, 1, 1]."""
+    made = symmetric.parse(compressor)
+    return made, made.rate(d) * (a.unsqueeze(-1) if isinstance(a, Tensor) else a)
+
+
+def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> tuple[Compressor, Scalar]:
+    """That of round k."""
+    return rule("none", 1.0, d) if starts(record, k) else rule(record.compressor, record.a, d)
+
+
+def learn(X: Tensor, H: Tensor, local: Local, rule: tuple[Compressor, Scalar]) -> tuple[Sent, Tensor]:
+    """S_i as sent and H_i + a S_i, for X = Hessian_i - H_i."""
+    compressor, a = rule
+    d = X.shape[-1]
+    sent = compressor.encode(X, local.uniform("hessian", compressor.draws(d)))
+    return sent, H + a * sent.dense(d)
+
+
+def size(X: Tensor) -> Tensor:
+    """Frobenius norm, [..., 1]."""
+    return norm(X.flatten(-2)).to(X.dtype)
+
+
+def clipped(H: Tensor, g: Tensor, mu: Scalar) -> Tensor:
+    """[H]_mu^-1 g."""
+    values, vectors = symmetric.eigh(H)
+    values = torch.maximum(values, torch.as_tensor(mu, dtype=values.dtype, device=values.device))
+    turned = vectors.mT @ g.double().unsqueeze(-1) / values.unsqueeze(-1)
+    return (vectors @ turned).squeeze(-1).to(g.dtype)
+
+
+@hyper
+class FedNL(Algorithm):
+    """Newton's method with Hessians that are learnt from compressed differences.
+
+    >>> FedNL(compressor="topk:0.01").option
+    2
+    """
+
+    needs_all: ClassVar[str] = "fednl-pp"
+    alone: ClassVar[bool] = True
+
+    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
+    option: int = param(default=2, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I")
+    mu: Scalar = param(default=0.1, doc="lower bound μ of the curvature (option 1)")
+    compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
+    a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
+    first: str = param(default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1")
+
+    def __post_init__(self) -> None:
+        positive(self, "eta")
+        positive(self, "mu", schedules=False)
+        if integer("option", self.option) not in (1, 2):
+            raise InputError(f"option must be 1 or 2, got option={self.option!r}; leave it out for 2")
+        one_of("first", self.first, ("zero", "hessian"))
+        check(self)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    def server_init(self, x: Tensor) -> State:
+        symmetric.check_size(x)
+        return State(x, zeros(x), x.new_zeros(x.shape[0], 1).double())
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return zeros(x)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.broadcast, self.client, self.server, decode=decode),)
+
+    def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
+        loss, g = solver.gradient(f, x, local)
+        X = solver.hessian(f, x, local)
+        S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
+        l = size(X - (new if starts(self, local.k) else H)) if self.option == 2 else ()
+        return Reply(Upload(g, S, l), new, loss)
+
+    def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        x, g = server.x, mean.g
+        new = server.H + rule_of(self, cohort.k, x.shape[-1])[1] * mean.S
+        H = new if starts(self, cohort.k) else server.H
+        if self.option == 1:
+            step = clipped(H, g, self.mu)
+        else:
+            step = symmetric.solve(symmetric.shift(H, mean.scalar), g).to(x.dtype)
+        return State(x - at(self.eta, cohort.k) * step, new, norm(g))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
+
+
+@hyper
+class FedNLLS(Algorithm):
+    """FedNL with a line search: the largest of 1, 1/2, ..., 2^-9 that lowers f enough.
+
+    >>> FedNLLS(mu=0.1).compressor
+    'rank:1'
+    """
+
+    needs_all: ClassVar[str] = "fednl-pp"
+    alone: ClassVar[bool] = True
+
+    mu: Scalar = param(default=0.01, doc="lower bound μ of the curvature")
+    compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
+    a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
+    first: str = param(default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1")
+
+    def __post_init__(self) -> None:
+        positive(self, "mu", schedules=False)
+        one_of("first", self.first, ("zero", "hessian"))
+        check(self)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    def server_init(self, x: Tensor) -> Search:
+        symmetric.check_size(x)
+        one = x.new_ones(x.shape[0], 1)
+        return Search(x, zeros(x), torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(one), one.double())
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return zeros(x)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.broadcast, self.client, self.aim, decode=decode),
+            Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
+        )
+
+    def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
+        loss, g = solver.gradient(f, x, local)
+        S, new = learn(solver.hessian(f, x, local) - H, H, local, rule_of(self, local.k, x.shape[-1]))
+        return Reply(Upload(g, S, loss.unsqueeze(-1)), new, loss)
+
+    def aim(self, server: Search, mean: Upload, cohort: Cohort) -> Search:
+        new = server.H + rule_of(self, cohort.k, server.x.shape[-1])[1] * mean.S
+        p = -clipped(new if starts(self, cohort.k) else server.H, mean.g, self.mu)
+        return Search(server.x, new, mean.g, p, mean.scalar, server.t)
+
+    def search(self, f: Objective, message: tuple[Tensor, Tensor], H: Tensor, local: Local) -> Reply:
+        return Reply(solver.along(f, *message, local), H)
+
+    def server(self, server: Search, losses: Tensor, _: Cohort) -> Search:
+        x, g, p, f0 = server.x, server.g, server.p, server.f0.double()
+        # an exact Newton step meets c = 1/2 with equality: rounding must not refuse it
+        most = f0 + ROUNDING * torch.finfo(x.dtype).eps * f0.abs()
+        t = solver.armijo(losses, most, dot(g, p), 0.5, server.t)
+        return server._replace(x=x + t.to(x.dtype) * p, t=t)
+
+    def diagnostics(self, server: Search) -> dict[str, Tensor]:
+        return {"grad_norm": norm(server.g)[:, 0]}
+
+
+@hyper
+class FedNLPP(Algorithm):
+    """FedNL of which a part of the clients answers in each round.
+
+    >>> FedNLPP().compressor
+    'rank:1'
+    """
+
+    alone: ClassVar[bool] = True
+
+    compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
+    a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    def server_init(self, x: Tensor) -> Models:
+        symmetric.check_size(x)
+        own = self.client_init(x)
+        return Models(x, own.H, own.l, own.g, own.l.double())
+
+    def client_init(self, x: Tensor) -> Own:
+        return Own(zeros(x), x.new_zeros(x.shape[0], 1), torch.zeros_like(x))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(self.broadcast, self.client, self.server, decode=decode),)
+
+    def client(self, f: Objective, x: Tensor, own: Own, local: Local) -> Reply:
+        loss, grad = solver.gradient(f, x, local)
+        X = solver.hessian(f, x, local)
+        S, H = learn(X - own.H, own.H, local, rule(self.compressor, self.a, x.shape[-1]))
+        l = size(X - H)
+        g = (H @ x.unsqueeze(-1)).squeeze(-1) + l * x - grad
+        return Reply(Upload(g - own.g, S, l - own.l), Own(H, l, g), loss)
+
+    def server(self, server: Models, mean: Upload, cohort: Cohort) -> Models:
+        x, mass = server.x, cohort.mass
+        a = rule(self.compressor, self.a, x.shape[-1])[1]
+        H, l, g = server.H + mass * a * mean.S, server.l + mass * mean.scalar, server.g + mass * mean.g
+        A = symmetric.shift(H, l)
+        slope = (A @ x.unsqueeze(-1)).squeeze(-1) - g
+        return Models(symmetric.solve(A, g).to(x.dtype), H, l, g, norm(slope))
+
+    def diagnostics(self, server: Models) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}

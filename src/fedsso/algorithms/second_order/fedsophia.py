@@ -1,0 +1,103 @@
+"""Fed-Sophia. Elbakary et al., "Fed-Sophia: A Communication-Efficient Second-Order Federated Learning Algorithm",
+arXiv 2406.06655; its client is Sophia-G of Liu et al., arXiv 2305.14342.
+
+    x      global model                             alpha         client step, the papers' eta
+    m      moving mean of mini-batch gradients      beta1, beta2  weights of the old means
+    v      moving mean of the curvature's diagonal  rho           bound of every entry of m / v
+    g_hat  gradient on labels that the model draws  T             local steps between refreshes of v
+    h_hat  B g_hat^2, B rows in the batch           weight_decay  the papers' lambda
+
+Clients walk with Sophia and keep m, v and their step count; the server averages the models. Every entry moves by at
+most alpha rho in a step. m and v describe the client's own loss: unequal clients drift apart as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
+from ...checks import at_least, not_negative, positive, share
+from ...schedule import Step, at
+from ...support.tree import Scalar, hyper, norm, param
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    grad_norm: Tensor  # [trials, 1] length of (x_k - v_k) / (alpha tau), the mean direction that clients walked
+
+
+class Memory(NamedTuple):
+    """What a client keeps."""
+
+    m: Tensor  # [trials, d]
+    v: Tensor  # [trials, d]
+    t: Tensor  # [trials, 1] local steps taken so far
+
+
+@hyper
+class FedSophia(Algorithm):
+    """FedAvg with Sophia as the clients' optimiser.
+
+    >>> FedSophia(alpha=0.03).T
+    10
+    """
+
+    alpha: Step = param(default=0.2, doc="client step α")
+    beta1: Scalar = param(default=0.965, doc="weight β₁ of the old mean gradient")
+    beta2: Scalar = param(default=0.99, doc="weight β₂ of the old curvature")
+    rho: Scalar = param(default=0.04, doc="bound ρ of every entry of the direction")
+    T: int = param(default=10, doc="local steps between estimates of the curvature")
+    eps: Scalar = param(default=1e-12, doc="least curvature ε")
+    weight_decay: Scalar = param(default=0.0, doc="weight decay λ")
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha")
+        positive(self, "rho", "eps", schedules=False)
+        share(self, "beta1", "beta2")
+        not_negative(self, "weight_decay")
+        at_least(self, "T", 1)
+
+    def asks(self) -> str:
+        return "targets"
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, x.new_zeros(x.shape[0], 1).double())
+
+    def client_init(self, x: Tensor) -> Memory:
+        return Memory(torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(x.shape[0], 1))
+
+    def client(self, f: Objective, x: Tensor, own: Memory, local: Local) -> Reply:
+        alpha, (m, v, t) = at(self.alpha, local.k), own
+        delta, total = torch.zeros_like(m), m.new_zeros(m.shape[:-1])
+        for j in range(local.steps):
+            point, batch, active = x + delta, local.batch(j), local.own_steps > j
+            loss, g = f.value_and_grad(point, batch)
+            m = torch.where(active, self.beta1 * m + (1 - self.beta1) * g, m)
+            due = active & (t % self.T == 0)
+            if due.is_meta or due.any():
+                h = f.bartlett(point, batch, local.uniform(f"labels {j}", batch.weight.shape[-1]))
+                v = torch.where(due, self.beta2 * v + (1 - self.beta2) * h, v)
+            walk = self.weight_decay * point + _clip(m / _at_least(v, self.eps), self.rho)
+            delta = torch.where(active, delta - alpha * walk, delta)
+            total, t = total + loss * active[..., 0], t + active
+        return Reply(delta, Memory(m, v, t), total / local.own_steps[..., 0])
+
+    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
+
+
+def _at_least(v: Tensor, bound: Scalar) -> Tensor:
+    return torch.maximum(v, torch.as_tensor(bound, dtype=v.dtype, device=v.device))
+
+
+def _clip(z: Tensor, rho: Scalar) -> Tensor:
+    bound = torch.as_tensor(rho, dtype=z.dtype, device=z.device)
+    return torch.clamp(z, -bound, bound)

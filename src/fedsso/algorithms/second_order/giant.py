@@ -1,0 +1,99 @@
+"""GIANT. Wang et al., "GIANT: Globally Improved Approximate Newton Method for Distributed Optimization", NeurIPS 2018.
+
+    x    global model w                               mu    damping of the clients' Hessians
+    g    mean of the clients' full gradients at x     t     step of the line search
+    p    mean of -(H_i + mu I)^-1 g                   f0    f(x)
+
+Three exchanges: the gradient; the clients' Newton directions for it, by conjugate gradients; their losses at ten
+steps 1, 1/2, ..., 2^-9 along the mean direction, of which the server takes the largest that lowers f enough
+(Armijo, c = 0.1). The mean of inverses stands for the inverse of the mean: good while the clients' Hessians are alike.
+Where a client lacks a class its Hessian is singular, and only mu holds the direction back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import at_least, not_negative
+from ...support.tree import Scalar, dot, hyper, norm, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Tensor  # [trials, d]
+    g: Tensor  # [trials, d]
+    p: Tensor  # [trials, d]
+    f0: Tensor  # [trials, 1]
+    t: Tensor  # [trials, 1] last step of the line search
+
+
+class Start(NamedTuple):
+    """Upload of the first exchange."""
+
+    g: Tensor
+    f0: Tensor
+
+
+@hyper
+class GIANT(Algorithm):
+    """Newton's method with the mean of the clients' Newton directions and a line search.
+
+    >>> GIANT(mu=0).cg_steps
+    50
+    """
+
+    mu: Scalar = param(default=0.01, doc="damping μ of the clients' Hessians; 0 is the original")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps of a client")
+    tol: float = param(default=1e-4, doc="relative residual at which these end")
+
+    def __post_init__(self) -> None:
+        not_negative(self, "mu", "tol")
+        at_least(self, "cg_steps", 1)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.broadcast, self.gradient, self.collect),
+            Phase(lambda server: (server.x, server.g), self.client, self.aim),
+            Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
+        )
+
+    def server_init(self, x: Tensor) -> State:
+        zero, one = torch.zeros_like(x), x.new_ones(x.shape[0], 1)
+        return State(x, zero, zero, one, one.double())
+
+    def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        loss, g = solver.gradient(f, x, local)
+        return Reply(Start(g, loss.unsqueeze(-1)), own, loss)
+
+    def collect(self, server: State, mean: Start, _: Cohort) -> State:
+        return server._replace(g=mean.g, f0=mean.f0)
+
+    def client(self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local) -> Reply:
+        x, g = message
+        H = solver.curvature(f, x, local)
+        b = solver.at_clients(-g, local)
+        return Reply(solver.cg(lambda v: H(v) + self.mu * v, b, self.cg_steps, self.tol), own)
+
+    def aim(self, server: State, p: Tensor, _: Cohort) -> State:
+        return server._replace(p=p)
+
+    def search(self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local) -> Reply:
+        return Reply(solver.along(f, *message, local), own)
+
+    def server(self, server: State, losses: Tensor, _: Cohort) -> State:
+        x, g, p, f0, t = server
+        t = solver.armijo(losses, f0, dot(g, p), 0.1, t)
+        return server._replace(x=x + t.to(x.dtype) * p, t=t)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": norm(server.g)[:, 0]}

@@ -1,0 +1,88 @@
+"""LocalNewton. Gupta et al., "LocalNewton: Reducing Communication Bottleneck for Distributed Learning", UAI 2021; with
+the global line search of Bischoff et al., "On Second-order Optimization Methods for Federated Learning", 2021.
+
+    x        global model                       mu    proximal strength, damps the Hessians
+    p        mean of the clients' y_i - x       t     step of the line search
+
+Clients take a few Newton steps of their own from x (conjugate gradients, Armijo steps) on f_i + mu/2 |y - x|^2.
+Their losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction p, and their slopes g_i^T p, let the server take
+the largest that lowers f enough (Armijo, c = 0.1). Local gradients pull to local minima: clients that are unlike each
+other stop it short of the minimiser of f.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
+from ...checks import at_least, not_negative
+from ...support.tree import Scalar, dot, hyper, param
+from .. import local as solver
+
+
+class State(NamedTuple):
+    """Server state, and the message of the second exchange."""
+
+    x: Tensor  # [trials, d]
+    p: Tensor  # [trials, d]
+
+
+class Search(NamedTuple):
+    """Upload of the second exchange."""
+
+    losses: Tensor  # f_i(x + t p), [..., 10]
+    f0: Tensor  # f_i(x), [..., 1]
+    slope: Tensor  # p^T grad f_i(x), [..., 1]
+
+
+@hyper
+class LocalNewton(Algorithm):
+    """Local Newton steps, averaged, with a global line search.
+
+    >>> LocalNewton(mu=0).newton_steps
+    1
+    """
+
+    newton_steps: int = param(default=1, doc="Newton steps L of a client")
+    mu: Scalar = param(default=0.01, doc="proximal strength μ; 0 is the original")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each Newton step")
+    tol: float = param(default=1e-4, doc="relative residual at which these end")
+
+    def __post_init__(self) -> None:
+        not_negative(self, "mu", "tol")
+        at_least(self, "newton_steps", 1)
+        at_least(self, "cg_steps", 1)
+
+    def asks(self) -> str:
+        return "hvp"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.broadcast, self.client, self.aim),
+            Phase(lambda server: server, self.search, self.server, exact=True),
+        )
+
+    def server_init(self, x: Tensor) -> State:
+        return State(x, torch.zeros_like(x))
+
+    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
+        return Reply(solver.newton(f, x, local, precision, None, self.mu), own)
+
+    def aim(self, server: State, p: Tensor, _: Cohort) -> State:
+        return State(server.x, p)
+
+    def search(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        x, p = message
+        loss, g = solver.gradient(f, x, local)
+        slope = dot(g, solver.at_clients(p, local)).to(x.dtype)
+        return Reply(Search(solver.along(f, x, p, local), loss.unsqueeze(-1), slope), own, loss)
+
+    def server(self, server: State, mean: Search, _: Cohort) -> State:
+        x, p = server
+        t = solver.armijo(mean.losses, mean.f0, mean.slope, 0.1)
+        return State(x + t.to(x.dtype) * p, p)

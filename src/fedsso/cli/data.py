@@ -1,0 +1,180 @@
+"""The commands `fedsso data ...`: what there is, fetching it, looking at a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..data import TABLES, DataSet, data_folder, datasets, load
+from ..data.fetch import fetch
+from ..errors import InputError, one_of
+from ..report import federation as show
+from ..support import picture
+from . import config as cli_config
+from .options import WithData
+from .replace import check_file
+from .screen import messages, output, print_json, print_table, say, tell, visible
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation.")
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+@app.command("list")
+def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets: what is there, how large, under which licence, where it is looked for.
+
+    Example: fedsso data list --data-dir ~/data
+    """
+    rows = [describe(dataset, data_dir) for dataset in datasets()]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("data set", "rows", "classes", "partition, clients", "there", box=SIMPLE_HEAD)
+    for row in rows:
+        about = [row["title"], f"{row['origin']}; licence: {row['licence']}" if row["licence"] else row["origin"]]
+        about += [f"models: {', '.join(row['models'])}", *_where(row)]
+        clients = f"{row['partition']}, {row['clients'] or 'all'}" if row["partition"] else "–"
+        counts = [str(row["rows"] or "–"), str(row["classes"] or "–"), clients]
+        there = _size(row["bytes"]) if row["present"] and row["bytes"] else "yes" if row["present"] else "no"
+        lines = "\n".join(filter(None, about))
+        table.add_row(Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"), *counts, there)
+    print_table(table)
+    tell(f"Looked for in {data_folder(data_dir)}")
+
+
+def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
+    """What is known of a data set, and which of its files are there."""
+    plain = ("name", "title", "classes", "partition", "clients", "models", "origin", "licence")
+    found = dataset.find(data_dir)
+    form, paths = found or ((*dataset.forms, None)[0], [])
+    return {
+        **{name: getattr(dataset, name) for name in plain},
+        "rows": form.rows if form else 0,
+        "clients": None if dataset.partition == "group" else len(TABLES.get(dataset.partition, ())) or dataset.clients,
+        "present": dataset.present(data_dir),
+        "bytes": sum(path.stat().st_size for path in paths),
+        "files": [str(path) for path in paths],
+        "looked_for": [[str(data_folder(data_dir) / file) for file in form.files] for form in dataset.forms],
+        "wanted": dataset.wanted(),
+        "download": sum(remote.size for remote in dataset.remotes),
+        "urls": [url for remote in dataset.remotes for url in remote.urls],
+    }
+
+
+def _where(row: dict[str, Any]) -> list[str]:
+    if row["files"]:
+        return [f"in {', '.join(row['files'][:2])}{' ...' if len(row['files']) > 2 else ''}"]
+    if row["present"]:
+        return []
+    if not row["urls"]:
+        return ["files of your own: --files"]
+    size = f" ({_size(row['download'])})" if row["download"] else ""
+    return [f"looked for: {row['wanted']}", f"fedsso data get {row['name']}{size}"]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+@app.command("get")
+def get_data(
+    names: Annotated[list[str], typer.Argument(help="Data sets; `fedsso data list` shows them.", metavar="NAME...")],
+    data_dir: DataDir = None,
+    mirror: Annotated[str, typer.Option(help="Take the files from this address instead, by their names.")] = "",
+) -> None:
+    """Fetch the official files of data sets.
+
+    Example: fedsso data get mnist fashion_mnist --data-dir ~/data
+
+    A download that was cut off goes on where it stopped. Every file is checked, by its SHA-256 where a public source
+    gives one and by its structure, before it is put into the data folder.
+    """
+    known = {dataset.name: dataset for dataset in datasets()}
+    failed = []
+    for name in [one_of("data set", name, known) for name in names]:
+        try:
+            said = _get(known[name], data_dir, mirror)
+        except InputError as error:  # the others may be had
+            failed.append(str(error))
+        else:
+            say(f"{name}{said}")
+    if failed:
+        raise InputError("\n".join(failed))
+
+
+def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
+    """Fetch a data set unless it is there, and say what was done."""
+    if dataset.yours:
+        raise InputError(f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files")
+    found, folder = dataset.find(data_dir), data_folder(data_dir)
+    if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
+        here = ", ".join(map(str, found[1] if found else ()))
+        return f" is there already: {here or 'it needs no files'}"
+    with _bars() as progress:
+        paths = fetch(dataset.name, dataset.remotes, folder, check=dataset.check, progress=progress, mirror=mirror)
+    return f": {_size(sum(path.stat().st_size for path in paths))} in {folder}"
+
+
+@contextmanager
+def _bars() -> Iterator[Any]:
+    """Shows how a download goes on: a bar on a terminal, else a line at every tenth."""
+    shown: dict[str, int] = {}
+
+    def lines(label: str, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else done >> 24
+        if shown.get(label) != tenth:
+            shown[label] = tenth
+            say(f"{label}: {_size(done)}{f' of {_size(total)}' if total else ''}")
+
+    if not messages.is_terminal:
+        yield lines
+        return
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=messages) as bars:
+
+        def bar(label: str, done: int, total: int) -> None:
+            if label not in shown:
+                shown[label] = bars.add_task(label)
+            bars.update(shown[label], completed=done, total=total or None)  # type: ignore[arg-type]
+
+        yield bar
+
+
+@app.command("show", cls=WithData)
+def show_data(
+    ctx: typer.Context,
+    out: Annotated[Path | None, typer.Option(help="File of the picture; left out: DATASET-PARTITION.png here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw who holds what: clients and labels as a picture, here and in a file, and figures of the skew.
+
+    Example: fedsso data show --dataset mnist --partition paper-20
+    """
+    wish = cli_config.settings(None, {}, ctx.obj["data"]).data.given()
+    fed = load(wish.pop("dataset", "digits"), **wish)
+    how = str(fed.source.get("partition", fed.source.get("kind")))
+    path = out or Path(f"{fed.source['name']}-{how}.png")
+    check_file(path, picture.MARK, "a picture")
+    show.picture(fed, path)
+    if as_json:
+        counts = fed.label_counts().tolist() if fed.classes else None
+        figures = {"source": dict(fed.source), **show.skew(fed), "label_counts": counts, "notes": fed.notes}
+        print_json({**figures, "picture": str(path)})
+        return
+    tell(show.text(fed, max(40, output.width)))
+    tell(f"picture: {path}")

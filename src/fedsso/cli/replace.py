@@ -1,0 +1,59 @@
+"""Nothing of somebody else's is replaced: what is in the way is refused before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from ..errors import InputError
+from ..experiment.execute import PLAN
+from ..experiment.results import SPEC
+from ..support.intake import read_bytes
+from ..support.lock import Lock
+
+MOST = 1 << 24  # bytes in which a mark of ours is looked for
+
+
+def check_file(path: Path, mark: str, what: str) -> None:
+    """Refuse a file that is there, unless it has the mark of what fedsso writes."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(MOST)
+    except OSError as error:
+        raise InputError(f"{path} is there and cannot be read ({error.strerror}); give --out another name") from error
+    if mark.encode() not in start:
+        raise InputError(f"{path} is there already and is not {what} of fedsso's; give --out another name")
+
+
+def check_settings(path: Path, text: str) -> None:
+    """Refuse a settings file that is there, unless it would stay as it is."""
+    if path.is_file() and read_bytes(path) != text.encode():
+        raise InputError(f"{path} is there already, with other content; give --save-config another name")
+
+
+def check_folder(out: str, leaves: Sequence[str]) -> None:
+    """Refuse a folder that holds a run, or files of the forms that a command leaves, which are then somebody else's."""
+    if not out:
+        raise InputError("--out must name a folder, got an empty name")
+    if _held(out, [SPEC, f"*/{SPEC}", PLAN]):
+        with Lock(out):  # a run that is under way is told first, with its process
+            pass
+        raise InputError(
+            f"{out} holds a run already; choose another folder (`fedsso resume {quote(out)}` completes a run)"
+        )
+    foreign = _held(out, leaves)
+    if foreign:
+        raise InputError(f"{foreign[0]} is there already and would be replaced; choose another folder for --out")
+
+
+def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
+    """What lies in a folder under names of these forms; one that cannot be looked into cannot be written, either."""
+    try:
+        return [path for pattern in patterns for path in sorted(Path(folder).glob(pattern))]
+    except OSError:
+        return []
+    except ValueError as error:
+        raise InputError(f"--out must name a folder, got {folder!r} ({error})") from error

@@ -1,0 +1,59 @@
+"""The command `fedsso report`: runs, sweeps and runs on Flower as one interactive HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from ..report import page as report_page
+from ..report import sources as report_source
+from .options import Several
+from .replace import check_file
+from .screen import say, tell
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.", metavar="RUN..."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="The page; of files that lie there only an older page is replaced.")]
+Title = Annotated[str, typer.Option(help="Heading of the page; left out: the names of the runs.")]
+Targets = Annotated[
+    Any, typer.Option(help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT))
+]
+
+WithData = Annotated[
+    bool, typer.Option("--with-data", help="Read the files that the runs' settings name, to show who holds what.")
+]
+
+
+def report(
+    runs: Paths, out: Out = Path("report.html"), title: Title = "", targets: Targets = None, with_data: WithData = False
+) -> None:
+    """Write one interactive HTML page about runs: curves, tables, grids, settings.
+
+    Example: fedsso report runs/a
+
+    Example: fedsso report runs/a sweeps/b /srv/flower --targets 0.8,0.9 --out compare.html
+
+    RUN is a run's folder, a folder of run folders, the --out folder of a sweep,
+    the checkpoint_dir of a run on Flower, or a trace.csv; several are shown
+    together, as is what lies in folders below them. A run that is not finished
+    is shown as far as it goes. Numbers of different data are not compared.
+
+    Who holds which labels is shown for data sets by name. Files that the settings
+    of a run name are read with --with-data only: a folder may be somebody else's.
+
+    The page needs no other file and no network: open it, send it, print it.
+    """
+    check_file(out, report_page.MARK, "a page")
+    content = report_source.content(runs, title=title, targets=targets, with_data=with_data)
+    report_page.write(out, content)
+    for note in content.notes:
+        say(f"note: {note}")
+    count = sum(len(curve.traces) for curve in content.curves)
+    tell(f"{out}: {count} run{'s' * (count != 1)}, {out.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,1 @@
+"""Settings, plans, runs and their results."""

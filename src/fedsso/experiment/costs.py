@@ -1,0 +1,244 @@
+"""What one round of each algorithm costs: bytes on the wire and bytes kept, measured beside theory.
+
+Measured means: the algorithm's own functions run, as in the simulator, but on tensors of torch's device "meta", which
+have a shape and no numbers. So nothing is computed, no data are needed and any model size is possible; the bytes are
+counted on the messages and states that come out. One client stands for all: every number holds for each client that
+takes part, in float32.
+
+    d    parameters of the model
+    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model, FedAvg's server: 4 d
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..algorithm import Algorithm, Batch, Cohort
+from ..algorithms import ALGORITHMS, make
+from ..engine.ledger import Ledger
+from ..engine.simulate import fitted
+from ..engine.uplink import Errors, uplink
+from ..errors import InputError, integer
+from ..maths.compress import compressor
+from ..objective import Layout, objective, ravel
+from ..objective.losses import cross_entropy
+from ..support.tree import nbytes, stack, tree_map
+
+META = torch.device("meta")
+FLOAT = 4  # bytes
+ROWS = STEPS = 2  # rows and local steps of the one client; more would change nothing
+LOOPS = ("cg_steps", "newton_steps")  # a client's iterations: one has the shapes of all
+
+
+class Size(NamedTuple):
+    """A count of numbers, dd d^2 + d d + one."""
+
+    d: float = 0
+    one: float = 0
+    dd: float = 0
+
+    def at(self, d: int) -> float:
+        """The count for a model of d parameters."""
+        return self.dd * d * d + self.d * d + self.one
+
+    def __str__(self) -> str:
+        terms = [(self.dd, "d²"), (self.d, "d"), (self.one, "")]
+        shown = [f"{c:+g}{unit}" if abs(c) != 1 or not unit else f"{c:+g}"[0] + unit for c, unit in terms if c]
+        return "".join(shown).removeprefix("+") or "0"
+
+
+class Cost(NamedTuple):
+    """Exchanges of one round and, for each client, what goes down and up; what the server and a client keep.
+
+    Measured in bytes; in theory counts of numbers.
+    """
+
+    exchanges: int
+    down: Any
+    up: Any
+    server: Any
+    client: Any
+
+
+class Row(NamedTuple):
+    """One algorithm: what was measured, what the paper says, or why it refuses the model."""
+
+    algorithm: str
+    measured: Cost | None
+    theory: Cost | None
+    refused: str = ""
+
+
+class Bill(NamedTuple):
+    """The costs of several algorithms for one model."""
+
+    d: int
+    rows: list[Row]
+
+    def in_bytes(self, theory: Cost) -> Cost:
+        """The bytes that theory comes to for this model."""
+        return Cost(theory.exchanges, *(round(FLOAT * size.at(self.d)) for size in theory[1:]))
+
+    def relative(self, cost: Cost) -> dict[str, float]:
+        """Bytes as multiples of FedAvg's: its round without compression, its server."""
+        n_m = FLOAT * self.d
+        return {"round": (cost.down + cost.up) / (2 * n_m), "server": cost.server / n_m, "client": cost.client / n_m}
+
+
+def costs(
+    model: str = "mclr",
+    algorithms: Sequence[str] | None = None,
+    *,
+    sample: Sequence[int] = (1, 28, 28),
+    classes: int = 10,
+    compress: str | None = None,
+) -> Bill:
+    """The costs of one round of registered algorithms (None: all), at their defaults, for a named model.
+
+    >>> costs("mclr", ["fedavg"]).rows[0].measured[:3]
+    (1, 31400, 31400)
+    """
+    work = Work(tuple(integer("sample", n, 1) for n in sample), compress)
+    integer("numbers of a sample", prod(work.sample), 1)
+    with META:
+        module = models.build(model, work.sample, integer("classes", classes, 1))
+    layout = Layout.of(module)
+    if compress is not None:
+        compressor(compress, layout.shapes)  # refuses what no algorithm could use
+    with torch.no_grad():
+        rows = [_row(name, make(name), module, work) for name in algorithms or ALGORITHMS]
+    return Bill(sum(layout.sizes), rows)
+
+
+class Work(NamedTuple):
+    """What a round is measured on."""
+
+    sample: tuple[int, ...]
+    compress: str | None
+
+
+def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
+    theory = None
+    try:
+        record = fitted(record, module)
+        theory = THEORY[name](record) if name in THEORY else None
+        return Row(name, measure(record, module, work), theory)
+    except InputError as refused:
+        return Row(name, None, theory, str(refused))
+
+
+def measure(record: Algorithm, module: nn.Module, work: Work) -> Cost:
+    """The second round counts: in the first, vectors that start equal are sent once, and states are still empty."""
+    run = Rehearsal(record, module, work)
+    run.round(1)
+    ledger = run.round(2)
+    kept = nbytes(run.own, 1) + nbytes(tuple(run.errors.values()), 1)
+    return Cost(len(run.algorithm.phases), ledger.down, ledger.up, nbytes(run.server, 1), kept)
+
+
+class Rehearsal:
+    """One client's rounds, without numbers."""
+
+    def __init__(self, record: Algorithm, module: nn.Module, work: Work) -> None:
+        self.work = work
+        self.f, _ = objective(module, cross_entropy, "stacked", META, work.sample)
+        x = ravel(module).unsqueeze(0)
+        short = replace(cast(Any, record), **{name: 1 for name in LOOPS if hasattr(record, name)})
+        self.algorithm: Algorithm = stack([short], x.dtype, META)
+        self.server, self.own = self.algorithm.server_init(x), self.algorithm.client_init(x)
+        self.uplink, self.errors = uplink(self.algorithm, self.server, self.f.layout, work.compress), Errors()
+
+    def round(self, k: int) -> Ledger:
+        """The exchanges of round k, as the simulator has them."""
+        ledger, one = Ledger(1, 1), torch.arange(1)
+        for number, phase in enumerate(self.algorithm.phases):
+            message = phase.broadcast(self.server)
+            ledger.broadcast(message, one)
+            local = Shapes(k, int(phase.steps(torch.tensor(STEPS))), self.work.sample)
+            reply = phase.client(self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), self.own), local)
+            sent, read = self.uplink(phase, number, [0], reply.upload, self.errors)
+            ledger.upload(sent, 1)
+            self.own = tree_map(lambda leaf: leaf[0], reply.own)
+            mean = tree_map(lambda leaf: leaf[0], read)
+            self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
+        return ledger
+
+
+class Shapes:
+    """The `Local` of one client whose rows have a shape and no numbers."""
+
+    def __init__(self, k: int, steps: int, sample: Sequence[int]) -> None:
+        self.k, self.steps = k, steps
+        self.own_steps = torch.empty(1, 1, 1, device=META)
+        rows, labels = torch.empty(1, ROWS, *sample, device=META), torch.empty(1, ROWS, dtype=torch.long, device=META)
+        self._batch = Batch(rows, labels, torch.empty(1, ROWS, device=META))
+
+    def batch(self, j: int) -> Batch:  # noqa: ARG002
+        """Every mini-batch looks the same."""
+        return self._batch
+
+    def active(self, j: int) -> Tensor | None:  # noqa: ARG002
+        """The client takes every step."""
+        return None
+
+    def full(self) -> Iterator[Batch]:
+        """All rows in one piece."""
+        yield self._batch
+
+    def uniform(self, purpose: str, n: int) -> Tensor:  # noqa: ARG002
+        """Draws without numbers."""
+        return torch.empty(1, n, device=META)
+
+
+# ---- theory: the papers' counts, with the numbers of our line search and our store of pairs ----
+
+Theory = Callable[[Any], Cost]
+SEARCH = 11  # losses of a line search: at x and at ten steps
+
+
+def _even(exchanges: int, vectors: float, server: float, client: float = 0) -> Theory:
+    """As many vectors down as up."""
+    return lambda _: Cost(exchanges, Size(vectors), Size(vectors), Size(server), Size(client))
+
+
+def _rank(a: Any, one: int) -> Size:
+    """A gradient, R eigenvalues and eigenvectors, and `one` numbers more."""
+    R = int(a.compressor.removeprefix("rank:"))
+    return Size(1 + R, R + one)
+
+
+THEORY: dict[str, Theory] = {
+    "fedsso": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()),  # s and y of each pair; x, g, s
+    "fedavg": _even(1, 1, server=1),
+    "fedsgd": _even(1, 1, server=1),
+    "fedprox": _even(1, 1, server=1),
+    "fednova": lambda _: Cost(1, Size(1), Size(1, 1), Size(1), Size()),
+    "fedavgm": _even(1, 1, server=2),
+    "fedadagrad": _even(1, 1, server=3),
+    "fedadam": _even(1, 1, server=3),
+    "fedyogi": _even(1, 1, server=3),
+    "fedac": _even(1, 2, server=2),
+    "scaffold": _even(1, 2, server=2, client=1),
+    "feddane": _even(2, 2, server=2),
+    "dane": _even(2, 2, server=2),
+    "done": _even(2, 2, server=2),
+    "giant": lambda _: Cost(3, Size(3), Size(2, SEARCH), Size(3), Size()),
+    "localnewton": lambda _: Cost(2, Size(2), Size(1, SEARCH + 1), Size(2), Size()),
+    "stem": lambda _: Cost(1, Size(2, 1), Size(2), Size(2), Size()),  # a count of steps goes down
+    "ldsgd": lambda a: Cost(a.I2, Size(a.I2), Size(a.I2), Size(1), Size()),
+    "fednl": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(dd=1)),
+    "fednl-ls": lambda a: Cost(2, Size(2), _rank(a, SEARCH), Size(3, dd=1), Size(dd=1)),
+    "fednl-pp": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(2, dd=1)),
+    "fedpm": lambda _: Cost(1, Size(1), Size(1.5, dd=0.5), Size(1), Size()),
+    "fednew": _even(1, 1, server=1, client=1),
+    "fedsophia": _even(1, 1, server=1, client=2),
+    "fedper": lambda a: Cost(1, Size(1, -a.own), Size(1, -a.own), Size(1, -a.own), Size(0, a.own)),
+    "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
+}

@@ -1,0 +1,233 @@
+"""The live objects behind a run's settings: federation, initial model, loss, metrics."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as parse_safetensors
+from torch import Tensor, nn
+
+from .. import models
+from ..algorithm import Batch
+from ..data import Federation
+from ..engine.metrics import Metric, metric
+from ..engine.rounds import Rounds
+from ..engine.simulate import Job
+from ..errors import InputError
+from ..objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
+from ..objective.losses import RowLoss, cross_entropy, row_loss
+from ..support.fingerprint import describe
+from ..support.intake import Damaged, read_bytes
+from ..support.seal import check as check_seal
+from .settings import DTYPES, Loss, device_of, protocol
+
+log = logging.getLogger("fedsso")
+
+
+def outputs_of(fed: Federation, loss: Loss) -> int:
+    """Outputs a named model needs: one per class, a single one for real targets and the logistic loss."""
+    return 1 if loss in ("bce", "mse") or not fed.classes else fed.classes
+
+
+def default_loss(fed: Federation) -> str:
+    """Cross-entropy for labels, squared error for real targets."""
+    return "cross_entropy" if fed.classes else "mse"
+
+
+@dataclass(frozen=True)
+class Context:
+    """The live objects behind a run's settings."""
+
+    fed: Federation
+    module: nn.Module  # initial model
+    loss: RowLoss
+    metrics: dict[str, Metric]
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the data."""
+        return self.fed.digest()
+
+    @cached_property
+    def start(self) -> str:
+        """Identity of the initial model: its architecture, every parameter and every buffer."""
+        return hashlib.sha256(describe(self.module).encode()).hexdigest()
+
+    def _sample(self, options: Mapping[str, Any]) -> tuple[Backend, Tensor, Batch]:
+        """The objective on the CPU, the initial model and two rows, to try things out."""
+        job, x, fed = self.job(options), ravel(self.module).to("cpu"), self.fed
+        rows = fed.train_rows[[0, -1]].cpu()
+        samples = fed.x.cpu()[rows][None].to(x.dtype) * fed.affine[0] + fed.affine[1]
+        f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
+        f.buffers, f.l2 = torch.zeros(0), job.l2
+        return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5))
+
+    def grants(self, asks: str, options: Mapping[str, Any]) -> None:
+        """Raise InputError unless model and loss have what an algorithm asks for: "hvp" or "targets"."""
+        if not asks:
+            return
+        try:
+            f, x, batch = self._sample(options)
+            if asks == "hvp":
+                f.hvp(x, torch.ones_like(x), batch)
+            else:
+                f.targets(x, batch, batch.weight)
+        except InputError:
+            raise
+        except Exception as error:  # a user's module or loss may raise anything
+            raise InputError(
+                f"this algorithm needs second derivatives, which the model or the loss does not have ({error}); "
+                "use fedsso or another first-order client"
+            ) from error
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Find an unsuitable device, engine, module or loss before any work."""
+        job, fed = self.job(options), self.fed
+        self._no_lonely_row(options)
+        try:
+            f, x, batch = self._sample(options)
+            outputs = f.predict(x, batch.x).shape[-2]
+            if job.loss is cross_entropy and outputs < fed.classes:
+                raise InputError(f"the model has {outputs} outputs for {fed.classes} classes; give it one per class")
+            f.value_and_grad(x, batch)
+        except InputError:
+            raise
+        except Exception as error:  # a user's module or loss may raise anything
+            shape = tuple(fed.sample_shape)
+            raise InputError(
+                f"the model does not take samples of shape {shape}, or the loss its outputs: {error}"
+            ) from error
+
+    def _no_lonely_row(self, options: Mapping[str, Any]) -> None:
+        """BatchNorm cannot be trained on a batch of one row."""
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules()):
+            rounds = Rounds(self.fed, protocol(options))
+            last = rounds.sizes - (rounds.per_epoch - 1) * rounds.width
+            if (last == 1).any():
+                client = int(np.argmax(last == 1))
+                raise InputError(
+                    f"client {client} has {rounds.sizes[client]} rows and so a batch of one, on which BatchNorm cannot "
+                    f"be trained; change batch_size={options['batch_size']} or use GroupNorm"
+                )
+
+    def job(self, options: Mapping[str, Any]) -> Job:
+        """What the engine needs."""
+        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine", "compress", "l2")}
+        dtype, device = DTYPES[options["dtype"]], device_of(options["device"])
+        return Job(
+            self.fed,
+            self.module,
+            self.loss,
+            self.metrics,
+            protocol(options),
+            dtype=dtype,
+            device=device,
+            **same,
+        )
+
+
+def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any]) -> Context:
+    """Live objects from names (or the user's own objects); the user's module is copied."""
+    if not isinstance(fed, Federation):
+        raise InputError(f"a federation is needed, got {fed!r}; make one with fedsso.load or Federation.from_clients")
+    if not isinstance(model, str | nn.Module):
+        raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
+    wish = default_loss(fed) if options["loss"] is None else options["loss"]
+    loss = row_loss(wish)
+    if options["loss"] is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
+        log.warning("targets are whole numbers, but floats: this is a regression; give integers for classes")
+    if wish == "cross_entropy" and not fed.classes:
+        raise InputError(
+            "loss 'cross_entropy' needs class labels, this federation has real targets; use 'mse' or 'bce'"
+        )
+    if wish == "bce" and fed.classes > 2:
+        raise InputError(
+            f"loss 'bce' needs targets 0 and 1, this federation has {fed.classes} classes; use 'cross_entropy'"
+        )
+    if wish == "bce" and not fed.classes and not ((fed.y >= 0) & (fed.y <= 1)).all():
+        raise InputError(f"loss 'bce' needs targets in [0, 1], got {fed.y.min():g} to {fed.y.max():g}; use 'mse'")
+    module = (
+        build_model(model, fed, seed=options["seed"], loss=wish) if isinstance(model, str) else copy.deepcopy(model)
+    )
+    module = module.to(DTYPES[options["dtype"]])  # first: a start in float64 keeps all its digits
+    initialise(module, options["init"], model, fed, options["seed"])
+    return Context(fed, module, loss, _metrics(options["metrics"]))
+
+
+def _metrics(wished: Sequence[Any]) -> dict[str, Metric]:
+    metrics = dict(metric(m) for m in wished)
+    names = [metric(m)[0] for m in wished]
+    if len(metrics) < len(wished) or "loss" in names or not all(re.fullmatch(r"[\w<>.-]+", n) for n in names):
+        raise InputError(f"metrics need different plain names, and none may be 'loss'; got {names}")
+    return metrics
+
+
+def build_model(name: str, fed: Federation, *, seed: int = 0, loss: Loss | None = None) -> nn.Module:
+    """A model by name, sized for a federation; convex models start from zero, others from torch's own draw."""
+    module = models.build(name, fed.sample_shape, outputs_of(fed, loss or default_loss(fed)), seed)
+    if models.MODELS[name].init == "zero":
+        unravel_into(module, torch.zeros_like(ravel(module)))
+    return module
+
+
+def initialise(module: nn.Module, init: Any, model: str | nn.Module, fed: Federation, seed: int) -> None:
+    """Give a module the wished start: "zero", "default" (torch's own), a flat tensor or a safetensors file."""
+    if init is None:
+        return
+    if isinstance(init, Tensor | np.ndarray):
+        _start_from(module, torch.as_tensor(init))
+    elif init == "zero":
+        _start_from(module, torch.zeros_like(ravel(module)))
+    elif init == "default":
+        if isinstance(model, str):
+            last = list(module.parameters())[-1].shape[0]
+            _start_from(module, ravel(models.build(model, fed.sample_shape, last, seed)))
+    elif isinstance(init, str | Path):
+        _read_weights(module, Path(init))
+    else:
+        raise InputError(f"init must be 'zero', 'default', a tensor or a safetensors file, got {init!r}")
+
+
+def _start_from(module: nn.Module, x: Tensor) -> None:
+    d = ravel(module).numel()
+    if x.numel() != d:
+        raise InputError(f"init has {x.numel()} numbers, the model has d = {d} parameters")
+    if x.is_complex() or not x.isfinite().all():
+        raise InputError("init holds complex, NaN or infinite numbers; a start must be real and finite")
+    unravel_into(module, x.reshape(-1))
+
+
+def _read_weights(module: nn.Module, path: Path) -> None:
+    """Read a state dict, or the model of a run's checkpoint, from a safetensors file."""
+    if not path.exists():
+        raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file that is there")
+    data = read_bytes(path, "checkpoint")
+    if check_seal(data) is False:
+        raise Damaged(f"init={str(path)!r} is damaged: its checksum is not that of its content; use another file")
+    try:
+        tensors = parse_safetensors(data)
+    except Exception as error:  # safetensors raises its own and the standard errors for a damaged file
+        raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file ({error})") from error
+    if {"model", "buffers"} <= tensors.keys():
+        _start_from(module, tensors["model"])
+        held, own = tensors["buffers"].numel(), buffers_of(module).numel()
+        if held != own:
+            raise InputError(f"init={str(path)!r} holds {held} numbers in buffers, the model has {own}")
+        with torch.no_grad():
+            buffers_into(module, tensors["buffers"])
+        return
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise InputError(f"init={str(path)!r} does not fit the model: {error}") from error
+    _start_from(module, ravel(module))

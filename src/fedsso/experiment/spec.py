@@ -1,0 +1,221 @@
+"""The settings of a run as plain values: written to TOML, read back, compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from .. import models
+from ..algorithm import Algorithm
+from ..algorithms import ALGORITHMS, make, name_of
+from ..data import Federation, load
+from ..errors import InputError, integer, unknown
+from ..schedule import decay_of
+from ..support.files import write_atomic
+from ..support.fingerprint import describe
+from ..support.intake import Unreadable, user_path
+from ..support.seal import read_sealed_toml, sealed_toml
+from ..support.tree import changed, fields_of, to_dict
+from ..version import __version__
+from .problem import Context, context, default_loss, outputs_of
+from .settings import DEFAULTS, complete
+
+log = logging.getLogger("fedsso")
+FREE = ("device",)  # may change without making it another run
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The settings of one run as plain values."""
+
+    data: Mapping[str, Any]  # load(**data) rebuilds the federation; {} for own arrays
+    digest: str  # of the federation
+    model: str  # a name, or "own" for a user's module
+    start: str  # digest of the initial model
+    sample: tuple[int, ...]
+    outputs: int
+    algorithm: str
+    hyper: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trial: int = 0
+    short: Mapping[str, str] = field(default_factory=dict)  # what the label shows
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything but the partition."""
+        return int(self.options["seed"])
+
+    @property
+    def label(self) -> str:
+        """Algorithm and the settings that differ from its defaults."""
+        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.short.items())])
+
+    def folder(self, index: int) -> str:
+        """A folder name for this run among others."""
+        name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", f"{self.label} seed={self.seed}")
+        return f"{index:04d}-{name}"[:100]
+
+    @property
+    def record(self) -> Algorithm:
+        """The algorithm's record."""
+        return make(self.algorithm, {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()})
+
+    @property
+    def identity(self) -> str:
+        """A digest of everything that decides the result."""
+        options = {k: v for k, v in self.options.items() if k not in FREE}
+        parts = [self.digest, self.model, self.start, self.algorithm, dict(self.hyper), options]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def to_toml(self) -> dict[str, Any]:
+        """A table for spec.toml; `fedsso run --config` takes it as well."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
+        if plain["batch_size"] is None:
+            plain["batch_size"] = "full"
+        data = {"dataset" if k == "name" else k: list(v) if isinstance(v, tuple) else v for k, v in self.data.items()}
+        inner = {"version": __version__, "digest": self.digest, "start": self.start, "trial": self.trial}
+        inner |= {"sample": list(self.sample), "outputs": self.outputs, "label": dict(self.short)}
+        return {
+            "model": self.model,
+            "algorithm": self.algorithm,
+            **plain,
+            **({"data": data} if data else {}),
+            self.algorithm: dict(self.hyper),
+            "record": inner,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write spec.toml, sealed."""
+        write_atomic(path, sealed_toml(self.to_toml()))
+
+    @classmethod
+    def load(cls, path: Path) -> Spec:
+        """Read what `save` wrote, or what earlier versions wrote without a seal."""
+        table = read_sealed_toml(path)
+        try:
+            return cls.from_toml(table)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_toml(cls, table: Mapping[str, Any]) -> Spec:
+        """Read what `to_toml` wrote."""
+        try:
+            inner, algorithm = table["record"], str(table["algorithm"])
+            if algorithm not in ALGORITHMS:
+                raise unknown("algorithm", algorithm, ALGORITHMS)
+            options = {k: v for k, v in table.items() if k in DEFAULTS}
+            if options["batch_size"] == "full":
+                options["batch_size"] = None
+            options = {**options, **{k: v for k, v in complete(options).items() if k != "metrics"}}
+            options["metrics"] = tuple(options["metrics"])
+            data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
+            if data and not isinstance(data.get("name"), str):
+                raise InputError('this spec.toml is not one of a run: [data] must name its data set: dataset = "..."')
+            short = inner["label"]
+            if not isinstance(short, dict) or not all(isinstance(value, str) for value in short.values()):
+                raise InputError("this spec.toml is not one of a run: record.label must be a table of texts")
+            hyper = {f.name: table[algorithm].get(f.name) for f in fields_of(ALGORITHMS[algorithm])}
+            if inner["version"] != __version__:
+                log.warning("this run was begun by fedsso %s, this is %s", inner["version"], __version__)
+            sample = tuple(integer("sample", size, 1) for size in inner["sample"])
+            found = cls(
+                data, str(inner["digest"]), str(table["model"]), str(inner["start"]), sample,
+                integer("outputs", inner["outputs"], 1), algorithm, hyper, options,
+                integer("trial", inner["trial"], 0), short,
+            )  # fmt: skip
+            found.record  # noqa: B018  # it checks its fields
+            return found
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"this spec.toml is not one of a run: {error} is missing or wrong") from error
+
+    def federation(self) -> Federation:
+        """Load the federation again."""
+        if not self.data:
+            raise InputError("this run used arrays of your own: give the federation from Python")
+        try:
+            fed = load(**self.data)
+        except Unreadable as error:
+            again = "fedsso.resume(folder, federation=fedsso.load(...))"
+            raise Unreadable(
+                f"{error}. This run reads it there: put it back, or load it from elsewhere, in Python: {again}"
+            ) from error
+        if fed.digest() != self.digest:
+            raise InputError(f"the data set {self.data['name']!r} has changed since this run: its digest differs")
+        return fed
+
+    def module(self) -> nn.Module:
+        """The architecture, by name."""
+        if self.model == "own":
+            raise InputError("this run used a module of your own: give it to load_run(path, model=...)")
+        return models.build(self.model, self.sample, self.outputs)
+
+    def context(
+        self, fed: Federation | None = None, model: nn.Module | None = None, *, trained: bool = False
+    ) -> Context:
+        """The live objects of this run; own data and modules must be given. Once it is trained, the weights that it
+        started from do not matter."""
+        if model is None and self.model == "own":
+            raise InputError("this run used a module of your own: give model= from Python")
+        named = {"loss": [self.options["loss"]], "init": [self.options["init"]], "metrics": self.options["metrics"]}
+        own = [name for name, values in named.items() if any(str(v).startswith("own ") for v in values)]
+        if own:
+            raise InputError(f"this run used {own[0]} of your own: it can be resumed only by calling simulate again")
+        if fed is not None and fed.digest() != self.digest:
+            raise InputError("this federation is not the one of the run: their digests differ")
+        live = context(fed or self.federation(), model or self.model, self.options)
+        if live.start != self.start and not trained:
+            raise InputError("the initial model is not the one of the run: another module, or its file has changed")
+        return live
+
+
+def specify(
+    ctx: Context,
+    model: str | nn.Module,
+    record: Algorithm,
+    options: Mapping[str, Any],
+    trial: int,
+    vary: Sequence[str],
+) -> Spec:
+    """The settings of a run as plain values; objects that TOML cannot hold go by their names."""
+    fed = ctx.fed
+    plain = dict(options)
+    plain["metrics"] = tuple(m if isinstance(m, str) else _own(m) for m in plain["metrics"])
+    if callable(plain["loss"]):
+        plain["loss"] = _own(plain["loss"])
+    if isinstance(plain["init"], Tensor | np.ndarray):
+        plain["init"] = "own tensor"
+    elif plain["init"] not in (None, "zero", "default"):
+        plain["init"] = os.path.realpath(user_path("init", plain["init"]))  # a run goes on from any folder
+    always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
+    shown = {**always, **changed(record), **{name: options[name] for name in vary}}
+    short = {k: _short(v) for k, v in shown.items()}
+    return Spec(
+        dict(fed.source), ctx.digest, model if isinstance(model, str) else "own", ctx.start,
+        tuple(fed.sample_shape), outputs_of(fed, options["loss"] or default_loss(fed)),
+        name_of(record), to_dict(record), plain, trial, short,
+    )  # fmt: skip
+
+
+def _own(function: Callable[..., Any]) -> str:
+    """A name for a user's function that changes with what it computes."""
+    digest = hashlib.sha256(describe(function).encode()).hexdigest()[:12]
+    return f"own {getattr(function, '__name__', 'function')} {digest}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "decay(" + ",".join(_short(v) for v in value.values()) + ")"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)

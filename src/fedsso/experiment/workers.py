@@ -1,0 +1,188 @@
+"""The parts of a sweep on several processes of one machine.
+
+Each process makes the same plan from the same pickled arguments, receives the numbers of the runs of a part over a
+pipe, and writes the part itself. When the main process dies, the others end.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process, resource_tracker
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import InputError
+from .execute import Look, plan, run_chunk
+from .store import save_part
+
+Part = Sequence[int]
+NEVER = 1 << 60  # rounds between checkpoints: a part is kept when it is finished
+
+
+class Tally(Protocol):
+    """Told of every round, and of every part that is written."""
+
+    def round(self, part: Part, k: int, label: str, numbers: dict[str, float]) -> None: ...
+    def end(self, part: Part) -> None: ...
+
+
+class OutOfTime(Exception):
+    """A sweep stopped because its time was up; the same call goes on."""
+
+
+def in_order(
+    planned: Sequence[Any], parts: Sequence[Part], folder: Path, deadline: float, tally: Tally, look: Look | None = None
+) -> None:
+    """One part after the other, in this process."""
+    for number, part in enumerate(parts):
+        if time.monotonic() >= deadline:
+            raise _out_of_time(parts[number:], parts)
+
+        def show(label: str, k: int, _: int, numbers: dict[str, float], part: Part = part) -> None:
+            tally.round(part, k, label, numbers)
+
+        save_part(folder, run_chunk([planned[i] for i in part], show, NEVER, look))
+        tally.end(part)
+
+
+def _out_of_time(left: Sequence[Part], parts: Sequence[Part]) -> OutOfTime:
+    return OutOfTime(f"{len(left)} of {len(parts)} parts are left")
+
+
+def in_processes(
+    arguments: Any,
+    parts: Sequence[Part],
+    folder: Path,
+    jobs: int,
+    deadline: float,
+    tally: Tally,
+    look: Look | None = None,
+) -> None:
+    """Several parts at a time; `arguments` are those of `experiment.plan`."""
+    waiting = list(parts)
+    busy: dict[Any, Part] = {}  # what each process is at
+    with _started(jobs, folder, _pickled(arguments), look is not None) as idle:
+        while True:
+            while idle and waiting and time.monotonic() < deadline:
+                pipe = idle.pop()
+                busy[pipe] = waiting.pop(0)
+                with _alive():
+                    pipe.send(busy[pipe])
+            if not busy:
+                break
+            for pipe in connection.wait(list(busy)):
+                kind, content = _received(pipe)
+                if kind == "round":
+                    tally.round(busy[pipe], *content)
+                elif kind == "look" and look is not None:
+                    look(*content)
+                else:
+                    tally.end(busy.pop(pipe))
+                    idle.append(pipe)
+    if waiting:
+        raise _out_of_time(waiting, parts)
+
+
+def _pickled(arguments: Any) -> bytes:
+    try:
+        return pickle.dumps(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(f"other processes cannot be given this model, loss or metric ({error}); use jobs=1") from error
+
+
+@contextmanager
+def _started(jobs: int, folder: Path, arguments: bytes, looks: bool) -> Iterator[list[Any]]:
+    """Pipes to processes that have been given the arguments; all of them end with the block."""
+    spawn, workers, pipes = get_context("spawn"), [], []
+    try:
+        for _ in range(jobs):
+            ours, theirs = spawn.Pipe()
+            worker = spawn.Process(target=_work, args=(theirs, folder, jobs, looks), daemon=True)
+            with _deaf():
+                worker.start()
+            theirs.close()
+            workers.append(worker)
+            pipes.append(ours)
+        for pipe in pipes:
+            with _alive():
+                pipe.send_bytes(arguments)
+        yield pipes
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that starts here never hears Ctrl-C, which is for the main process."""
+    resource_tracker.ensure_running()  # it would unblock the signal if the first start began it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Talking to a process that is gone becomes an error with a remedy."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise InputError(
+            "a process of the sweep ended without a word, perhaps for want of memory; finished parts are kept: "
+            "use fewer jobs"
+        ) from error
+
+
+def _received(pipe: Any) -> tuple[str, Any]:
+    with _alive():
+        kind, content = pipe.recv()
+    if kind == "error":
+        raise InputError(content)
+    return kind, content
+
+
+def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
+    """The life of a process: a plan, then parts until it is ended."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
+        pipe.send(("round", (k, label, numbers)))
+
+    def look(*content: Any) -> None:
+        pipe.send(("look", content))
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    try:
+        planned = plan(*pickle.loads(pipe.recv_bytes()))
+        while True:
+            part = pipe.recv()
+            runs = run_chunk([planned[i] for i in part], show, NEVER, look if looks else None)
+            save_part(folder, runs)
+            pipe.send(("done", None))
+    except (EOFError, ConnectionError):  # nobody is there any more
+        return
+    except InputError as error:
+        pipe.send(("error", str(error)))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        pipe.send(("error", f"a process of the sweep failed ({what}); use jobs=1 to see where"))
+
+
+def _end_with_parent() -> None:
+    """Even in the middle of a long round."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+    os._exit(1)

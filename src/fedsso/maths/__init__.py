@@ -1,0 +1,1 @@
+"""Quasi-Newton estimates, symmetric matrices and compression, as pure functions."""

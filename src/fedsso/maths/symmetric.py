@@ -1,0 +1,299 @@
+"""Symmetric matrices: what is sent instead of one, and solves that answer NaN instead of stopping.
+
+Matrices are X [..., d, d]; the lower triangle has n = d (d + 1) / 2 entries, packed row by row. |X| is Frobenius'.
+
+    text         what is sent of X                          C(X), which the server makes of it
+    none         the packed triangle                        X
+    rank:R       R eigenvalues, R eigenvectors              |C(X) - X|^2 <= (1 - R/d) |X|^2
+    topk:K       K entries of the triangle, their places    |C(X) - X|^2 <= (1 - K/n) |X|^2
+    powersgd:R   P and X P, for P an orthonormal basis      |C(X) - X| <= |X|, and the less the faster the
+                 of X G with G [d, R] Gaussian              eigenvalues of X decay
+    randk:K      K random entries times n/K, their places   the mean is X, the variance at most (n/K - 1) |X|^2
+
+K below 1 is a share of n. Top-K ranks by the part in |X|: an entry off the diagonal, which stands for two, counts
+sqrt(2) times its size. PowerSGD's P (X P)^T is not symmetric. Its symmetric part is decoded: the orthogonal projection
+onto the symmetric matrices, where X lies, so no farther from X.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..support import tree
+
+LARGEST = 20_000  # rows of a matrix
+SMALL = 300  # rows of a matrix whose whole decomposition takes no longer than a Krylov space
+GROWTH = 16  # a Krylov space has 16 (R + 1) dimensions, where that is less than half of all
+TIE = 1e3  # eigenvalues that differ by so many units in the last place of the largest are equal
+
+
+def check_size(x: Tensor) -> None:
+    """Refuse a model x [..., d] for which a matrix d x d is out of reach."""
+    d = x.shape[-1]
+    if d > LARGEST:
+        size = d * d * x.element_size() / 1e9
+        raise InputError(
+            f"{d} parameters need {d} x {d} matrices, {size:.3g} GB at the server and at every client; "
+            f"at most {LARGEST} parameters are possible: use fedsso, which needs no matrix, or a smaller model"
+        )
+
+
+# ---- linear algebra that lets one trial fail without its neighbours ----
+
+
+def shift(X: Tensor, l: float | Tensor) -> Tensor:
+    """X + l I, for a number or l [..., 1]."""
+    out = X.clone()
+    out.diagonal(dim1=-2, dim2=-1).add_(torch.as_tensor(l, dtype=X.dtype, device=X.device))
+    return out
+
+
+def solve(X: Tensor, b: Tensor) -> Tensor:
+    """X^-1 b in float64, for b [..., d]; NaN where X is singular."""
+    return tree.solve(X.double(), b.double())
+
+
+def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [..., d], ascending, and eigenvectors in float64; NaN and identity where X is not finite."""
+    sane = X.isfinite().flatten(-2).all(-1)[..., None]
+    values, vectors = torch.linalg.eigh(torch.where(sane[..., None], X.double(), 0.0))
+    return torch.where(sane, values, torch.nan), vectors
+
+
+def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
+    """R eigenvalues [..., R] of largest size and their vectors [..., d, R].
+
+    Those of a large matrix are found in a Krylov space. Whatever the space, |X|^2 shrinks by the sum of their squares
+    when they are taken out of X.
+    """
+    d = X.shape[-1]
+    R = min(R, d)
+    fixed = torch.randn(GROWTH * (R + 1), d, generator=torch.Generator().manual_seed(0)).to(X)
+    if d <= max(SMALL, 2 * len(fixed)):
+        values, vectors = eigh(X)
+        return _settled(values, vectors, fixed[:R].double(), X.dtype)
+    basis = krylov(X, fixed, R)
+    values, vectors = eigh(basis @ X @ basis.mT)
+    values, vectors = _settled(values, vectors, (fixed[:R] @ basis.mT).double(), X.dtype)
+    return values, basis.mT @ vectors
+
+
+def _settled(values: Tensor, vectors: Tensor, fixed: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of largest size, one for each row of `fixed`, and their vectors.
+
+    Among the vectors of equal eigenvalues, as a softmax model with equal weights has, those nearest to the fixed ones
+    are taken: rounding, which differs with the number of trials, would else choose.
+    """
+    width = TIE * torch.finfo(dtype).eps * values.abs().amax(-1, keepdim=True)
+    ranked = (values.abs() + width * (values > 0)).topk(fixed.shape[-2]).indices
+    top = torch.take_along_dim(values, ranked, -1).unsqueeze(-2)
+    same = (values.unsqueeze(-1) - top).abs() <= width.unsqueeze(-1)
+    Q = torch.linalg.qr(torch.where(same, vectors.mT @ fixed.mT, 0.0)).Q
+    return (values.unsqueeze(-1) * Q.square()).sum(-2).to(dtype), (vectors @ Q).to(dtype)
+
+
+def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
+    """Orthonormal rows [..., n, d] that span U X, U X^2, ..., U being the first R of n fixed rows (band Lanczos, all
+    rows reorthogonalised). Where that space is exhausted, later fixed rows go on.
+    """
+    least = 1e2 * torch.finfo(X.dtype).eps * torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+    basis = X.new_zeros(*X.shape[:-2], *fixed.shape)
+    for j in range(len(fixed)):
+        row, before = fixed[j].expand_as(basis[..., :1, :]), basis[..., :j, :]
+        q, size = _apart((row if j < R else basis[..., j - R : j - R + 1, :]) @ X, before)
+        if X.is_meta or not (size > least).all():
+            q = torch.where(size > least, q, _apart(row, before)[0])
+        basis[..., j : j + 1, :] = q
+    return basis
+
+
+def _apart(row: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """The part of a row that is orthogonal to the basis, at length 1, and its length before."""
+    for _ in range(2):  # once leaves rounding behind
+        row = row - row @ basis.mT @ basis
+    size = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
+    return row / size, size
+
+
+# ---- what is sent ----
+
+
+def pack(X: Tensor) -> Tensor:
+    """The lower triangle, [..., n]."""
+    i, j = _places(X.shape[-1], X)
+    return X[..., i, j]
+
+
+def unpack(packed: Tensor, d: int) -> Tensor:
+    """The symmetric matrix [..., d, d] of a packed triangle."""
+    i, j = _places(d, packed)
+    X = packed.new_zeros(*packed.shape[:-1], d, d)
+    X[..., i, j] = packed
+    X[..., j, i] = packed
+    return X
+
+
+def _places(d: int, like: Tensor) -> Tensor:
+    """Rows and columns [2, n] of the triangle; without numbers on the meta device, where torch would load a compiler to
+    make them (2 s)."""
+    if like.is_meta:
+        return torch.empty(2, entries(d), dtype=torch.int64, device=like.device)
+    return torch.tril_indices(d, d, device=like.device)
+
+
+class Packed(NamedTuple):
+    """A whole matrix."""
+
+    triangle: Tensor  # [..., n]
+
+    def dense(self, d: int) -> Tensor:
+        """The matrix [..., d, d]."""
+        return unpack(self.triangle, d)
+
+
+class Eigen(NamedTuple):
+    """A matrix of low rank."""
+
+    values: Tensor  # [..., R]
+    vectors: Tensor  # [..., d, R]
+
+    def dense(self, d: int) -> Tensor:  # noqa: ARG002
+        """The matrix [..., d, d]."""
+        return (self.vectors * self.values.unsqueeze(-2)) @ self.vectors.mT
+
+
+class Sparse(NamedTuple):
+    """Single entries of the triangle."""
+
+    values: Tensor  # [..., K]
+    places: Tensor  # [..., K] of 0 .. n - 1, int32
+
+    def dense(self, d: int) -> Tensor:
+        """The matrix [..., d, d]."""
+        triangle = self.values.new_zeros(*self.values.shape[:-1], entries(d))
+        return unpack(triangle.scatter(-1, self.places.long(), self.values), d)
+
+
+class Factors(NamedTuple):
+    """The symmetric part of P Q^T."""
+
+    P: Tensor  # [..., d, R]
+    Q: Tensor  # [..., d, R]
+
+    def dense(self, d: int) -> Tensor:  # noqa: ARG002
+        """The matrix [..., d, d]."""
+        X = self.P @ self.Q.mT
+        return (X + X.mT) / 2
+
+
+Sent = Packed | Eigen | Sparse | Factors
+
+
+def entries(d: int) -> int:
+    """n, the entries of a triangle."""
+    return d * (d + 1) // 2
+
+
+# ---- compressors ----
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """A way to send X [M, trials, d, d]; what it sends knows how to become a matrix again: `dense(d)`."""
+
+    size: float = 0  # R or K
+
+    def draws(self, d: int) -> int:  # noqa: ARG002
+        """How many uniform numbers it takes for each client."""
+        return 0
+
+    def rate(self, d: int) -> float:  # noqa: ARG002
+        """The share of C(X) by which an estimate of X should move: 1, or 1/(1 + omega) if C has the variance omega."""
+        return 1.0
+
+    def encode(self, X: Tensor, u: Tensor) -> Sent:
+        """What is sent of X, given u [M, draws]."""
+        raise NotImplementedError(f"{type(self).__name__} needs encode")
+
+    def count(self, d: int) -> int:
+        """K, or its share of n."""
+        n = entries(d)
+        return max(1, round(self.size * n)) if self.size < 1 else min(int(self.size), n)
+
+
+class Whole(Compressor):
+    """none"""
+
+    def encode(self, X: Tensor, u: Tensor) -> Packed:  # noqa: ARG002
+        return Packed(pack(X))
+
+
+class Rank(Compressor):
+    """rank:R"""
+
+    def encode(self, X: Tensor, u: Tensor) -> Eigen:  # noqa: ARG002
+        return Eigen(*leading(X, int(self.size)))
+
+
+class TopK(Compressor):
+    """topk:K"""
+
+    def encode(self, X: Tensor, u: Tensor) -> Sparse:  # noqa: ARG002
+        packed, (i, j) = pack(X), _places(X.shape[-1], X)
+        part = packed.abs() * torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
+        width = TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)  # equal up to rounding is equal
+        places = (part / width).round().topk(self.count(X.shape[-1])).indices
+        return Sparse(packed.gather(-1, places), places.int())
+
+
+class PowerSGD(Compressor):
+    """powersgd:R"""
+
+    def draws(self, d: int) -> int:
+        return d * min(int(self.size), d)
+
+    def encode(self, X: Tensor, u: Tensor) -> Factors:
+        d = X.shape[-1]
+        G = torch.special.ndtri(u).to(X.dtype).view(-1, 1, d, u.shape[-1] // d)
+        P = torch.linalg.qr(X @ G).Q
+        return Factors(P, X @ P)
+
+
+class RandK(Compressor):
+    """randk:K"""
+
+    def draws(self, d: int) -> int:
+        return entries(d)
+
+    def rate(self, d: int) -> float:
+        return self.count(d) / entries(d)
+
+    def encode(self, X: Tensor, u: Tensor) -> Sparse:
+        d = X.shape[-1]
+        places = u.topk(self.count(d)).indices.unsqueeze(-2).expand(*X.shape[:-2], -1)
+        return Sparse(pack(X).gather(-1, places) / self.rate(d), places.int())
+
+
+KINDS: dict[str, type[Compressor]] = {"rank": Rank, "powersgd": PowerSGD, "topk": TopK, "randk": RandK}
+
+
+def parse(text: Any) -> Compressor:
+    """The compressor of a text such as "rank:1"."""
+    kind, _, size = str(text).partition(":")
+    if text == "none":
+        return Whole()
+    with suppress(ValueError):
+        number = float(size)
+        share = kind in ("topk", "randk") and 0 < number < 1
+        if kind in KINDS and (share or (size.isdecimal() and len(size) < 10 and number >= 1)):
+            return KINDS[kind](number)
+    raise InputError(
+        f"unknown compressor {text!r}; use none, rank:R or powersgd:R with an integer R >= 1, or topk:K or randk:K "
+        "with an integer K >= 1 or a share 0 < K < 1 of the triangle"
+    )

@@ -1,0 +1,58 @@
+"""Pictures of one look, drawn without global state and written whole or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError, unknown
+from .files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARK = "drawn by fedsso"
+FORMATS = {  # no date: same input, same file
+    ".png": {"Software": MARK},
+    ".pdf": {"Creator": MARK, "CreationDate": None},
+    ".svg": {"Creator": MARK, "Date": None},
+}
+LOOK = {
+    "font.size": 10,
+    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
+    "text.color": "#222222",
+    "axes.labelcolor": "#222222",
+    "axes.edgecolor": "#999999",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "svg.hashsalt": "fedsso",
+}
+
+
+def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
+    """Let a function draw onto an empty figure and write it as PNG, PDF or SVG, by the path's suffix."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise unknown("picture format", suffix, FORMATS)
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError:
+        raise InputError("a picture needs matplotlib: pip install matplotlib") from None
+    buffer = BytesIO()
+    with mpl.rc_context(LOOK), warnings.catch_warnings():  # type: ignore[arg-type]
+        figure = Figure(layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07))
+        onto(figure)
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script that the font lacks
+        figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
+    write_atomic(path, buffer.getvalue())
+    return Path(path)
