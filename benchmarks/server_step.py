@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsso.algorithm import Cohort
+from fedsso.algorithm.records import stack
 from fedsso.algorithms import make
-from fedsso.support.tree import stack
 
 from .clock import Clock, Work
 

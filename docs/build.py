@@ -23,11 +23,11 @@ from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS
 from fedsso.data import TABLES, datasets, load
 from fedsso.experiment.costs import Row, costs
 from fedsso.report.federation import picture
-from fedsso.support.tree import fields_of
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, load, simulate, sweep
 from fedsso.algorithm import Cohort
+from fedsso.algorithm.schedule import at
 from fedsso.algorithms import fedsso
 from fedsso.data import quadratic
 from fedsso.engine.rounds import Protocol, Rounds
@@ -22,8 +23,7 @@ from fedsso.engine.simulate import Simulation, run
 from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
 from fedsso.maths import quasi_newton as qn
-from fedsso.schedule import at
-from fedsso.support.tree import gram
+from fedsso.support.linalg import gram
 
 EXACT: dict[str, Any] = {"model": "linear", "batch_size": None, "dtype": "float64", "device": "cpu"}
 DENSE = ("bfgs", "bfgs-dense")

@@ -558,7 +558,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 OWN = """
 import sys
 from fedsso.algorithms import ALGORITHMS, FedAvg
-from fedsso.support.tree import hyper, param
+from fedsso.algorithm import hyper, param
 
 @hyper
 class Own(FedAvg):

@@ -157,7 +157,8 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
 def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -> None:
     """A command that is not under way with rounds is left through its `finally`."""
     code = (
-        "import os, signal\nfrom pathlib import Path\nfrom fedsso.cli import main as cli\nfrom fedsso.support import files\n"
+        "import os, signal\nfrom pathlib import Path\n"
+        "from fedsso.cli import main as cli\nfrom fedsso.support import files\n"
         "@cli.app.command()\ndef write() -> None:\n"
         f"    temporary = Path({str(tmp_path)!r}) / 'half'\n"
         "    fill = lambda file: (file.write(b'x'), signal.raise_signal(signal.SIGTERM))\n"

@@ -13,7 +13,7 @@ from torch import Size, Tensor
 
 from fedsso.errors import InputError
 from fedsso.maths.compress import check, compressor
-from fedsso.support.tree import leaves, nbytes, tree_map
+from fedsso.support.trees import leaves, nbytes, tree_map
 
 SHAPES = (Size([6, 9]), Size([6]), Size([5, 2, 3]), Size([]), Size([2, 2]))
 D = sum(shape.numel() for shape in SHAPES)

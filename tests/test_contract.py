@@ -17,12 +17,13 @@ from torch import Tensor
 
 from fedsso import Federation, Run, Runs, simulate, sweep
 from fedsso.algorithm import Algorithm, Local, Objective, Phase, Reply
+from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.engine import checkpoint
 from fedsso.engine.simulate import Simulation, run
 from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
-from fedsso.support.tree import Tree, fields_of, leaves, named_leaves
+from fedsso.support.trees import Tree, leaves, named_leaves
 
 HARSH = {"participation": 0.8, "drop_rate": 0.3, "stragglers": 0.5}
 BASE: dict[str, Any] = {"rounds": 5, "local_steps": 3, "batch_size": 4, "dtype": "float64", "seed": 1, "device": "cpu"}

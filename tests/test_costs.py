@@ -15,13 +15,14 @@ with warnings.catch_warnings():
     from fedsso.cli.main import app
 
 from fedsso import FedAvg, Federation, load
+from fedsso.algorithm.records import hyper
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.engine.simulate import Simulation, run
 from fedsso.errors import InputError
 from fedsso.experiment.costs import THEORY, Bill, Cost, Row, Size, costs
 from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
-from fedsso.support.tree import hyper, nbytes
+from fedsso.support.trees import nbytes
 
 CLIENTS = 3
 SCALARS = 64  # bytes of lengths, losses and counters, which no paper counts

@@ -11,8 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsso import SCAFFOLD, FedAvg, FedDANE, Federation, FedNL, FedPer, InputError, load_run, objective, simulate
+from fedsso import (
+    SCAFFOLD,
+    FedAvg,
+    FedDANE,
+    Federation,
+    FedNL,
+    FedPer,
+    InputError,
+    load_run,
+    objective,
+    simulate,
+)
 from fedsso.algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
+from fedsso.algorithm.records import hyper, param, swept
+from fedsso.algorithm.schedule import Step
 from fedsso.algorithms import ALGORITHMS, make, name_of
 from fedsso.data import quadratic
 from fedsso.engine import checkpoint, gather
@@ -22,8 +35,7 @@ from fedsso.engine.simulate import Simulation, run
 from fedsso.experiment.costs import costs
 from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
-from fedsso.schedule import Step
-from fedsso.support.tree import Scalar, hyper, leaves, param, swept
+from fedsso.support.trees import Scalar, leaves
 
 BASE: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 

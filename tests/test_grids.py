@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fedsso.algorithm.schedule import Decay
 from fedsso.algorithms import ALGORITHMS, FedAvg, FedSSO
 from fedsso.errors import InputError
 from fedsso.experiment.grids import ALPHA, BOTH, ETA, OWN, axes, grid, tried
-from fedsso.schedule import Decay
 
 
 def test_the_papers_axes() -> None:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso.algorithm import Batch
-from fedsso.algorithms import local
-from fedsso.algorithms.local import BACKTRACKING, Solver
+from fedsso.algorithm import Batch, local
+from fedsso.algorithm.local import BACKTRACKING, Solver
 
 M, TRIALS, D = 3, 2, 6
 EXACT = Solver(newton=1, cg=3 * D, tol=1e-14)

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from fedsso import FedAvg, Federation, InputError, simulate
 from fedsso.algorithm import Batch
 from fedsso.models import MODELS, build
-from fedsso.objective import Dense, Layout, Looped, Vmapped, backend, buffers_of, objective, ravel, unravel_into
+from fedsso.objective import (
+    Dense,
+    Layout,
+    Looped,
+    Vmapped,
+    backend,
+    buffers_of,
+    objective,
+    ravel,
+    unravel_into,
+)
 from fedsso.objective.chained import Chained
 from fedsso.objective.losses import LOSSES, draw, row_loss
 

@@ -15,7 +15,7 @@ from fedsso.errors import InputError
 from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
 from fedsso.paper.table3 import ENTRIES, table3
-from fedsso.support.tree import nbytes
+from fedsso.support.trees import nbytes
 
 SIZES = {"mclr": 7850, "cnn": 6230}
 SCALARS = 96  # bytes of norms, counters and flags

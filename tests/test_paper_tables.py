@@ -19,7 +19,17 @@ from fedsso.paper.lab import SWEEPS, Lab
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.released import same_setting
 from fedsso.paper.table2 import _tuned, table2
-from fedsso.paper.table2_pages import Block, _first, _head_of, _misses, _numbers, _rows, _section, ranking, write
+from fedsso.paper.table2_pages import (
+    Block,
+    _first,
+    _head_of,
+    _misses,
+    _numbers,
+    _rows,
+    _section,
+    ranking,
+    write,
+)
 from fedsso.paper.tasks import METHODS, SEEDS, TABLE2, TASKS, Task
 from fedsso.paper.write import save_csv, settings, spread
 

@@ -11,10 +11,20 @@ import pytest
 import torch
 
 from fedsso import FedSSO, InputError
+from fedsso.algorithm.schedule import theorem_3
 from fedsso.data import quadratic
 from fedsso.data.synthetic import random_quadratic
 from fedsso.paper.theory import CLAIMS, theory, write
-from fedsso.paper.theory.matrix import LAM, LAM_BAR, counted, failing, flat_pair, forced_runs, formula_error, plain_runs
+from fedsso.paper.theory.matrix import (
+    LAM,
+    LAM_BAR,
+    counted,
+    failing,
+    flat_pair,
+    forced_runs,
+    formula_error,
+    plain_runs,
+)
 from fedsso.paper.theory.points import end, parts, residual_at_mean
 from fedsso.paper.theory.rates import (
     BEND,
@@ -34,7 +44,6 @@ from fedsso.paper.theory.rates import (
 from fedsso.paper.theory.rates import LAM as LOW
 from fedsso.paper.theory.rates import LAM_BAR as HIGH
 from fedsso.paper.theory.watch import Array, Effort, Seen, binned, minimiser, slope, watch, whole
-from fedsso.schedule import theorem_3
 
 EFFORT = Effort(60, (0, 1))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsso import Federation, FedSSO, simulate
 from fedsso.errors import InputError
 from fedsso.maths import quasi_newton as qn
-from fedsso.support.tree import gram
+from fedsso.support.linalg import gram
 
 LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
 # share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)

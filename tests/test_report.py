@@ -18,7 +18,17 @@ from matplotlib.lines import Line2D
 
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.tables import FAMILIES, Curve, _draw, default_targets, markdown, numbers, plot, rounds_table, style
+from fedsso.report.tables import (
+    FAMILIES,
+    Curve,
+    _draw,
+    default_targets,
+    markdown,
+    numbers,
+    plot,
+    rounds_table,
+    style,
+)
 
 NAN = math.nan
 

@@ -15,9 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import Decay, FedAvg, Federation, FedSGD, FedSSO, InputError, Run, simulate, theorem_2, theorem_3
+from fedsso import (
+    Decay,
+    FedAvg,
+    Federation,
+    FedSGD,
+    FedSSO,
+    InputError,
+    Run,
+    simulate,
+    theorem_2,
+    theorem_3,
+)
+from fedsso.algorithm.schedule import at
 from fedsso.data import quadratic
-from fedsso.schedule import at
 
 EXACT: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsso.errors import InputError
 from fedsso.maths import symmetric
-from fedsso.support.tree import leaves
+from fedsso.support.trees import leaves
 
 TEXTS = ("none", "rank:1", "rank:3", "topk:4", "topk:0.3", "powersgd:2", "randk:5", "randk:0.5")
 COUNTS = (  # text, floating-point numbers and places sent of a matrix with eight rows

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from .algorithm.checks import HUGE
 from .algorithms.fedsso import FedSSO
-from .checks import HUGE
 from .errors import InputError, number
 from .server import Server
 

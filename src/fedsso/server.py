@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from .algorithm import Cohort
+from .algorithm.records import stack
+from .algorithm.schedule import at
 from .algorithms.fedsso import FedSSO, State
 from .errors import MOST, InputError, number
-from .schedule import at
-from .support.tree import dot, named_leaves, stack, tree_map
+from .support.linalg import dot
+from .support.trees import named_leaves, tree_map
 
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
 

@@ -15,7 +15,14 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import (
+    Code,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from flwr.server import History, LegacyContext, ServerConfig, SimpleClientManager
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, DPFedAvgFixed, FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from fedsso import Federation, Run, simulate
 from fedsso.algorithm import Algorithm
+from fedsso.algorithm.schedule import Decay
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.errors import InputError
 from fedsso.experiment.problem import build_model
 from fedsso.flower.client import client_app
 from fedsso.flower.phased import PhasedStrategy
 from fedsso.objective import buffers_of, ravel
-from fedsso.schedule import Decay
 
 SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}

@@ -12,10 +12,30 @@ import numpy as np
 import pytest
 import torch
 from clients import ALPHA, STEPS, app, federation, initial, vector
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, Result
 from grid import FIRST_NODE, LocalGrid
-from hostile import BLANK, BOUNDED, CLIPPED, DROPPED, HARMLESS, HOSTILE, IGNORED, Hostile, entry, lost
+from hostile import (
+    BLANK,
+    BOUNDED,
+    CLIPPED,
+    DROPPED,
+    HARMLESS,
+    HOSTILE,
+    IGNORED,
+    Hostile,
+    entry,
+    lost,
+)
 from torch import Tensor, nn
 
 from fedsso.flower import FedSSO, PhasedStrategy, client_app

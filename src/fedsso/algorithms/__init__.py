@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, build
 from ..errors import unknown
-from ..support.tree import build
 from .fedsso import FedSSO as FedSSO
 from .first_order.fedac import FedAC as FedAC
 from .first_order.fedavg import FedAvg as FedAvg

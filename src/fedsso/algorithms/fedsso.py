@@ -29,13 +29,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import BLOW_UP, Algorithm, Cohort, Local, Objective, Reply
-from ..checks import at_least, positive
+from ..algorithm import (
+    BLOW_UP,
+    Algorithm,
+    Auto,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    Tree,
+    at,
+    at_least,
+    gram,
+    hyper,
+    param,
+    positive,
+)
+from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
-from ..schedule import Auto, Step, at
-from ..support.tree import Scalar, Tree, gram, hyper, param
-from . import local as solver
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "none")

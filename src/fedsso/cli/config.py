@@ -20,6 +20,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ..algorithm import Algorithm
+from ..algorithm.schedule import Decay
 from ..algorithms import ALGORITHMS, make
 from ..data import PARTITIONS, Federation, datasets
 from ..data.synthetic import KINDS
@@ -29,7 +30,6 @@ from ..experiment.grids import grid, tried
 from ..experiment.settings import DEFAULTS, DTYPES
 from ..models import MODELS
 from ..report.page import check_targets
-from ..schedule import Decay
 from ..support.intake import read_bytes, read_toml, user_path
 from ..support.seal import check as check_seal
 

@@ -32,7 +32,18 @@ try:
     from . import sweep as cli_sweep
     from .data import DataDir, Json
     from .options import Several, WithSettings
-    from .plan import OF_RUNS, PICTURE, Config, Live, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
+    from .plan import (
+        OF_RUNS,
+        PICTURE,
+        Config,
+        Live,
+        SaveConfig,
+        TensorBoard,
+        Verbose,
+        begin,
+        plan,
+        targets_of,
+    )
     from .screen import complain, print_json, print_table, say, tell, unbreakable, visible
     from .view import cost_document, cost_table, judge, resuming, set_logging, show, watching
 except ModuleNotFoundError as error:

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of, unknown
-from ..support.intake import csv_rows, inside, is_file, is_folder, limits, lines, text_lines, user_path
+from ..support.intake import (
+    csv_rows,
+    inside,
+    is_file,
+    is_folder,
+    limits,
+    lines,
+    text_lines,
+    user_path,
+)
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -23,7 +23,7 @@ from ..errors import MOST, InputError
 from ..support.files import write_atomic
 from ..support.intake import Damaged, limits, opened, read_bytes
 from ..support.seal import BLANK, check, seal
-from ..support.tree import Tree, named_leaves, tree_map
+from ..support.trees import Tree, named_leaves, tree_map
 from ..version import __version__
 
 log = logging.getLogger("fedsso")

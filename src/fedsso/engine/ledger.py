@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..support.tree import Tree, leaves, nbytes
+from ..support.trees import Tree, leaves, nbytes
 
 
 class Ledger:

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm, Cohort, Phase
+from ..algorithm.records import stack
 from ..data import Federation
 from ..errors import InputError
 from ..objective import Layout, buffers_of, objective, ravel
 from ..objective.losses import RowLoss
 from ..support.intake import Damaged
-from ..support.tree import Tree, named_leaves, stack, tree_map
+from ..support.trees import Tree, named_leaves, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator, Rows
 from .gather import BUDGET, Chunk, Gather

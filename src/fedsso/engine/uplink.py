@@ -16,7 +16,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Phase
 from ..maths.compress import Compressor, compressor
 from ..objective import Layout
-from ..support.tree import Tree, leaves, tree_map
+from ..support.trees import Tree, leaves, tree_map
 
 Errors = dict[str, Tensor]
 """e [trials, d] by exchange, place in the upload and client."""

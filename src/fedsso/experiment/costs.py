@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from .. import models
 from ..algorithm import Algorithm, Batch, Cohort
+from ..algorithm.records import stack
 from ..algorithms import ALGORITHMS, make
 from ..engine.ledger import Ledger
 from ..engine.simulate import fitted
@@ -29,7 +30,7 @@ from ..errors import InputError, integer
 from ..maths.compress import compressor
 from ..objective import Layout, objective, ravel
 from ..objective.losses import cross_entropy
-from ..support.tree import nbytes, stack, tree_map
+from ..support.trees import nbytes, tree_map
 
 META = torch.device("meta")
 FLOAT = 4  # bytes

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm
+from ..algorithm.records import signature, stack
 from ..algorithms import ALGORITHMS, make
 from ..data import Federation
 from ..engine import checkpoint
@@ -35,7 +36,7 @@ from ..support.files import check_writable, write_atomic
 from ..support.intake import Damaged
 from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
-from ..support.tree import nbytes, signature, stack
+from ..support.trees import nbytes
 from .problem import Context, context
 from .results import CHECKPOINT, SPEC, TRACE, Run, Runs, is_done, load_run, run_folders, traces
 from .settings import Options, complete, device_of, protocol

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..algorithm import Algorithm
+from ..algorithm.records import fields_of, to_dict
 from ..algorithms import ALGORITHMS, make
 from ..errors import InputError, unknown
-from ..support.tree import fields_of, to_dict
 
 ALPHA = (0.0001, 0.0003, 0.0007, 0.001, 0.003, 0.007, 0.01, 0.03, 0.07, 0.1, 0.3, 0.7)
 ETA = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS
 from ..engine.rounds import Protocol
 from ..errors import InputError, integer, number, unknown
 from ..maths.compress import check
-from ..support.tree import fields_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Loss = str | Callable[[Tensor, Tensor], Tensor]

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from .. import models
 from ..algorithm import Algorithm
+from ..algorithm.records import changed, fields_of, to_dict
+from ..algorithm.schedule import decay_of
 from ..algorithms import ALGORITHMS, make, name_of
 from ..data import Federation, load
 from ..errors import InputError, integer, unknown
-from ..schedule import decay_of
 from ..support.files import write_atomic
 from ..support.fingerprint import describe
 from ..support.intake import Unreadable, user_path
 from ..support.seal import read_sealed_toml, sealed_toml
-from ..support.tree import changed, fields_of, to_dict
 from ..version import __version__
 from .problem import Context, context, default_loss, outputs_of
 from .settings import DEFAULTS, complete

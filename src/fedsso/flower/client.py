@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm, Reply
+from ..algorithm.records import stack
 from ..data import Federation
 from ..engine.evaluate import Evaluator
 from ..engine.gather import Chunk, Gather
@@ -27,7 +28,7 @@ from ..engine.simulate import fitted
 from ..experiment.settings import DTYPES, Loss, device_of
 from ..objective import Layout, buffers_of, objective, ravel
 from ..objective.losses import RowLoss, mse, row_loss
-from ..support.tree import Tree, named_leaves, stack, tree_map
+from ..support.trees import Tree, named_leaves, tree_map
 from .discreet import discreet
 from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 

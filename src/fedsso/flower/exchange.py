@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Algorithm, Cohort, Phase
+from ..algorithm.records import stack
 from ..engine.simulate import fitted
 from ..objective import Layout
 from ..server import packed, unpacked
-from ..support.tree import Tree, leaves, named_leaves, stack, tree_map
+from ..support.trees import Tree, leaves, named_leaves, tree_map
 from . import bounds
 from .answers import shown
 from .averages import Average

@@ -27,14 +27,21 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-from flwr.common import FitIns, FitRes, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import (
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 from numpy.typing import NDArray
 
+from ..algorithm.schedule import Step
 from ..errors import InputError, integer
-from ..schedule import Step
 from . import bounds, privacy, statistics
 from .bounds import Clip, checked
 from .screen import HEAVY, farthest, header, heaviest, holds

@@ -19,10 +19,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from ..algorithm import Algorithm
+from ..algorithm.records import to_dict
 from ..algorithms import ALGORITHMS, make, name_of
 from ..engine.rounds import Protocol
 from ..errors import InputError, integer, number
-from ..support.tree import to_dict
 from . import privacy
 from .averages import MEAN
 from .averages import average as average_of

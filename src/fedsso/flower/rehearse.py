@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Batch
+from ..algorithm.records import stack
 from ..experiment.costs import LOOPS, META, Shapes
-from ..support.tree import Tree, stack, tree_map
+from ..support.trees import Tree, tree_map
 
 
 class Blank:

@@ -10,9 +10,9 @@ from typing import Any, cast
 from flwr.serverapp.strategy import FedAvg
 
 from .. import algorithms
-from ..checks import HUGE
+from ..algorithm.checks import HUGE
+from ..algorithm.schedule import Decay, Step
 from ..errors import InputError, integer, number, unknown
-from ..schedule import Decay, Step
 from ..server import Server
 
 RECORD = tuple(f.name for f in fields(cast(Any, algorithms.FedSSO)) if f.name != "alpha")

@@ -22,8 +22,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from ..algorithm.schedule import Step
 from ..errors import InputError
-from ..schedule import Step
 from ..server import Server
 from . import privacy, settings
 from .answers import shown

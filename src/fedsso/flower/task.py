@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from flwr.app import Message
 
 from ..algorithm import Algorithm
+from ..algorithm.schedule import Decay
 from ..algorithms import make
 from ..errors import InputError
-from ..schedule import Decay
 
 SETUP, TASK, OWN = "fedsso.setup", "fedsso.task", "fedsso.own"  # keys of a config
 BUFFERS = "buffers"  # the array of an upload that holds the model's buffers

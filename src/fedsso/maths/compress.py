@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, unknown
-from ..support.tree import Tree
+from ..support.trees import Tree
 
 EXAMPLES = {"topk": "topk:0.1", "int8": "int8", "rank": "rank:2"}
 LEVELS = 127

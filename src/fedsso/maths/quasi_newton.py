@@ -33,7 +33,7 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import pad
 
 from ..errors import InputError, unknown
-from ..support.tree import solve
+from ..support.linalg import solve
 
 FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped

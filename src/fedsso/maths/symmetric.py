@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..support import tree
+from ..support import linalg
 
 LARGEST = 20_000  # rows of a matrix
 SMALL = 300  # rows of a matrix whose whole decomposition takes no longer than a Krylov space
@@ -56,7 +56,7 @@ def shift(X: Tensor, l: float | Tensor) -> Tensor:
 
 def solve(X: Tensor, b: Tensor) -> Tensor:
     """X^-1 b in float64, for b [..., d]; NaN where X is singular."""
-    return tree.solve(X.double(), b.double())
+    return linalg.solve(X.double(), b.double())
 
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:

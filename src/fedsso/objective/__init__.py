@@ -21,7 +21,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..algorithm import Batch
 from ..errors import InputError, unknown
-from .backend import Backend, Layout, buffers_into, buffers_of, by_trial, columns, mirrored, ravel, unravel_into
+from .backend import (
+    Backend,
+    Layout,
+    buffers_into,
+    buffers_of,
+    by_trial,
+    columns,
+    mirrored,
+    ravel,
+    unravel_into,
+)
 from .chained import Chained
 from .dense import Dense
 from .losses import RowLoss

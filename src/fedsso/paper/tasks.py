@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithm import Algorithm
+from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS, make
 from ..data import Federation, load
 from ..experiment.grids import axes, grid
-from ..support.tree import fields_of
 
 SEEDS = (0, 1, 2, 3, 4)
 THIN = {"alpha": (0.01, 0.1), "eta": (0.1, 1.0), "mu": (0.1,)}

@@ -16,11 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS
 from ..data import Federation, datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
-from ..experiment.results import CHECKPOINT, SPEC, TRACE, entries, holding, is_done, load_run, recipe, run_folders
+from ..experiment.results import (
+    CHECKPOINT,
+    SPEC,
+    TRACE,
+    entries,
+    holding,
+    is_done,
+    load_run,
+    recipe,
+    run_folders,
+)
 from ..experiment.spec import FREE, Spec
 from ..experiment.store import held, read
 from ..experiment.trace import Trace
@@ -38,7 +49,6 @@ from ..support.intake import (
 )
 from ..support.seal import check as check_seal
 from ..support.seal import read_sealed_toml
-from ..support.tree import fields_of
 from .page import Content, Entry, Holding, Recipe, check_targets
 from .tables import Curve
 

@@ -19,12 +19,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...errors import InputError, unknown
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
 
 OPTIONS = ("I", "II")
 

@@ -13,11 +13,20 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import positive
-from ...schedule import Step, at
-from ...support.tree import hyper, norm, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Step,
+    at,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

@@ -20,11 +20,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import positive, share
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    hyper,
+    norm,
+    param,
+    positive,
+    share,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

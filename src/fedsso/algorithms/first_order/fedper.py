@@ -16,12 +16,22 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import at_least, positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Step,
+    at,
+    at_least,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...errors import InputError
-from ...schedule import Step, at
-from ...support.tree import hyper, norm, param
-from .. import local as solver
 
 
 class State(NamedTuple):

@@ -14,11 +14,22 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import not_negative, positive
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

@@ -14,10 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import positive
-from ...schedule import Step, at
-from ...support.tree import hyper, norm, param
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Step,
+    at,
+    hyper,
+    norm,
+    param,
+    positive,
+)
 
 
 class State(NamedTuple):

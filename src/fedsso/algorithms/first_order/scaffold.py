@@ -18,12 +18,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Step,
+    at,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...errors import one_of
-from ...schedule import Step, at
-from ...support.tree import hyper, norm, param
-from .. import local as solver
 
 
 class State(NamedTuple):

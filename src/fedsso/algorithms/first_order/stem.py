@@ -19,10 +19,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import not_negative, positive
-from ...support.tree import Scalar, hyper, norm, param
-from ..local import at_clients
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+)
 
 
 class State(NamedTuple):
@@ -66,7 +75,7 @@ class STEM(Algorithm):
         return server
 
     def client(self, f: Objective, start: State, own: tuple[()], local: Local) -> Reply:
-        d = at_clients(start.d, local)
+        d = solver.at_clients(start.d, local)
         delta, total = torch.zeros_like(d), d.new_zeros(())
         for j in range(local.steps):
             eta, a = self.rates(start.t + j)

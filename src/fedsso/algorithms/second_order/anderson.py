@@ -19,12 +19,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import at_least, not_negative, positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    at_least,
+    gram,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+    solve,
+)
+from ...algorithm import local as solver
 from ...errors import InputError, number
-from ...schedule import Step, at
-from ...support.tree import Scalar, gram, hyper, norm, param, solve
-from .. import local as solver
 
 
 class State(NamedTuple):

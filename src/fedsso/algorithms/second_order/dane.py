@@ -20,11 +20,24 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import at_least, not_negative, positive
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    at_least,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

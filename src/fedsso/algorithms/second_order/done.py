@@ -18,11 +18,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import at_least, positive
-from ...schedule import Step, at
-from ...support.tree import hyper, norm, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Step,
+    at,
+    at_least,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

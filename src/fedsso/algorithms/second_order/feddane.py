@@ -19,12 +19,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
-from ...checks import at_least, not_negative, positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    at_least,
+    hyper,
+    none,
+    norm,
+    not_negative,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...errors import one_of
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
 
 
 class State(NamedTuple):

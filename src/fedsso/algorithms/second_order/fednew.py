@@ -18,10 +18,21 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import at_least, not_negative
-from ...support.tree import Scalar, Tree, hyper, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    Tree,
+    at_least,
+    hyper,
+    not_negative,
+    param,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

@@ -21,14 +21,27 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    Step,
+    Tree,
+    at,
+    dot,
+    hyper,
+    norm,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...errors import InputError, integer, one_of
 from ...maths import symmetric
 from ...maths.symmetric import Compressor, Sent
-from ...schedule import Step, at
-from ...support.tree import Scalar, Tree, dot, hyper, norm, param
-from .. import local as solver
 
 ROUNDING = 8  # units in the last place by which a loss may be wrong
 

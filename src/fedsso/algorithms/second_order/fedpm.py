@@ -16,12 +16,24 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import not_negative, positive
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+)
+from ...algorithm import local as solver
 from ...maths import symmetric
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
-from .. import local as solver
 
 
 class State(NamedTuple):

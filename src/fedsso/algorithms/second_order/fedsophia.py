@@ -18,10 +18,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Reply
-from ...checks import at_least, not_negative, positive, share
-from ...schedule import Step, at
-from ...support.tree import Scalar, hyper, norm, param
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Reply,
+    Scalar,
+    Step,
+    at,
+    at_least,
+    hyper,
+    norm,
+    not_negative,
+    param,
+    positive,
+    share,
+)
 
 
 class State(NamedTuple):

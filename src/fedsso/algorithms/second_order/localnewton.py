@@ -17,10 +17,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply
-from ...checks import at_least, not_negative
-from ...support.tree import Scalar, dot, hyper, param
-from .. import local as solver
+from ...algorithm import (
+    Algorithm,
+    Cohort,
+    Local,
+    Objective,
+    Phase,
+    Reply,
+    Scalar,
+    at_least,
+    dot,
+    hyper,
+    not_negative,
+    param,
+)
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):

@@ -9,8 +9,8 @@ from ...errors import InputError, integer
 from ...report import tables as report
 from ...support import picture
 from ...support.files import check_writable, write_atomic
-from .matrix import lemma_2_3
 from .drawing import draw
+from .matrix import lemma_2_3
 from .points import bias, lighthouse
 from .rates import PERIOD, theorem_2_1, theorem_3_1
 from .watch import Effort, Fact, Section

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...algorithms import FedSSO
 from ...maths import quasi_newton as qn
-from ...support.tree import gram
+from ...support.linalg import gram
 from .rates import PERIOD, bumpy
 from .watch import Effort, Fact, Section, Seen, problem, spread, watch, within
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...algorithm.schedule import Decay, at, theorem_2, theorem_3
 from ...algorithms import FedSSO
-from ...schedule import Decay, at, theorem_2, theorem_3
 from .watch import (
     CLIENTS,
     TAU,

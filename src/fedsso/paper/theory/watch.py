@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...algorithm import Batch
+from ...algorithm.schedule import at
 from ...algorithms import FedSSO
 from ...algorithms.fedsso import State
 from ...data import Federation
@@ -30,9 +31,8 @@ from ...experiment.problem import context
 from ...experiment.settings import complete
 from ...maths import quasi_newton as qn
 from ...objective import Backend
-from ...schedule import at
+from ...support.linalg import gram
 from ...support.rng import generator
-from ...support.tree import gram
 
 CLIENTS, TAU, ROWS = 4, 4, 60  # rows that differ, of each client
 Array = NDArray[np.float64]

@@ -15,8 +15,9 @@ from dataclasses import fields
 from math import isfinite, nan, sqrt
 from typing import Any, Literal, cast
 
-from .errors import InputError, number, unknown
-from .support.tree import Scalar, hyper, param
+from ..errors import InputError, number, unknown
+from ..support.trees import Scalar
+from .records import hyper, param
 
 
 @hyper

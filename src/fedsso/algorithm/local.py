@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Local, Objective
-from ..support.tree import Scalar, dot
+from ..support.linalg import dot
+from ..support.trees import Scalar
+from .contract import Local, Objective
 
 Correction = Callable[[Tensor], Tensor]
 Product = Callable[[Tensor], Tensor]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from .support.tree import Scalar, Tree
+from ..support.trees import Scalar, Tree
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from .errors import MOST, InputError, integer, number
+from ..errors import MOST, InputError, integer, number
 from .schedule import Decay
 
 HUGE = 1e100  # its square is still a number

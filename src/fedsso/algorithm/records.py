@@ -1,13 +1,12 @@
-"""Records of hyper-parameters and trees of tensors: the two shapes all data takes here.
+"""Records of hyper-parameters, and how several of them become one sweep.
 
 A *record* is a frozen dataclass made by ``@hyper``. Its fields annotated ``Scalar`` or ``Step`` may differ between
 the trials of a sweep; all others (a name, a window length) are static: trials that differ there are run apart.
-A *tree* is a tensor, a (named) tuple of trees, or ``()``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform, get_args
 
@@ -16,15 +15,10 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 
-Scalar = float | Tensor
-"""A hyper-parameter that may be swept: one number, or one per trial as a tensor [trials, 1]."""
-
-Tree = Any
-"""A tensor, a tuple or named tuple of trees, or ()."""
-
 R = TypeVar("R")
+
+
 SWEPT = ("Scalar", "Step", "Step | Auto")
-CACHED = 1 << 18  # float64 numbers that are widened at a time
 
 
 def param(*, default: Any, doc: str) -> Any:
@@ -100,75 +94,3 @@ def stack(records: Sequence[R], dtype: torch.dtype, device: torch.device) -> R:
     for name, value in values.items():
         object.__setattr__(stacked, name, value)  # validated one by one already
     return stacked
-
-
-def leaves(tree: Tree) -> Iterator[Tensor]:
-    """The tensors of a tree, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    else:
-        for branch in tree:
-            yield from leaves(branch)
-
-
-def tree_map(fn: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """Apply fn leaf by leaf to trees of the same shape."""
-    if isinstance(tree, Tensor):
-        return fn(tree, *others)
-    branches = [tree_map(fn, *parts) for parts in zip(tree, *others, strict=True)]
-    return type(tree)(*branches) if hasattr(tree, "_fields") else tuple(branches)
-
-
-def named_leaves(tree: Tree, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Leaves with dotted names, for checkpoints."""
-    if isinstance(tree, Tensor):
-        yield prefix, tree
-    else:
-        names = getattr(tree, "_fields", range(len(tree)))
-        for name, branch in zip(names, tree, strict=True):
-            yield from named_leaves(branch, f"{prefix}.{name}")
-
-
-def nbytes(tree: Tree, copies: int) -> int:
-    """Bytes of one copy of a message whose leaves carry `copies` of it."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree)) // copies
-
-
-def gram(*vectors: Tensor) -> Tensor:
-    """All inner products of n vectors [..., d] in float64, [..., n, n]; they are widened block by block, in cache."""
-    first, n = vectors[0], len(vectors)
-    lead, d = first.shape[:-1], first.shape[-1]
-    width = min(d, max(1024, CACHED // max(1, n * first[..., 0].numel()))) if first.is_cpu else d
-    wide = first.new_empty(*lead, n, width, dtype=torch.float64)
-    total = wide.new_zeros(*lead, n, n)
-    for start in range(0, d, width):
-        block = wide[..., : min(width, d - start)]
-        for i, v in enumerate(vectors):
-            block[..., i, :] = v[..., start : start + width]
-        total += block @ block.mT
-    return total
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product over the last axis in float64, [..., 1]."""
-    if max(a.numel(), b.numel()) <= CACHED:  # no blocks: a call of gram takes eight times as long
-        return (a.double() * b.double()).sum(-1, keepdim=True)
-    return gram(a, b)[..., 0, 1:]
-
-
-def norm(a: Tensor) -> Tensor:
-    """Euclidean length over the last axis in float64, [..., 1]."""
-    return gram(a)[..., 0, :].sqrt()
-
-
-def solve(A: Tensor, b: Tensor) -> Tensor:
-    """A^-1 b for A [..., d, d] and b [..., d]; NaN where A is singular, which costs no neighbour its answer.
-
-    Large matrices, and all on a CPU, one after the other: a GPU's batched routines are made for small ones, and with
-    several of more than some hundred rows, on more than one thread, torch 2.13 fails in its LU factorisation on a CPU.
-    """
-    if A.dim() > 2 and (A.is_cpu or A.shape[-1] > 512):
-        parts = [solve(one, v) for one, v in zip(A.flatten(0, -3), b.flatten(0, -2), strict=True)]
-        return torch.stack(parts).view(b.shape)
-    z, failed = torch.linalg.solve_ex(A, b.unsqueeze(-1))
-    return torch.where(failed.unsqueeze(-1) == 0, z.squeeze(-1), torch.nan)
