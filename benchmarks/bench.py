@@ -1,7 +1,7 @@
 """Times the simulator and says which targets it reaches.
 
-CPU milliseconds per round on one thread, evaluation excluded, medians of interleaved repeats; the contestants
-see the same draws and must end at the same model. Writes build/bench.json.
+CPU milliseconds per round on one thread, evaluation excluded, medians of interleaved repeats; the
+contestants see the same draws and must end at the same model. Writes build/bench.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def job(name: str, clock: Clock, quick: bool) -> dict[str, float]:
         contestants["fedsso"] = _warm_fedsso(fed, pairs=2 if quick else PAIRS)
     repeats, times = (1, 1) if quick else REPEATS[name]
     costs = interleaved(clock, contestants, repeats, times)
-    _agree(sim.server.x[0], {"loop": loop.x} | ({"stacked": stacked.x} if "stacked" in contestants else {}))
+    _agree(
+        sim.server.x[0],
+        {"loop": loop.x} | ({"stacked": stacked.x} if "stacked" in contestants else {}),
+    )
     found = {f"{who}_cpu_ms": cost for who, cost in costs.items()}
     return found | {"peak_mb": measured()} if name == "J1" else found
 
@@ -63,13 +66,16 @@ def _agree(ours: Tensor, peers: dict[str, Tensor]) -> None:
     for name, theirs in peers.items():
         error = float((ours - theirs).norm() / theirs.norm())
         if not error <= 1e-4:
-            raise RuntimeError(f"ours and {name} differ by {error:.1e} after the same rounds, allowed: 1e-4")
+            raise RuntimeError(
+                f"ours and {name} differ by {error:.1e} after the same rounds, allowed: 1e-4"
+            )
 
 
 def server_steps(clock: Clock, quick: bool) -> list[dict[str, float]]:
     """Every size; small ones are repeated more often."""
     return [
-        server_step(d, pairs, clock, 3 if quick else 11 if d > 1e6 else 41) for d, pairs in (QUICK if quick else SIZES)
+        server_step(d, pairs, clock, 3 if quick else 11 if d > 1e6 else 41)
+        for d, pairs in (QUICK if quick else SIZES)
     ]
 
 
@@ -108,8 +114,12 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", help=f"comma-separated, from {','.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="one repeat and small sizes: does it run?")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: server_step and sweep alone")
+    parser.add_argument(
+        "--quick", action="store_true", help="one repeat and small sizes: does it run?"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="cuda: server_step and sweep alone"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     args = parser.parse_args()
     possible = list(PARTS if args.device == "cpu" else ON_GPU)

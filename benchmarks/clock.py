@@ -32,9 +32,13 @@ class Clock:
         return time.perf_counter()
 
 
-def interleaved(clock: Clock, contestants: Mapping[str, Work], repeats: int, times: int) -> dict[str, float]:
+def interleaved(
+    clock: Clock, contestants: Mapping[str, Work], repeats: int, times: int
+) -> dict[str, float]:
     """Median milliseconds per call of each: in turn in every repeat, so that all see the same load."""
     for work in contestants.values():
         work()
-    turns = [{name: clock(work, times) for name, work in contestants.items()} for _ in range(repeats)]
+    turns = [
+        {name: clock(work, times) for name, work in contestants.items()} for _ in range(repeats)
+    ]
     return {name: median(turn[name] for turn in turns) for name in contestants}

@@ -92,7 +92,9 @@ def simulation(
 ) -> Simulation:
     """Our engine on the job; no round is evaluated but the initial model."""
     module, metrics = model(setting, fed), dict([metric("accuracy")])
-    job = Job(fed, module, cross_entropy, metrics, setting.protocol, eval_every=NEVER, device=device)
+    job = Job(
+        fed, module, cross_entropy, metrics, setting.protocol, eval_every=NEVER, device=device
+    )
     return Simulation(job, records)
 
 

@@ -1,6 +1,8 @@
-"""What our engine is compared with: FedAvg as a plain loop over clients, and as a hand-written stack of them.
+"""What our engine is compared with: FedAvg as a plain loop over clients, and as a hand-written
+stack of them.
 
-Both take cohorts and mini-batches from the engine's own draws, inside the timed part, as the engine does.
+Both take cohorts and mini-batches from the engine's own draws, inside the timed part, as the engine
+does.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Draws:
 class Loop:
     """Client after client: an `nn.Module`, `torch.optim.SGD` and indexed rows."""
 
-    def __init__(self, fed: Federation, protocol: Protocol, module: nn.Module, alpha: float) -> None:
+    def __init__(
+        self, fed: Federation, protocol: Protocol, module: nn.Module, alpha: float
+    ) -> None:
         self.fed, self.module, self.draws = fed, module, Draws(fed, protocol)
         self.params = list(module.parameters())
         self.optimiser = torch.optim.SGD(self.params, lr=alpha)
@@ -85,10 +89,12 @@ class Loop:
 
 
 class Stacked:
-    """Softmax regression from zero, several clients at a time: weights [M, 10, 784], logits [M, 10, B].
+    """Softmax regression from zero, several clients at a time: weights [M, 10, 784], logits [M, 10,
+    B].
 
-    Rows stay uint8 until they are gathered into buffers that are used again. The pixel range is folded into
-    the weights, W (scale x + shift) = scale (W x) + shift W 1, and steps are added to the weights by baddbmm.
+    Rows stay uint8 until they are gathered into buffers that are used again. The pixel range is
+    folded into the weights, W (scale x + shift) = scale (W x) + shift W 1, and steps are added to
+    the weights by baddbmm.
     """
 
     def __init__(self, fed: Federation, protocol: Protocol, alpha: float, chunk: int) -> None:
@@ -96,7 +102,10 @@ class Stacked:
         self.width = self.draws.rounds.width
         self.flat = fed.x.flatten(1)
         n = chunk * int(self.width.max())
-        self.raw, self.wide = self.flat.new_empty(n, self.flat.shape[1]), torch.empty(n, self.flat.shape[1])
+        self.raw, self.wide = (
+            self.flat.new_empty(n, self.flat.shape[1]),
+            torch.empty(n, self.flat.shape[1]),
+        )
         self.W, self.b = torch.zeros(fed.classes, self.flat.shape[1]), torch.zeros(fed.classes)
         self.minus = torch.tensor(-1.0)
 
@@ -121,7 +130,9 @@ class Stacked:
         rows, weight = self._draw(clients)
         M = len(clients)
         W, b = self.W.repeat(M, 1, 1), self.b.repeat(M, 1)
-        once = bool((self.draws.rounds.per_epoch[clients] == 1).all())  # every step sees the same rows
+        once = bool(
+            (self.draws.rounds.per_epoch[clients] == 1).all()
+        )  # every step sees the same rows
         for j in range(self.draws.tau):
             if j == 0 or not once:
                 x, y = self._gather(rows[j])
@@ -156,5 +167,7 @@ class Stacked:
         z = torch.baddbmm((b + shift * W.sum(-1)).unsqueeze(-1), W, x.transpose(1, 2), alpha=scale)
         e = z.softmax(1).scatter_add_(1, y, self.minus.expand(y.shape)).mul_(weight)
         slope = e.sum(-1)
-        W.baddbmm_(e, x, alpha=-self.alpha * scale).sub_(slope.unsqueeze(-1), alpha=self.alpha * shift)
+        W.baddbmm_(e, x, alpha=-self.alpha * scale).sub_(
+            slope.unsqueeze(-1), alpha=self.alpha * shift
+        )
         b.sub_(slope, alpha=self.alpha)

@@ -3,9 +3,9 @@
     python -m benchmarks.robustness --device cuda --jobs 5 --minutes 8    # again, until it is done
     python -m benchmarks.robustness_report                                # what there is so far: docs/robustness.json
 
-A cell is a task with one thing changed: participation, drop-outs, local steps, skew or start. In every cell each rival
-has its own grid of at most 36 points. FedSSO runs once as a newcomer gets it ("auto"), and with five client steps over
-a factor of 30 ("default"), none of which is chosen.
+A cell is a task with one thing changed: participation, drop-outs, local steps, skew or start. In
+every cell each rival has its own grid of at most 36 points. FedSSO runs once as a newcomer gets it
+("auto"), and with five client steps over a factor of 30 ("default"), none of which is chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ RANGE = (0.001, 0.0023, 0.0055, 0.013, 0.03)  # a factor of 30, in equal steps
 METHODS: dict[str, list[Algorithm]] = {
     "auto": [make("fedsso")],
     "default": grid("fedsso", {"alpha": RANGE, "eta": 1.0}),
-    "published": grid("fedsso", {"alpha": CLIENT, "eta": (0.03, 0.1, 0.3, 0.7, 1.0), "guard": "none"}),
+    "published": grid(
+        "fedsso", {"alpha": CLIENT, "eta": (0.03, 0.1, 0.3, 0.7, 1.0), "guard": "none"}
+    ),
     "fedavg": grid("fedavg", {"alpha": ALPHA, "eta": 1.0}),
     "fedadam": grid("fedadam", {"alpha": CLIENT, "eta": SERVER}),
     "fedyogi": grid("fedyogi", {"alpha": CLIENT, "eta": SERVER}),
@@ -54,7 +56,11 @@ class Task:
 
 MNIST = {"name": "mnist", "partition": "paper-20"}
 TASKS = {
-    "digits": Task({"name": "digits", "clients": 20, "partition": "dirichlet", "concentration": 0.1}, "mclr", 0.94),
+    "digits": Task(
+        {"name": "digits", "clients": 20, "partition": "dirichlet", "concentration": 0.1},
+        "mclr",
+        0.94,
+    ),
     "mnist-mclr": Task(MNIST, "mclr", 0.90),
     "mnist-mlp": Task(MNIST, "mlp", 0.92),
     "mnist-cnn": Task(MNIST, "cnn", 0.88),
@@ -63,10 +69,18 @@ TASKS = {
     "cifar-lenet": Task({"name": "cifar10", "clients": 10}, "lenet", 0.40, rounds=100),
     "ijcnn1-mclr": Task({"name": "ijcnn1", "clients": 3}, "mclr", 0.915),
     "heart-mclr": Task(
-        {"name": "heart"}, "mclr", 0.41, rounds=60, options={"loss": "bce", "batch_size": None, "eval_train": True}
+        {"name": "heart"},
+        "mclr",
+        0.41,
+        rounds=60,
+        options={"loss": "bce", "batch_size": None, "eval_train": True},
     ),
     "shakespeare-mclr": Task(
-        {"name": "shakespeare", "clients": 10}, "mclr", 2.5, rounds=100, options={"eval_train": True}
+        {"name": "shakespeare", "clients": 10},
+        "mclr",
+        2.5,
+        rounds=100,
+        options={"eval_train": True},
     ),
 }
 LOCAL = {"1 local step": 1, "20 local steps": 20}
@@ -96,7 +110,9 @@ def cells() -> Iterator[Cell]:
     """All cells: participation everywhere, everything else on a few tasks."""
     for name in TASKS:
         yield Cell(name)
-        yield from (Cell(name, f"{p:.0%} of the clients", {"participation": p}) for p in (0.5, 0.25))
+        yield from (
+            Cell(name, f"{p:.0%} of the clients", {"participation": p}) for p in (0.5, 0.25)
+        )
     for name in CLOSELY:
         yield Cell(name, "10% of the clients", {"participation": 0.1})
         yield Cell(name, "30% drop out", {"drop_rate": 0.3})
@@ -112,10 +128,24 @@ def cells() -> Iterator[Cell]:
 def run(cell: Cell, methods: Sequence[str], out: Path, **how: Any) -> dict[str, Study]:
     """Every method's grid on one cell; what lies in `out` is not run again."""
     task = TASKS[cell.task]
-    common = {"rounds": task.rounds, "local_steps": 5, "batch_size": 100, **task.options, **cell.options}
+    common = {
+        "rounds": task.rounds,
+        "local_steps": 5,
+        "batch_size": 100,
+        **task.options,
+        **cell.options,
+    }
     fed = load(**(cell.data or task.data))
     return {
-        name: study(fed, task.model, METHODS[name], seeds=SEEDS, out=out / cell.folder / name, **how, **common)
+        name: study(
+            fed,
+            task.model,
+            METHODS[name],
+            seeds=SEEDS,
+            out=out / cell.folder / name,
+            **how,
+            **common,
+        )
         for name in methods
     }
 
@@ -134,22 +164,41 @@ def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> None:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robustness", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("build/robustness"), help="folder of the parts")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.robustness", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/robustness"), help="folder of the parts"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no new part after so many")
-    every = {"tasks": list(TASKS), "changes": list(dict.fromkeys(c.change for c in cells())), "methods": list(METHODS)}
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no new part after so many"
+    )
+    every = {
+        "tasks": list(TASKS),
+        "changes": list(dict.fromkeys(c.change for c in cells())),
+        "methods": list(METHODS),
+    }
     for name, all_of in every.items():
         known = ",".join(all_of).replace("%", "%%")
-        parser.add_argument(f"--{name}", type=_listed(all_of), default=all_of, help=f"only some of {known}")
+        parser.add_argument(
+            f"--{name}", type=_listed(all_of), default=all_of, help=f"only some of {known}"
+        )
     given = parser.parse_args()
     wanted = [cell for cell in cells() if cell.task in given.tasks and cell.change in given.changes]
     deadline = time.monotonic() + 60 * given.minutes
     for cell in wanted:
         began = time.monotonic()
         try:
-            run(cell, given.methods, given.out, device=given.device, jobs=given.jobs, deadline=deadline)
+            run(
+                cell,
+                given.methods,
+                given.out,
+                device=given.device,
+                jobs=given.jobs,
+                deadline=deadline,
+            )
         except OutOfTime:
             print("out of time: the same command goes on")
             return

@@ -64,7 +64,8 @@ FAR = 4  # times as far behind the best as the median: beyond the edge
 
 
 def finals(path: Path, found: Sequence[Score]) -> None:
-    """Final values, a panel for each task and a row for each participation; right is better in all of them."""
+    """Final values, a panel for each task and a row for each participation; right is better in all
+    of them."""
     picture.draw(path, lambda figure: _finals(figure, found))
 
 
@@ -83,7 +84,10 @@ def _keys(methods: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     beyond = Line2D([], [], color=GREY, marker="<", ls="none", ms=5.5, label="further left")
-    return [*(Line2D([], [], label=NAMES.get(name, name), **_marker(name)) for name in methods), beyond]
+    return [
+        *(Line2D([], [], label=NAMES.get(name, name), **_marker(name)) for name in methods),
+        beyond,
+    ]
 
 
 def _marker(name: str) -> dict[str, Any]:
@@ -92,7 +96,14 @@ def _marker(name: str) -> dict[str, Any]:
     if name == "default":
         return {"color": report.shade(color, 0.45), "lw": 2.5, "marker": "o", "ms": 5}
     inside = color if dashes == "-" else "white"
-    return {"color": color, "marker": "o", "ls": "none", "ms": 7 if name == "auto" else 5.5, "mfc": inside, "mew": 1.2}
+    return {
+        "color": color,
+        "marker": "o",
+        "ls": "none",
+        "ms": 7 if name == "auto" else 5.5,
+        "mfc": inside,
+        "mew": 1.2,
+    }
 
 
 def _task(axes: Axes, cells: Mapping[str, Score]) -> None:
@@ -112,8 +123,14 @@ def _task(axes: Axes, cells: Mapping[str, Score]) -> None:
 
 
 def _limits(cells: Sequence[Score], sign: int) -> tuple[float, float]:
-    """From worse to better, wide enough for FedSSO; what lies far behind the others does not decide the scale."""
-    drawn = [(name, sign * v) for one in cells for name, own in one["methods"].items() for v in _drawn(own["final"])]
+    """From worse to better, wide enough for FedSSO; what lies far behind the others does not decide
+    the scale."""
+    drawn = [
+        (name, sign * v)
+        for one in cells
+        for name, own in one["methods"].items()
+        for v in _drawn(own["final"])
+    ]
     every = [value for _, value in drawn]
     best, far = max(every), FAR * (max(every) - float(np.median(every)))
     worst = min(value for name, value in drawn if name in OURS or value >= best - far)
@@ -130,7 +147,9 @@ def _drawn(final: Mapping[str, Any]) -> list[float]:
 def _dots(axes: Axes, place: float, methods: Mapping[str, Any]) -> None:
     """The methods of a cell, each on its lane; a thin line marks FedSSO's value for all."""
     ours = methods["auto"]["final"]["mean"]
-    axes.plot([ours, ours], [place - 0.46, place + 0.46], color=look("auto").color, lw=0.9, ls=(0, (1, 2)))
+    axes.plot(
+        [ours, ours], [place - 0.46, place + 0.46], color=look("auto").color, lw=0.9, ls=(0, (1, 2))
+    )
     lanes = place + LANE * (np.arange(len(methods)) - (len(methods) - 1) / 2)
     beyond = 0
     for y, (name, own) in zip(lanes, methods.items(), strict=True):
@@ -156,17 +175,33 @@ def _arrow(axes: Axes, y: float, name: str, value: float | None, before: int) ->
     where = axes.get_yaxis_transform()
     axes.plot(0.014, y, transform=where, **{**_marker(name), "marker": "<"})
     text = f"{value:.3f}" if value else "diverged"
-    axes.text(0.032 + 0.085 * before, y, text, transform=where, va="center", fontsize=SMALL - 1, color="#777777")
+    axes.text(
+        0.032 + 0.085 * before,
+        y,
+        text,
+        transform=where,
+        va="center",
+        fontsize=SMALL - 1,
+        color="#777777",
+    )
 
 
 # ---- how it gets there ----
 
-CURVES_OF = ("mnist-mclr", "mnist-mlp", "fashion-cnn", "cifar-lenet", "ijcnn1-mclr", "shakespeare-mclr")
+CURVES_OF = (
+    "mnist-mclr",
+    "mnist-mlp",
+    "fashion-cnn",
+    "cifar-lenet",
+    "ijcnn1-mclr",
+    "shakespeare-mclr",
+)
 """Tasks whose curves are shown; others take the places of those that are missing."""
 
 
 def curves(path: Path, found: Sequence[Score]) -> None:
-    """The metric over the rounds on six tasks: FedSSO, its range over client steps, and the rivals' best settings."""
+    """The metric over the rounds on six tasks: FedSSO, its range over client steps, and the rivals'
+    best settings."""
     shown = sorted(found, key=lambda one: one["task"] not in CURVES_OF)[:6]
     picture.draw(path, lambda figure: _curves(figure, shown))
 
@@ -176,7 +211,8 @@ def _curves(figure: Figure, found: Sequence[Score]) -> None:
     for axes, one in zip(panels, found, strict=True):
         _course(axes, one)
     report.heading(
-        figure, "25 % of the clients in each round: FedSSO with one setting, rivals with the best of their grids"
+        figure,
+        "25 % of the clients in each round: FedSSO with one setting, rivals with the best of their grids",
     )
     lines = [name for name in found[0]["methods"] if name != "default"]
     keys = report.keys([NAMES.get(name, name) for name in lines], [look(name) for name in lines])
@@ -203,15 +239,23 @@ def _course(axes: Axes, one: Score) -> None:
         report.loss_axis(axes, *_depths(drawn, one["target"]))
     axes.fill_between(at, low, high, color=look("default").color, alpha=0.25, lw=0)
     for name, values in lines.items():
-        weight: dict[str, Any] = {"lw": 2.2, "zorder": 4} if name == "auto" else {"lw": 1.4, "zorder": 3}
+        weight: dict[str, Any] = (
+            {"lw": 2.2, "zorder": 4} if name == "auto" else {"lw": 1.4, "zorder": 3}
+        )
         axes.plot(at, values, **weight, **look(name)._asdict())
     _outside(axes, {name: values[-1] for name, values in lines.items()}, up=not accuracy)
 
 
-def _heights(ours: Sequence[NDArray[Any]], drawn: Sequence[NDArray[Any]], target: float) -> tuple[float, float]:
-    """From the least accuracy of FedSSO after a tenth of the rounds to the target and the largest of all."""
+def _heights(
+    ours: Sequence[NDArray[Any]], drawn: Sequence[NDArray[Any]], target: float
+) -> tuple[float, float]:
+    """From the least accuracy of FedSSO after a tenth of the rounds to the target and the largest
+    of all."""
     late = len(ours[0]) // 10
-    bottom, top = float(min(own[late:].min() for own in ours)), float(max(target, *(own.max() for own in drawn)))
+    bottom, top = (
+        float(min(own[late:].min() for own in ours)),
+        float(max(target, *(own.max() for own in drawn))),
+    )
     margin = 0.06 * ((top - bottom) or 1.0)
     return bottom - margin, top + margin
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.robustness_report --out build/robustness    # docs/robustness.json and docs/robustness*.png
 
-A cell counts when every method is there. Of a rival's grid the best setting counts, for rounds and for the final value
-each by itself; of FedSSO's five client steps the mean counts, and the best and the worst are told. A task is judged by
-test accuracy or, where it evaluates the training rows, by their loss. The final value is the mean of the last ten
-evaluations; a run that diverged has accuracy 0 or an infinite loss. What is infinite, as the rounds to a target that
-some seed never reaches, is null.
+A cell counts when every method is there. Of a rival's grid the best setting counts, for rounds and
+for the final value each by itself; of FedSSO's five client steps the mean counts, and the best and
+the worst are told. A task is judged by test accuracy or, where it evaluates the training rows, by
+their loss. The final value is the mean of the last ten evaluations; a run that diverged has
+accuracy 0 or an infinite loss. What is infinite, as the rounds to a target that some seed never
+reaches, is null.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ class Point(NamedTuple):
 def points(grid: Study, judged: Goal) -> list[Point]:
     """Every setting of a grid."""
     return [
-        Point(s, float(np.mean([judged.rounds(t) for t in s.traces])), [judged.final(t) for t in s.traces])
+        Point(
+            s,
+            float(np.mean([judged.rounds(t) for t in s.traces])),
+            [judged.final(t) for t in s.traces],
+        )
         for s in grid
     ]
 
@@ -135,7 +140,10 @@ def unchosen(grid: Sequence[Point], judged: Goal) -> Score:
 
 def _plain(what: str, **values: Any) -> Score:
     """Numbers as JSON has them: None for what is not finite."""
-    return {key: round(float(v), DECIMALS[what]) if math.isfinite(v) else None for key, v in values.items()}
+    return {
+        key: round(float(v), DECIMALS[what]) if math.isfinite(v) else None
+        for key, v in values.items()
+    }
 
 
 def score(cell: Cell, found: Mapping[str, Study]) -> Score:
@@ -143,8 +151,16 @@ def score(cell: Cell, found: Mapping[str, Study]) -> Score:
     task = robustness.TASKS[cell.task]
     judged = goal(task)
     grids = {name: points(own, judged) for name, own in found.items()}
-    told = {name: (unchosen if name == "default" else chosen)(own, judged) for name, own in grids.items()}
-    head = {"task": cell.task, "change": cell.change, "metric": judged.metric, "target": judged.target}
+    told = {
+        name: (unchosen if name == "default" else chosen)(own, judged)
+        for name, own in grids.items()
+    }
+    head = {
+        "task": cell.task,
+        "change": cell.change,
+        "metric": judged.metric,
+        "target": judged.target,
+    }
     lines = {"curves": _curves(grids, judged, task.rounds)} if cell.change == WITH_CURVES else {}
     return {**head, "methods": told, **lines}
 
@@ -153,9 +169,13 @@ def score(cell: Cell, found: Mapping[str, Study]) -> Score:
 
 
 def _curves(grids: Mapping[str, Sequence[Point]], judged: Goal, rounds: int) -> Score:
-    """The seeds' mean over the rounds: of a tuned method's best setting, and the least and largest of the default's."""
+    """The seeds' mean over the rounds: of a tuned method's best setting, and the least and largest
+    of the default's."""
     lines = {
-        name: [_path(p.setting, judged, rounds) for p in (own if name == "default" else [best_final(own, judged)])]
+        name: [
+            _path(p.setting, judged, rounds)
+            for p in (own if name == "default" else [best_final(own, judged)])
+        ]
         for name, own in grids.items()
     }
     return {
@@ -187,17 +207,23 @@ def _thin(values: NDArray[Any]) -> list[float | None]:
 
 
 def scores(out: Path, wanted: Iterable[Cell] | None = None) -> list[Score]:
-    """The complete cells of a folder, in the bench's order; what was scored before is not read again."""
+    """The complete cells of a folder, in the bench's order; what was scored before is not read
+    again."""
     every, found = list(robustness.cells() if wanted is None else wanted), []
     for number, cell in enumerate(every, 1):
         one = _kept(out, cell)
-        print(f"{number}/{len(every)} {cell.name}: {'scored' if one else 'not complete'}", file=sys.stderr, flush=True)
+        print(
+            f"{number}/{len(every)} {cell.name}: {'scored' if one else 'not complete'}",
+            file=sys.stderr,
+            flush=True,
+        )
         found += [one] if one else []
     return found
 
 
 def _kept(out: Path, cell: Cell) -> Score | None:
-    """The score of a cell, from the file beside its parts if they are still the same; None if something is missing."""
+    """The score of a cell, from the file beside its parts if they are still the same; None if
+    something is missing."""
     folder = out / cell.folder
     if not all(any((folder / name).glob("*.npz")) for name in robustness.METHODS):
         return None
@@ -229,8 +255,11 @@ def _state(folder: Path, cell: Cell) -> str:
 
 
 def table(found: Iterable[Score], *, participation: bool) -> str:
-    """Rounds to the target and final values as Markdown: the cells that differ in participation, or all others."""
-    return markdown([_row(one) for one in found if (one["change"] in PARTICIPATION) is participation])
+    """Rounds to the target and final values as Markdown: the cells that differ in participation, or
+    all others."""
+    return markdown(
+        [_row(one) for one in found if (one["change"] in PARTICIPATION) is participation]
+    )
 
 
 def _row(one: Score) -> dict[str, str]:
@@ -246,14 +275,19 @@ def _row(one: Score) -> dict[str, str]:
 def _text(one: Score, name: str) -> str:
     """Rounds / final value, bold where FedSSO is at least as good as every rival."""
     own = one["methods"][name]
-    return " / ".join(_value(own[what], d, name in OURS and leads(one, name, what)) for what, d in DECIMALS.items())
+    return " / ".join(
+        _value(own[what], d, name in OURS and leads(one, name, what))
+        for what, d in DECIMALS.items()
+    )
 
 
 def _value(own: Mapping[str, Any], decimals: int, bold: bool) -> str:
     """A mean, of several settings with the best and the worst."""
     mean = _number(own["mean"], decimals)
     told = own.get("best") is not None
-    spread = f" ({_number(own['best'], decimals)} to {_number(own['worst'], decimals)})" if told else ""
+    spread = (
+        f" ({_number(own['best'], decimals)} to {_number(own['worst'], decimals)})" if told else ""
+    )
     return (f"**{mean}**" if bold else mean) + spread
 
 
@@ -262,7 +296,8 @@ def _number(value: float | None, decimals: int) -> str:
 
 
 def leads(one: Score, name: str, what: str) -> bool:
-    """Whether a method has a value that no rival's best exceeds; never to reach the target is no lead."""
+    """Whether a method has a value that no rival's best exceeds; never to reach the target is no
+    lead."""
     rank = Goal(one["metric"], one["target"]).rank if what == "final" else float
     own = one["methods"][name][what]["mean"]
     rivals = [told[what]["mean"] for rival, told in one["methods"].items() if rival not in OURS]
@@ -287,7 +322,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.robustness_report", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, default=Path("build/robustness"), help="folder of the parts")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/robustness"), help="folder of the parts"
+    )
     found = scores(parser.parse_args().out)
     if not found:
         sys.exit("no cell is complete: run python -m benchmarks.robustness first")

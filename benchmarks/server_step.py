@@ -1,4 +1,5 @@
-"""One server step of FedSSO (form "bfgs", with its guard) at growing size, against one pass over its pairs.
+"""One server step of FedSSO (form "bfgs", with its guard) at growing size, against one pass over
+its pairs.
 
 The whole `FedSSO.server` is timed: gradient, curvature rule, B^-1 g, guard, new model. The floor is
 `torch.sum` over the slots in use.
@@ -31,18 +32,22 @@ def fill(work: Work, state: Callable[[], Any], pairs: int) -> None:
             return
         work()
     raise RuntimeError(
-        f"the store holds {int(state().curvature.held)} pairs after {2 * pairs + 10} rounds, not {pairs}"
+        f"the store holds {int(state().curvature.held)} pairs after {2 * pairs + 10} rounds, not "
+        f"{pairs}"
     )
 
 
 class Server:
-    """A server that minimises the quadratic 1/2 sum_i h_i x_i^2 in small steps, so that every pair is sound."""
+    """A server that minimises the quadratic 1/2 sum_i h_i x_i^2 in small steps, so that every pair
+    is sound."""
 
     def __init__(self, d: int, pairs: int, device: torch.device) -> None:
         draw = torch.Generator(device).manual_seed(0)
         self.h = 0.5 + torch.rand(1, d, generator=draw, device=device)
         x = torch.randn(1, d, generator=draw, device=device)
-        self.algorithm = stack([make("fedsso", {"alpha": ALPHA, "eta": 0.01, "pairs": pairs})], x.dtype, device)
+        self.algorithm = stack(
+            [make("fedsso", {"alpha": ALPHA, "eta": 0.01, "pairs": pairs})], x.dtype, device
+        )
         self.clients = torch.arange(20)
         self.state: Any = self.algorithm.server_init(x)
         self.k = 0

@@ -16,12 +16,15 @@ from .jobs import JOBS, advance, federation, simulation
 ALPHAS = [float(f"{digit}e-{power}") for power in (4, 3, 2, 1) for digit in (1, 3, 7)]
 ETAS = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)
 PAPER = {"guard": "none", "R": 200}
-GRID = [make("fedsso", {"alpha": alpha, "eta": eta, **PAPER}) for alpha, eta in product(ALPHAS, ETAS)]
+GRID = [
+    make("fedsso", {"alpha": alpha, "eta": eta, **PAPER}) for alpha, eta in product(ALPHAS, ETAS)
+]
 CHUNK = {"cpu": 12, "cuda": len(GRID)}  # trials at a time
 
 
 def sweep(clock: Clock, repeats: int, rounds: int) -> dict[str, float]:
-    """Milliseconds per trial and round, medians over `repeats` chunks of the grid, each run both ways."""
+    """Milliseconds per trial and round, medians over `repeats` chunks of the grid, each run both
+    ways."""
     fed = federation(JOBS["J1"])
     size = CHUNK[clock.device.type]
     chunks = [GRID[i : i + size] for i in range(0, len(GRID), size)]

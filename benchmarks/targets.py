@@ -27,22 +27,37 @@ class Check(NamedTuple):
 def checks(found: dict[str, Any]) -> Iterator[Check]:
     """The targets of every part that ran."""
     if "J1" in found:
-        ours, loop, stacked, fedsso, peak = (found["J1"][key] for key in _keys("ours loop stacked fedsso", "peak_mb"))
+        ours, loop, stacked, fedsso, peak = (
+            found["J1"][key] for key in _keys("ours loop stacked fedsso", "peak_mb")
+        )
         yield Check("J1 loop / ours", loop / ours, ">=", 4)
         yield Check("J1 ours / hand-stacked", ours / stacked, "<=", 1.3)
         yield Check("J1 FedSSO with a full store / FedAvg", fedsso / ours, "<=", 1.5)
         yield Check("J1 peak memory, MB", peak, "<=", 700)
     if "J2" in found:
-        yield Check("J2 loop / ours", found["J2"]["loop_cpu_ms"] / found["J2"]["ours_cpu_ms"], ">=", 5)
+        yield Check(
+            "J2 loop / ours", found["J2"]["loop_cpu_ms"] / found["J2"]["ours_cpu_ms"], ">=", 5
+        )
     if "J3" in found:
-        yield Check("J3 ours / loop", found["J3"]["ours_cpu_ms"] / found["J3"]["loop_cpu_ms"], "<=", 1.05)
+        yield Check(
+            "J3 ours / loop", found["J3"]["ours_cpu_ms"] / found["J3"]["loop_cpu_ms"], "<=", 1.05
+        )
     for step in found.get("server_step", []):
-        if step["d"] >= 1e6 and "batched_wall_ms" not in found.get("sweep", {}):  # on a GPU launches decide, not bytes
-            yield Check(f"server step / one pass, d = {step['d']:.0e}", step["ms"] / step["floor_ms"], "<=", 8)
+        if step["d"] >= 1e6 and "batched_wall_ms" not in found.get(
+            "sweep", {}
+        ):  # on a GPU launches decide, not bytes
+            yield Check(
+                f"server step / one pass, d = {step['d']:.0e}",
+                step["ms"] / step["floor_ms"],
+                "<=",
+                8,
+            )
     if "sweep" in found:
         batched, one_by_one = found["sweep"].values()
         on_gpu = "batched_wall_ms" in found["sweep"]
-        yield Check("sweep, one by one / batched", one_by_one / batched, ">=", 20 if on_gpu else 1.5)
+        yield Check(
+            "sweep, one by one / batched", one_by_one / batched, ">=", 20 if on_gpu else 1.5
+        )
 
 
 def _keys(contestants: str, *others: str) -> list[str]:
@@ -51,7 +66,9 @@ def _keys(contestants: str, *others: str) -> list[str]:
 
 def report(found: dict[str, Any]) -> str:
     """The numbers, then the targets."""
-    lines = [f"{name:<13}{_numbers(part)}" for name, part in found.items() if isinstance(part, dict)]
+    lines = [
+        f"{name:<13}{_numbers(part)}" for name, part in found.items() if isinstance(part, dict)
+    ]
     lines += [f"{'server_step':<13}{_numbers(step)}" for step in found.get("server_step", [])]
     return "\n".join([*lines, "", *map(str, checks(found))])
 

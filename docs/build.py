@@ -1,8 +1,8 @@
-"""Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md, the latter with the
-results of smoke.py, those of robustness.md from the numbers of its bench, those of reliability.md from the numbers of
-the campaign, and those of results/README.md; with
-`--figures` also the pictures. The pages of single algorithms are made here too, but not written: hooks.py puts them
-into the site, so that no copy of the code lies in the repository.
+"""Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md,
+the latter with the results of smoke.py, those of robustness.md from the numbers of its bench, those
+of reliability.md from the numbers of the campaign, and those of results/README.md; with `--figures`
+also the pictures. The pages of single algorithms are made here too, but not written: hooks.py puts
+them into the site, so that no copy of the code lies in the repository.
 
 python docs/build.py [--figures]
 """
@@ -32,10 +32,21 @@ from fedsso.report.federation import picture
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 END = "<!-- end -->\n"
-HEAD = ("name", "what it does", "paper", "exchanges", "down", "up", "client keeps", "some clients absent")
+HEAD = (
+    "name",
+    "what it does",
+    "paper",
+    "exchanges",
+    "down",
+    "up",
+    "client keeps",
+    "some clients absent",
+)
 SETS = ("name", "what it is", "rows", "classes", "default partition, clients", "licence")
 FIELDS = ("field", "option", "default", "meaning")
-CITED = re.compile(r"(?P<code>\S.*?)  # (?P<where>(?:Alg\. \d+, )?lines? [\d-]+)(?:; (?P<note>.*))?$")
+CITED = re.compile(
+    r"(?P<code>\S.*?)  # (?P<where>(?:Alg\. \d+, )?lines? [\d-]+)(?:; (?P<note>.*))?$"
+)
 SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 
@@ -47,7 +58,11 @@ def algorithms() -> str:
         cls = ALGORITHMS[row.algorithm]
         title = (getdoc(cls) or "").partition("\n")[0].rstrip(".")
         absent = f"no: use {cls.needs_all}" if cls.needs_all else "yes"
-        counts = ["–"] * 4 if row.theory is None else [str(v) for v in (*row.theory[:3], row.theory.client)]
+        counts = (
+            ["–"] * 4
+            if row.theory is None
+            else [str(v) for v in (*row.theory[:3], row.theory.client)]
+        )
         rows.append((f"`{row.algorithm}`", title, paper(cls), *counts, absent))
     return markdown(HEAD, rows)
 
@@ -62,9 +77,13 @@ def sets() -> str:
     rows = []
     for d in datasets():
         count = d.forms[0].rows if d.forms else 0
-        clients = len(TABLES.get(d.partition, ())) or ("all" if d.partition == "group" else d.clients)
+        clients = len(TABLES.get(d.partition, ())) or (
+            "all" if d.partition == "group" else d.clients
+        )
         how = f"{d.partition}, {clients}" if d.partition else f"its own, {d.clients}"
-        rows.append((f"`{d.name}`", d.title, number(count), number(d.classes), how, d.licence or "–"))
+        rows.append(
+            (f"`{d.name}`", d.title, number(count), number(d.classes), how, d.licence or "–")
+        )
     return markdown(SETS, rows)
 
 
@@ -73,15 +92,22 @@ def number(count: int) -> str:
 
 
 def smoke() -> str:
-    """The results of smoke.py: mean accuracy and its range, or the training loss where targets are real."""
+    """The results of smoke.py: mean accuracy and its range, or the training loss where targets are
+    real."""
     found = json.loads((DOCS / "smoke.json").read_text())
     rows = []
     for d in (d for d in datasets() if not d.yours):
-        lines = {model: found[f"{d.name} {model}"] for model in d.models if f"{d.name} {model}" in found}
+        lines = {
+            model: found[f"{d.name} {model}"] for model in d.models if f"{d.name} {model}" in found
+        }
         if not lines:
             rows.append((f"`{d.name}`", "", "", "not measured: no files", "", "", ""))
         for model, line in lines.items():
-            cells = [cell for name in ("FedAvg", "FedSSO") for cell in (ending(line[name]), alpha(line[name]))]
+            cells = [
+                cell
+                for name in ("FedAvg", "FedSSO")
+                for cell in (ending(line[name]), alpha(line[name]))
+            ]
             rows.append((f"`{d.name}`", f"`{model}`", number(line["d"]), *cells))
     return markdown(SMOKE, rows)
 
@@ -99,7 +125,8 @@ def alpha(result: dict[str, Any]) -> str:
 
 
 def paper(cls: type) -> str:
-    """The citation at the head of the algorithm's file; one that holds two papers begins a line with each."""
+    """The citation at the head of the algorithm's file; one that holds two papers begins a line
+    with each."""
     head = (getdoc(getmodule(cls)) or "").partition("\n\n")[0]
     cited = [entry.partition(". ")[::2] for entry in re.split(r"\n(?=Fed\w+\. )", head)]
     own = next((text for names, text in cited if cls.__name__ in names), cited[0][1])
@@ -112,7 +139,8 @@ def summary() -> str:
 
 
 def robustness(*, participation: bool) -> str:
-    """A table of the robustness bench, from robustness.json: the cells that differ in participation, or all others."""
+    """A table of the robustness bench, from robustness.json: the cells that differ in
+    participation, or all others."""
     sys.path.insert(0, str(DOCS.parent))  # the benchmarks are not installed
     from benchmarks.robustness_report import table
 
@@ -131,7 +159,10 @@ def campaign(part: str = "") -> str:
 def layers() -> str:
     """The rooms of the code, from the table that the test of the layers reads."""
     table = tomllib.loads((DOCS / "layers.toml").read_text(encoding="utf-8"))["layer"]
-    rows = [(str(i), " ".join(f"`{room}`" for room in one["rooms"]), one["knows"]) for i, one in enumerate(table)]
+    rows = [
+        (str(i), " ".join(f"`{room}`" for room in one["rooms"]), one["knows"])
+        for i, one in enumerate(table)
+    ]
     return markdown(("layer", "rooms", "what they know"), rows)
 
 
@@ -165,7 +196,8 @@ def page(name: str) -> str:
 
 
 def algorithm_page(name: str) -> str:
-    """All that the code says of one algorithm: its docstrings, fields, costs, and the lines that carry the paper's."""
+    """All that the code says of one algorithm: its docstrings, fields, costs, and the lines that
+    carry the paper's."""
     cls = ALGORITHMS[name]
     file = Path(str(getmodule(cls).__file__))
     title = (getdoc(cls) or "").partition("\n")[0]
@@ -180,7 +212,9 @@ def algorithm_page(name: str) -> str:
     ]
     if lines := cited(code):
         parts.append(f"## Line by line\n\n{markdown(('paper', 'code', ''), lines)}")
-    parts.append(f"## The code\n\nFrom `{file.relative_to(DOCS.parent)}`:\n\n```python\n{code}\n```")
+    parts.append(
+        f"## The code\n\nFrom `{file.relative_to(DOCS.parent)}`:\n\n```python\n{code}\n```"
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -190,18 +224,24 @@ def plain(text: str) -> str:
 
 
 def prose(doc: str) -> str:
-    """A module's docstring without the citation: first its table of symbols, formulas as they stand."""
+    """A module's docstring without the citation: first its table of symbols, formulas as they
+    stand."""
     _, symbols, *paragraphs = doc.split("\n\n")
     table = markdown(("symbol", "meaning"), symbol_rows(symbols))
-    return "\n\n".join([table, *(f"```\n{dedent(p)}\n```" if p.startswith("  ") else plain(p) for p in paragraphs)])
+    return "\n\n".join(
+        [table, *(f"```\n{dedent(p)}\n```" if p.startswith("  ") else plain(p) for p in paragraphs)]
+    )
 
 
 def symbol_rows(text: str) -> list[tuple[str, str]]:
-    """Two pairs of columns, symbol and meaning, below each other; a line may have the right pair alone."""
+    """Two pairs of columns, symbol and meaning, below each other; a line may have the right pair
+    alone."""
     left, right = [], []
     for line in dedent(text).splitlines():
         pairs = iter(re.split(r" {2,}", line.strip()))
-        found = [(f"`{symbol}`", plain(meaning)) for symbol, meaning in zip(pairs, pairs, strict=True)]
+        found = [
+            (f"`{symbol}`", plain(meaning)) for symbol, meaning in zip(pairs, pairs, strict=True)
+        ]
         (left if not line.startswith(" ") else right).append(found[0])
         right += found[1:]
     return left + right
@@ -220,7 +260,14 @@ def hyper_rows(cls: type) -> list[tuple[str, ...]]:
     rows = []
     for f in fields_of(cls):
         default = "none" if f.default is None else f.default
-        rows.append((f"`{f.name}`", f"`--{f.name.replace('_', '-')}`", f"`{default}`", plain(f.metadata["doc"])))
+        rows.append(
+            (
+                f"`{f.name}`",
+                f"`--{f.name.replace('_', '-')}`",
+                f"`{default}`",
+                plain(f.metadata["doc"]),
+            )
+        )
     return rows
 
 
@@ -230,11 +277,16 @@ def round_costs(name: str) -> str:
     assert row.theory is not None
     exchanges, down, up = row.theory[:3]
     needs = ALGORITHMS[name].needs_all
-    absent = f"All clients must answer in every round; `{needs}` bears absence." if needs else "Clients may be absent."
+    absent = (
+        f"All clients must answer in every round; `{needs}` bears absence."
+        if needs
+        else "Clients may be absent."
+    )
     count = f"{exchanges} exchange{'s' if str(exchanges) != '1' else ''}"
     model = ", model `mlp`" if name == "fedper" else ""
     return (
-        f"{count}; to each client {down} numbers, from each client {up}; a client keeps {row.theory.client} numbers "
+        f"{count}; to each client {down} numbers, from each client {up}; a client keeps "
+        f"{row.theory.client} numbers "
         f"until the next round (the paper's counts, default settings{model}). {absent}"
     )
 
@@ -258,7 +310,11 @@ def cited(code: str) -> list[tuple[str, str, str]]:
 
 def source(cls: type, text: str) -> str:
     """A class and all that its module defines for it, in the order of the file."""
-    body = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.Assign)]
+    body = [
+        n
+        for n in ast.parse(text).body
+        if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.Assign)
+    ]
     nodes = {name: node for node in body for name in defined(node) if name != "log"}
     needed, todo = set(), [cls.__name__]
     while todo:
@@ -268,14 +324,18 @@ def source(cls: type, text: str) -> str:
         todo += [n for n in names if nodes[n] not in needed and not registered(n)]
     lines = text.splitlines()
     parts = [(n, "\n".join(lines[first_line(n) - 1 : n.end_lineno])) for n in body if n in needed]
-    return "".join(part + ("\n" if isinstance(n, ast.Assign) else "\n\n\n") for n, part in parts).rstrip()
+    return "".join(
+        part + ("\n" if isinstance(n, ast.Assign) else "\n\n\n") for n, part in parts
+    ).rstrip()
 
 
 def defined(node: ast.stmt) -> list[str]:
     """The names that a statement of a module defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         return [node.name]
-    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
 
 
 def first_line(node: ast.stmt) -> int:
@@ -292,7 +352,8 @@ def registered(name: str) -> bool:
 
 
 def figures() -> None:
-    """The pictures of the idea, of the fixed points, by the example that draws it, and of MNIST, if it is there."""
+    """The pictures of the idea, of the fixed points, by the example that draws it, and of MNIST, if
+    it is there."""
     if any(d.present() for d in datasets() if d.name == "mnist"):
         picture(load("mnist"), DOCS / "mnist-paper-20.png")
     script(DOCS.parent / "examples" / "fixed_points.py").main(DOCS)

@@ -1,7 +1,9 @@
-"""What MkDocs asks while it builds the site: pages made from the code, and pages for files outside docs/.
+"""What MkDocs asks while it builds the site: pages made from the code, and pages for files outside
+docs/.
 
-The pages of docs/ link to files of the repository (`../examples/own_model.py`, `../results/README.md`), which GitHub
-shows. The site shows them too: a page of results/ as it is, a file of code as a page under source/.
+The pages of docs/ link to files of the repository (`../examples/own_model.py`,
+`../results/README.md`), which GitHub shows. The site shows them too: a page of results/ as it is, a
+file of code as a page under source/.
 """
 
 from __future__ import annotations
@@ -38,15 +40,20 @@ def on_config(config: Any) -> Any:
     names = _build().ALGORITHMS
     for entry in config.nav:
         if "Algorithms" in entry:
-            entry["Algorithms"] += [{cls.__name__: f"algorithms/{name}.md"} for name, cls in names.items()]
+            entry["Algorithms"] += [
+                {cls.__name__: f"algorithms/{name}.md"} for name, cls in names.items()
+            ]
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """The algorithms' pages, those of results/, and every file of the repository that a page links to."""
+    """The algorithms' pages, those of results/, and every file of the repository that a page links
+    to."""
     build = _build()
     for name in build.ALGORITHMS:
-        files.append(File.generated(config, f"algorithms/{name}.md", content=build.algorithm_page(name)))
+        files.append(
+            File.generated(config, f"algorithms/{name}.md", content=build.algorithm_page(name))
+        )
     results = set((ROOT / "results").glob("*.md"))
     linked = {target for page in {*DOCS.glob("*.md"), *results} for target in _targets(page)}
     for path in sorted(linked | results):
@@ -57,7 +64,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 def _targets(page: Path) -> set[Path]:
     """The files of the repository that a page links to."""
-    found = ((page.parent / target).resolve() for target, _ in LINK.findall(page.read_text(encoding="utf-8")))
+    found = (
+        (page.parent / target).resolve()
+        for target, _ in LINK.findall(page.read_text(encoding="utf-8"))
+    )
     return {path for path in found if path.exists() and path.is_relative_to(ROOT)}
 
 
@@ -70,7 +80,8 @@ def _place(path: Path) -> str:
 
 
 def _generated(path: Path, config: Any) -> File:
-    """A page of results/ or one of its pictures and tables as it is, anything else as a page of code."""
+    """A page of results/ or one of its pictures and tables as it is, anything else as a page of
+    code."""
     place = _place(path)
     if place.startswith("results/"):
         level = InclusionLevel.INCLUDED if path.name == "README.md" else InclusionLevel.NOT_IN_NAV

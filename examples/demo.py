@@ -1,7 +1,9 @@
-"""The main job on embedded data: FedSSO, FedAvg and FedSGD, each with its best of five client steps.
+"""The main job on embedded data: FedSSO, FedAvg and FedSGD, each with its best of five client
+steps.
 
-The setting (skew 0.1, batch 50, target 0.95) was taken after looking at four, from the two in which FedSSO leads
-clearly; README.md shows the others. Each grid of client steps lies around its algorithm's own best.
+The setting (skew 0.1, batch 50, target 0.95) was taken after looking at four, from the two in which
+FedSSO leads clearly; README.md shows the others. Each grid of client steps lies around its
+algorithm's own best.
 
 Writes demo/table.md, demo/curves.png and demo/index.html. Run it with `make demo`.
 """
@@ -28,7 +30,9 @@ def main(out: Path = Path("demo")) -> None:
     fed = fedsso.load("digits", clients=20, partition="dirichlet", concentration=0.1, seed=0)
     print(fed.summary())
     grid = [KINDS[name](alpha=alpha) for name, alphas in ALPHAS.items() for alpha in alphas]
-    runs = fedsso.sweep(fed, "mclr", grid, rounds=ROUNDS, local_steps=5, batch_size=50, seeds=SEEDS, progress=True)
+    runs = fedsso.sweep(
+        fed, "mclr", grid, rounds=ROUNDS, local_steps=5, batch_size=50, seeds=SEEDS, progress=True
+    )
     by_label = runs.settings()
     best = []
     for name in KINDS:
@@ -36,18 +40,27 @@ def main(out: Path = Path("demo")) -> None:
         best += by_label[own.best(target=TARGETS[-1]).label]
     chosen = fedsso.Runs(best)
     chosen.plot(
-        out / "curves.png", targets=TARGETS[1::2], title="handwritten digits, 20 clients with different label mixtures"
+        out / "curves.png",
+        targets=TARGETS[1::2],
+        title="handwritten digits, 20 clients with different label mixtures",
     )
     table = f"Best of five client steps each, 3 seeds\n\n{chosen.table(TARGETS)}\nAll settings\n\n{runs.table(TARGETS)}"
     (out / "table.md").write_text(table, encoding="utf-8")
     text = (
-        "Twenty clients hold handwritten digits with very different label mixtures. All algorithms see the same "
-        "clients and mini-batches, send the same bytes per round, and get their best of five client steps, "
+        "Twenty clients hold handwritten digits with very different label mixtures. All algorithms "
+        "see the same "
+        "clients and mini-batches, send the same bytes per round, and get their best of five "
+        "client steps, "
         "chosen on the seeds shown. The setting is one of four that were looked at."
     )
-    runs.report(out / "index.html", title="fedsso: rounds to a target accuracy", text=text, targets=TARGETS)
+    runs.report(
+        out / "index.html", title="fedsso: rounds to a target accuracy", text=text, targets=TARGETS
+    )
     print(table)
-    print(f"{time.perf_counter() - began:.0f} s; open {out / 'index.html'}, {out / 'curves.png'}, {out / 'table.md'}")
+    print(
+        f"{time.perf_counter() - began:.0f} s; open {out / 'index.html'}, {out / 'curves.png'}, "
+        f"{out / 'table.md'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Where algorithms end up when clients differ: the minimiser of f, or FedAvg's fixed point.
 
-Ten quadratics f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i) with their own A_i and b_i, full local batches, tau = 5. With
-more than one local step FedAvg's clients drift to their own minimisers; its fixed point solves
+Ten quadratics f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i) with their own A_i and b_i, full local
+batches, tau = 5. With more than one local step FedAvg's clients drift to their own minimisers; its
+fixed point solves
 
     sum_i p_i (I - (I - alpha A_i)^tau) (x - b_i) = 0        (FedProx: A_i + mu I contracts instead)
 
-and FedSSO, whose clients are FedAvg's, goes to the same point, only faster. Algorithms that correct the drift, or
-send second derivatives, reach the minimiser.
+and FedSSO, whose clients are FedAvg's, goes to the same point, only faster. Algorithms that correct
+the drift, or send second derivatives, reach the minimiser.
 
     python examples/fixed_points.py [folder]        writes fixed_points.png and prints a table (half a minute)
 """
@@ -28,7 +29,15 @@ ALPHA, TAU, MU, ROUNDS = 0.5, 5, 0.1, 150
 
 def problem() -> tuple[fedsso.Federation, Tensor, Tensor]:
     """The federation and its A_i, b_i, which its rows hold as least squares."""
-    fed = fedsso.load("synthetic", kind="quadratic", clients=10, dim=20, heterogeneity=1.0, condition=100.0, seed=0)
+    fed = fedsso.load(
+        "synthetic",
+        kind="quadratic",
+        clients=10,
+        dim=20,
+        heterogeneity=1.0,
+        condition=100.0,
+        seed=0,
+    )
     rows = [fed.rows_of(i) for i in range(fed.clients)]
     A = torch.stack([2 / len(r) * fed.x[r].mT @ fed.x[r] for r in rows])
     b = torch.stack([torch.linalg.solve(fed.x[r], fed.y[r]) for r in rows])
@@ -52,7 +61,10 @@ def algorithms() -> dict[str, tuple[fedsso.algorithm.Algorithm, str]]:
         "FedSSO": (fedsso.FedSSO(alpha=ALPHA), "FedAvg's fixed point"),
         "FedProx": (fedsso.FedProx(alpha=ALPHA, mu=MU), "FedProx's fixed point"),
         "SCAFFOLD": (fedsso.SCAFFOLD(alpha=ALPHA), "minimiser"),
-        "FedDANE, exact": (fedsso.FedDANE(mu=MU, solver="exact", newton_steps=1, **exact), "minimiser"),
+        "FedDANE, exact": (
+            fedsso.FedDANE(mu=MU, solver="exact", newton_steps=1, **exact),
+            "minimiser",
+        ),
         "FedNew": (fedsso.FedNew(mu=0.1, rho=0.1, **exact), "minimiser"),
         "FedNL": (fedsso.FedNL(), "minimiser"),
         "GIANT": (fedsso.GIANT(mu=0.0, **exact), "minimiser"),
@@ -68,8 +80,16 @@ def main(folder: Path) -> None:
         "FedAvg's fixed point": fixed_point(fed, A, b),
         "FedProx's fixed point": fixed_point(fed, A, b, MU),
     }
-    options = {"rounds": ROUNDS, "local_steps": TAU, "batch_size": None, "dtype": "float64", "device": "cpu"}
-    print(f"{'algorithm':16}{'|x - minimiser|':>18}{'|x - FedAvg point|':>20}{'|x - FedProx point|':>21}   reaches")
+    options = {
+        "rounds": ROUNDS,
+        "local_steps": TAU,
+        "batch_size": None,
+        "dtype": "float64",
+        "device": "cpu",
+    }
+    print(
+        f"{'algorithm':16}{'|x - minimiser|':>18}{'|x - FedAvg point|':>20}{'|x - FedProx point|':>21}   reaches"
+    )
     lines: dict[str, list[tuple[str, Any]]] = {goal: [] for goal in points}
     for name, (record, goal) in algorithms().items():
         metrics = [distance(fed, points[goal])]
@@ -78,7 +98,11 @@ def main(folder: Path) -> None:
         away = [float((run.x - point).norm()) for point in points.values()]
         print(f"{name:16}{away[0]:18.1e}{away[1]:20.1e}{away[2]:21.1e}   {goal}")
     folder.mkdir(parents=True, exist_ok=True)
-    draw(lines.pop("minimiser"), [line for several in lines.values() for line in several], folder / "fixed_points.png")
+    draw(
+        lines.pop("minimiser"),
+        [line for several in lines.values() for line in several],
+        folder / "fixed_points.png",
+    )
 
 
 def distance(fed: fedsso.Federation, point: Tensor) -> Callable[[Tensor, Tensor], float]:

@@ -1,6 +1,8 @@
-"""Your own data: `python examples/own_data.py FOLDER TARGET`, with one CSV file per hospital in the folder.
+"""Your own data: `python examples/own_data.py FOLDER TARGET`, with one CSV file per hospital in the
+folder.
 
-TARGET is the column to predict; gaps are empty or "?". Without arguments four hospitals with an invented illness.
+TARGET is the column to predict; gaps are empty or "?". Without arguments four hospitals with an
+invented illness.
 """
 
 from __future__ import annotations
@@ -25,12 +27,21 @@ def main(folder: str | Path, target: str) -> None:
 
 def invent(folder: Path) -> Path:
     draw = np.random.default_rng(0)
-    for name, rows, mean_age in (("east", 300, 45), ("north", 200, 55), ("south", 120, 65), ("west", 60, 75)):
-        age, high, gap = draw.normal((mean_age, 130, 48), (12, 18, 8), (rows, 3)).T  # gap between blood pressures
+    for name, rows, mean_age in (
+        ("east", 300, 45),
+        ("north", 200, 55),
+        ("south", 120, 65),
+        ("west", 60, 75),
+    ):
+        age, high, gap = draw.normal(
+            (mean_age, 130, 48), (12, 18, 8), (rows, 3)
+        ).T  # gap between blood pressures
         ill = draw.random(rows) < 1 / (1 + np.exp((60 - age) / 6 + (48 - gap) / 3))
         gap[draw.random(rows) < 0.05] = np.nan  # not always measured
         table = np.stack([age, high, high - gap, ill], 1)
-        np.savetxt(folder / f"{name}.csv", table, "%.0f", ",", header="age,high,low,ill", comments="")
+        np.savetxt(
+            folder / f"{name}.csv", table, "%.0f", ",", header="age,high,low,ill", comments=""
+        )
     return folder
 
 

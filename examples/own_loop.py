@@ -1,7 +1,9 @@
-"""A loop of your own with plain FedAvg clients, where the server's optimizer decides what becomes of their mean.
+"""A loop of your own with plain FedAvg clients, where the server's optimizer decides what becomes
+of their mean.
 
-It sees the mean of x - v, what the clients' work took off the model, as a gradient: SGD with lr=1 makes that plain
-averaging, ServerBFGS makes it FedSSO. FedSSO hardly depends on the client step; tuned to it, FedAvg is first here.
+It sees the mean of x - v, what the clients' work took off the model, as a gradient: SGD with lr=1
+makes that plain averaging, ServerBFGS makes it FedSSO. FedSSO hardly depends on the client step;
+tuned to it, FedAvg is first here.
 
     python examples/own_loop.py
 """
@@ -42,19 +44,29 @@ def rounds(name: str, data: list[tuple[Tensor, Tensor]], local_lr: float) -> int
     """Rounds until the loss on all rows is at most TARGET."""
     model, p = nn.Linear(30, 1), [n / sum(ROWS) for n in ROWS]
     nn.utils.vector_to_parameters(torch.zeros(31), model.parameters())
-    fedsso, fedavg = ServerBFGS(model.parameters(), local_lr, STEPS), torch.optim.SGD(model.parameters(), lr=1.0)
+    fedsso, fedavg = (
+        ServerBFGS(model.parameters(), local_lr, STEPS),
+        torch.optim.SGD(model.parameters(), lr=1.0),
+    )
     server = fedsso if name == "fedsso" else fedavg
     for k in range(500):
-        if sum(w * logistic(model(x)[:, 0], y).item() for w, (x, y) in zip(p, data, strict=True)) <= TARGET:
+        if (
+            sum(w * logistic(model(x)[:, 0], y).item() for w, (x, y) in zip(p, data, strict=True))
+            <= TARGET
+        ):
             return k
         back = [train(model, x, y, local_lr).parameters() for x, y in data]
         for parameter, *v in zip(model.parameters(), *back, strict=True):
-            parameter.grad = sum(w * (parameter - own).detach() for w, own in zip(p, v, strict=True))
+            parameter.grad = sum(
+                w * (parameter - own).detach() for w, own in zip(p, v, strict=True)
+            )
         server.step()
     return 500
 
 
 if __name__ == "__main__":
     for local_lr in (0.1, 1.0, 3.0):
-        found = ", ".join(f"{name} {rounds(name, clients(), local_lr)}" for name in ("fedsso", "fedavg"))
+        found = ", ".join(
+            f"{name} {rounds(name, clients(), local_lr)}" for name in ("fedsso", "fedavg")
+        )
         print(f"client step {local_lr}, rounds to a loss of {TARGET}: {found}")

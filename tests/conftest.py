@@ -21,8 +21,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-def labelled(sizes: Sequence[int], dim: int, classes: int, weights: Sequence[float] | None = None) -> Federation:
-    """Gaussian rows with a centre and a label distribution of each client's own; a quarter are for testing."""
+def labelled(
+    sizes: Sequence[int], dim: int, classes: int, weights: Sequence[float] | None = None
+) -> Federation:
+    """Gaussian rows with a centre and a label distribution of each client's own; a quarter are for
+    testing."""
     draw = torch.Generator().manual_seed(7)
 
     def client(n: int) -> tuple[Tensor, Tensor]:
@@ -34,7 +37,8 @@ def labelled(sizes: Sequence[int], dim: int, classes: int, weights: Sequence[flo
 
 
 def heterogeneous() -> Federation:
-    """Four quadratics in six dimensions with Hessians, minimisers and weights of their own (L = 1, mu = 1/8)."""
+    """Four quadratics in six dimensions with Hessians, minimisers and weights of their own (L = 1,
+    mu = 1/8)."""
     draw = torch.Generator().manual_seed(3)
     Q = torch.linalg.qr(torch.randn(4, 6, 6, generator=draw, dtype=torch.float64)).Q
     A = Q @ torch.diag(torch.linspace(1 / 8, 1, 6, dtype=torch.float64)) @ Q.mT
@@ -56,7 +60,10 @@ def make_fed() -> MakeFederation:
     """Builds a labelled federation of given client sizes."""
 
     def make(
-        sizes: Sequence[int] = SIZES, dim: int = 4, classes: int = 3, weights: Sequence[float] | None = None
+        sizes: Sequence[int] = SIZES,
+        dim: int = 4,
+        classes: int = 3,
+        weights: Sequence[float] | None = None,
     ) -> Federation:
         return labelled(sizes, dim, classes, weights)
 

@@ -7,7 +7,9 @@ import warnings
 from typing import Any
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
     from fedsso.cli.main import app

@@ -1,8 +1,9 @@
 """The numerical tests under other CPU kernels and thread counts: `make test-kernels`.
 
-A library computes the same product with other instructions on another CPU, and rounds it otherwise. Its environment
-variables choose those instructions here. A setting that changes no bit of a probe on this machine is said so and not
-run. `--short` takes four settings and the suites nearest to the arithmetic; names take those settings alone.
+A library computes the same product with other instructions on another CPU, and rounds it otherwise.
+Its environment variables choose those instructions here. A setting that changes no bit of a probe
+on this machine is said so and not run. `--short` takes four settings and the suites nearest to the
+arithmetic; names take those settings alone.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def digest(*arrays: torch.Tensor | np.ndarray) -> str:
 
 
 def fingerprints() -> dict[str, str]:
-    """The bits that each kind of kernel computes in this process, from numbers that every machine draws alike."""
+    """The bits that each kind of kernel computes in this process, from numbers that every machine
+    draws alike."""
     draw = np.random.default_rng(0)
     a, b = draw.standard_normal((2, 200, 200))
     A, B = torch.from_numpy(a), torch.from_numpy(b)
@@ -123,12 +125,18 @@ def fingerprints() -> dict[str, str]:
     kernel = images[:6, :, :5, :5].contiguous()
     return {
         "torch products": digest(A @ B, A.float() @ B.float(), A @ B[0]),
-        "torch solves": digest(torch.linalg.solve(A, B[0]), torch.linalg.qr(A).Q, torch.linalg.eigvalsh(A + A.T)),
-        "torch functions": digest(long.sum(), long.float().exp(), long.tanh(), A.float().log_softmax(-1)),
+        "torch solves": digest(
+            torch.linalg.solve(A, B[0]), torch.linalg.qr(A).Q, torch.linalg.eigvalsh(A + A.T)
+        ),
+        "torch functions": digest(
+            long.sum(), long.float().exp(), long.tanh(), A.float().log_softmax(-1)
+        ),
         "convolutions": digest(torch.conv2d(images.float(), kernel.float())),
         "numpy products": digest(a @ b),
         "numpy solves": digest(np.linalg.solve(a, b[0]), np.linalg.eigvalsh(a + a.T)),
-        "numpy functions": digest(a.sum(), np.exp(a), np.exp(a.astype(np.float32)), np.log(np.abs(a))),
+        "numpy functions": digest(
+            a.sum(), np.exp(a), np.exp(a.astype(np.float32)), np.log(np.abs(a))
+        ),
     }
 
 
@@ -136,32 +144,61 @@ def chosen() -> str:
     """What torch and OpenBLAS say of themselves in this process."""
     from threadpoolctl import threadpool_info
 
-    cores = [info["architecture"] for info in threadpool_info() if info["internal_api"] == "openblas"]
-    return f"torch {torch.backends.cpu.get_cpu_capability()}, OpenBLAS {', '.join(cores) or 'absent'}"
+    cores = [
+        info["architecture"] for info in threadpool_info() if info["internal_api"] == "openblas"
+    ]
+    return (
+        f"torch {torch.backends.cpu.get_cpu_capability()}, OpenBLAS {', '.join(cores) or 'absent'}"
+    )
 
 
 def probe(setting: Setting) -> tuple[dict[str, str], str]:
     """Fingerprints, and what the libraries say, of a fresh process with this setting."""
     command = [sys.executable, __file__, "--probe"]
-    done = subprocess.run(command, env=environment(setting), check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment(setting), check=True, capture_output=True, text=True
+    )
     told = json.loads(done.stdout)
     return told["fingerprints"], told["chosen"]
 
 
 def run(setting: Setting, files: Sequence[str], jobs: int) -> tuple[bool, str]:
-    """Whether the tests pass with this setting, and how many; what fails is shown, with the way to see it again."""
-    command = [sys.executable, "-m", "pytest", "-m", "not slow", "-n", str(jobs), "-p", "no:cacheprovider"]
+    """Whether the tests pass with this setting, and how many; what fails is shown, with the way to
+    see it again."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "not slow",
+        "-n",
+        str(jobs),
+        "-p",
+        "no:cacheprovider",
+    ]
     env = environment(setting)
-    done = subprocess.run([*command, *files], cwd=TESTS.parent, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *files], cwd=TESTS.parent, env=env, capture_output=True, text=True
+    )
     if done.returncode:
         again = " ".join(f"{name}={env[name]!r}" for name in setting.env)
-        print(done.stdout[-20_000:], done.stderr[-5_000:], f"again: {again} pytest TEST", sep="\n", flush=True)
-    last = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+        print(
+            done.stdout[-20_000:],
+            done.stderr[-5_000:],
+            f"again: {again} pytest TEST",
+            sep="\n",
+            flush=True,
+        )
+    last = [
+        line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|error)", line)
+    ]
     count = re.sub(r" in .*|=+ ?", "", last[-1]) if last else f"pytest ended with {done.returncode}"
     return done.returncode == 0, count
 
 
-def judge(setting: Setting, native: dict[str, str], files: Sequence[str], jobs: int) -> tuple[bool, Row]:
+def judge(
+    setting: Setting, native: dict[str, str], files: Sequence[str], jobs: int
+) -> tuple[bool, Row]:
     """Probe a setting; run the tests if it changes a bit, or is the native one."""
     begin = time.monotonic()
     found, says = probe(setting)
@@ -174,9 +211,13 @@ def judge(setting: Setting, native: dict[str, str], files: Sequence[str], jobs: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="settings, by default all")
-    parser.add_argument("--short", action="store_true", help=f"{', '.join(SHORT)}, on the nearest suites")
+    parser.add_argument(
+        "--short", action="store_true", help=f"{', '.join(SHORT)}, on the nearest suites"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes of pytest")
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,4 +1,5 @@
-"""Tables that are odd but not wrong, and some that are wrong: what every algorithm must bear, or a federation refuse.
+"""Tables that are odd but not wrong, and some that are wrong: what every algorithm must bear, or a
+federation refuse.
 
 Plain functions without a test, so that others can use the tables as well.
 """

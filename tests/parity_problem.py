@@ -1,7 +1,8 @@
-"""One federation for every engine: logistic regression at four clients of unequal size, full local batches.
+"""One federation for every engine: logistic regression at four clients of unequal size, full local
+batches.
 
-The model is a vector x [7]: the six weights of `nn.Linear(6, 1)`, then its bias. Everything follows from a fixed seed,
-so that engines in different environments work on the same bits.
+The model is a vector x [7]: the six weights of `nn.Linear(6, 1)`, then its bias. Everything follows
+from a fixed seed, so that engines in different environments work on the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 ALPHA, TAU, ROUNDS = 0.1, 5, 8
 ROWS = (40, 25, 80, 55)  # at clients 0 to 3
 INPUTS = 6
-# In float32 a client's model is rounded by 1e-7, hence its gradient (x - v)/(ALPHA TAU) by 2e-7. The flattest curvature
+# In float32 a client's model is rounded by 1e-7, hence its gradient (x - v)/(ALPHA TAU) by 2e-7.
+# The flattest curvature
 # is 0.029, so a step B^-1 g is off by 35 times that: 7e-6, which some ten rounds may add up.
 SINGLE = 1e-4
 Data = tuple[Tensor, Tensor]
@@ -46,7 +48,8 @@ def initial() -> Tensor:
 
 
 class Net(nn.Linear):
-    """The model as a module that comes with its initial weights: some engines make it anew from its class."""
+    """The model as a module that comes with its initial weights: some engines make it anew from its
+    class."""
 
     def __init__(self) -> None:
         super().__init__(INPUTS, 1)
@@ -80,11 +83,18 @@ def global_loss(x: Tensor) -> float:
 
 
 def simulate(rounds: int = ROUNDS) -> tuple[list[float], Tensor]:
-    """The loss after each round, from that of the initial model on, and the last model: by fedsso's simulator."""
+    """The loss after each round, from that of the initial model on, and the last model: by fedsso's
+    simulator."""
     import fedsso
 
     fed = fedsso.Federation.from_clients([(x, y.long()) for x, y in clients()], test_fraction=0)
-    options = {"rounds": rounds, "local_steps": TAU, "batch_size": None, "eval_train": True, "device": "cpu"}
+    options = {
+        "rounds": rounds,
+        "local_steps": TAU,
+        "batch_size": None,
+        "eval_train": True,
+        "device": "cpu",
+    }
     run = fedsso.simulate(fed, Net(), fedsso.FedSSO(alpha=ALPHA), loss="bce", **options)
     return run.trace["full_train_loss"].tolist(), run.x
 

@@ -40,7 +40,9 @@ def one_dimension(a: list[float], b: list[float], p: list[float]) -> Federation:
     return quadratic([[[a_i]] for a_i in a], [[b_i] for b_i in b], p)
 
 
-def stepwise(fed: Federation, algorithm: FedSSO, rounds: int, model: str = "mclr", **options: Any) -> list[Any]:
+def stepwise(
+    fed: Federation, algorithm: FedSSO, rounds: int, model: str = "mclr", **options: Any
+) -> list[Any]:
     """The server states before and after every round."""
     full = complete({**NOISY, **options})
     sim = Simulation(context(fed, model, full).job(full), [algorithm])
@@ -73,16 +75,25 @@ def textbook_bfgs(H: Tensor, c: Tensor, x: Tensor, etas: list[float]) -> Tensor:
     return x
 
 
-# --- the six checks of the specification ---------------------------------------------------------------------------
+# --- the six checks of the specification
+# ---------------------------------------------------------------------------
 @pytest.mark.parametrize("form", ["bfgs", "dfp", "lbfgs", "bfgs-dense", "dfp-dense"])
 @pytest.mark.parametrize("R", [None, 2, 3])
-def test_round_one_and_every_reset_round_is_a_plain_gradient_step(quad: Federation, form: str, R: int | None) -> None:
+def test_round_one_and_every_reset_round_is_a_plain_gradient_step(
+    quad: Federation, form: str, R: int | None
+) -> None:
     algorithm = FedSSO(alpha=0.1, eta=0.7, R=R, guard="none", form=form)
     for k in [1] if R is None else [1, R, 2 * R]:
-        x = fly(quad, algorithm, k - 1, local_steps=4) if k > 1 else torch.zeros(6, dtype=torch.float64)
+        x = (
+            fly(quad, algorithm, k - 1, local_steps=4)
+            if k > 1
+            else torch.zeros(6, dtype=torch.float64)
+        )
         v = fly(quad, FedAvg(alpha=0.1), 1, local_steps=4, init=x)
         expected = x - 0.7 / (0.1 * 4) * (x - v)
-        torch.testing.assert_close(fly(quad, algorithm, k, local_steps=4), expected, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            fly(quad, algorithm, k, local_steps=4), expected, rtol=1e-12, atol=1e-13
+        )
 
 
 def test_after_a_reset_the_pair_is_dropped_and_x_and_g_are_kept(quad: Federation) -> None:
@@ -102,8 +113,12 @@ def test_the_worked_example_in_one_dimension() -> None:
     fed = one_dimension([1, 3, 0.5], [0, 2, -1], [0.5, 0.3, 0.2])
     algorithm = FedSSO(alpha=0.1, guard="none")
     start = torch.tensor([4.0])
-    assert float(fly(fed, algorithm, 2, local_steps=5, init=start)) == pytest.approx(0.9085955704, abs=1e-10)
-    assert float(fly(fed, algorithm, 2, local_steps=1, init=start)) == pytest.approx(1.1333333333, abs=1e-10)
+    assert float(fly(fed, algorithm, 2, local_steps=5, init=start)) == pytest.approx(
+        0.9085955704, abs=1e-10
+    )
+    assert float(fly(fed, algorithm, 2, local_steps=1, init=start)) == pytest.approx(
+        1.1333333333, abs=1e-10
+    )
     assert fed.optimum is not None
     assert float(fed.optimum) == pytest.approx(1.1333333333, abs=1e-10)
 
@@ -133,7 +148,10 @@ def test_forms_agree_over_a_run(low: str, dense: str, lam: float, Lam: float) ->
     fed = load("synthetic", clients=4, dim=50, condition=20.0)
     runs = [
         simulate(
-            fed, algorithm=FedSSO(alpha=0.1, eta=0.5, guard="none", form=form, lam=lam, Lam=Lam), rounds=50, **EXACT
+            fed,
+            algorithm=FedSSO(alpha=0.1, eta=0.5, guard="none", form=form, lam=lam, Lam=Lam),
+            rounds=50,
+            **EXACT,
         )
         for form in (low, dense)
     ]
@@ -141,7 +159,9 @@ def test_forms_agree_over_a_run(low: str, dense: str, lam: float, Lam: float) ->
     assert overridden >= 10 if lam > 0.1 else overridden == 0
     np.testing.assert_array_equal(runs[0].trace["overridden"], runs[1].trace["overridden"])
     assert float((runs[0].x - runs[1].x).norm() / runs[1].x.norm()) < 1e-10
-    np.testing.assert_allclose(runs[0].trace["grad_norm"][1:], runs[1].trace["grad_norm"][1:], rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(
+        runs[0].trace["grad_norm"][1:], runs[1].trace["grad_norm"][1:], rtol=1e-7, atol=1e-12
+    )
 
 
 def test_without_curvature_and_with_eta_alpha_tau_it_is_fedavg(quad: Federation) -> None:
@@ -163,13 +183,15 @@ def test_bfgs_and_dfp_part_ways_in_round_two(quad: Federation) -> None:
 
 
 def test_a_window_of_all_pairs_without_scaling_differs_from_lbfgs(quad: Federation) -> None:
-    """lbfgs starts from gamma I, so even with every pair it is another method; both reach the fixed point."""
+    """lbfgs starts from gamma I, so even with every pair it is another method; both reach the fixed
+    point."""
     bfgs, lbfgs = (FedSSO(alpha=0.1, guard="none", form=form) for form in ("bfgs", "lbfgs"))
     assert not torch.allclose(fly(quad, bfgs, 3), fly(quad, lbfgs, 3), rtol=1e-3)
     torch.testing.assert_close(fly(quad, bfgs, 40), fly(quad, lbfgs, 40), rtol=1e-9, atol=1e-9)
 
 
-# --- local steps, cohorts, schedules -------------------------------------------------------------------------------
+# --- local steps, cohorts, schedules
+# -------------------------------------------------------------------------------
 def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federation) -> None:
     options: dict[str, Any] = {"local_steps": 6, "stragglers": 0.8, "seed": 4}
     plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
@@ -187,7 +209,9 @@ def test_mean_steps_use_the_weights_of_those_who_answered(quad: Federation) -> N
     p = quad.p[plan.answered] / quad.p[plan.answered].sum()
     v = fly(quad, FedAvg(alpha=0.1), 1, **options)
     x = fly(quad, FedSSO(alpha=0.1, guard="none"), 1, **options)
-    torch.testing.assert_close(x, v / (0.1 * float(p @ plan.steps.double())), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        x, v / (0.1 * float(p @ plan.steps.double())), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_schedules_of_both_steps() -> None:
@@ -206,42 +230,61 @@ def test_a_schedule_of_alpha_reaches_the_clients(quad: Federation) -> None:
     x = torch.zeros(6, dtype=torch.float64)
     for k in (1, 2, 3):
         x = fly(quad, FedAvg(alpha=float(at(alpha, k))), 1, local_steps=4, init=x)
-        torch.testing.assert_close(fly(quad, FedAvg(alpha=alpha), k, local_steps=4), x, rtol=1e-13, atol=1e-15)
+        torch.testing.assert_close(
+            fly(quad, FedAvg(alpha=alpha), k, local_steps=4), x, rtol=1e-13, atol=1e-15
+        )
 
 
 def test_stacked_schedules_equal_single_ones(quad: Federation) -> None:
-    records = [FedSSO(alpha=Decay(a, 2.0), eta=Decay(1.0, s, 0.5), guard="none") for a, s in ((0.1, 0.0), (0.4, 3.0))]
+    records = [
+        FedSSO(alpha=Decay(a, 2.0), eta=Decay(1.0, s, 0.5), guard="none")
+        for a, s in ((0.1, 0.0), (0.4, 3.0))
+    ]
     together = sweep(quad, algorithms=records, rounds=6, **EXACT)
     for record, run_ in zip(records, together, strict=True):
         torch.testing.assert_close(run_.x, fly(quad, record, 6), rtol=1e-12, atol=1e-14)
 
 
-# --- the guard -------------------------------------------------------------------------------------------------------
+# --- the guard
+# -------------------------------------------------------------------------------------------------------
 def test_the_guards_first_step_is_fedavgs(fed: Federation) -> None:
     options = {"model": "mlp", **NOISY}
     a = simulate(fed, algorithm=FedSSO(alpha=0.02), rounds=1, **options)
     b = simulate(fed, algorithm=FedAvg(alpha=0.02), rounds=1, **options)
     torch.testing.assert_close(a.x, b.x, rtol=1e-13, atol=1e-15)
-    short = simulate(fed, algorithm=FedSSO(alpha=0.02, eta=0.03), rounds=1, **options)  # eta < alpha tau = 0.06
+    short = simulate(
+        fed, algorithm=FedSSO(alpha=0.02, eta=0.03), rounds=1, **options
+    )  # eta < alpha tau = 0.06
     start = simulate(fed, algorithm=FedAvg(alpha=1e-12), rounds=1, **options).x
     torch.testing.assert_close(short.x - start, (b.x - start) / 2, rtol=1e-7, atol=1e-10)
 
 
 def secant(theta: float, k: int) -> float:
-    """m, what radius or gamma are multiplied by in round k: where the slope of a parabola would be 0."""
+    """m, what radius or gamma are multiplied by in round k: where the slope of a parabola would be
+    0."""
     most = fedsso.GROWTH[0] if k <= fedsso.EARLY else fedsso.GROWTH[1]
     return most if 1 + theta <= 1 / most else max(1 / (1 + theta), 0.5)
 
 
-def test_radius_and_gamma_follow_their_rules_round_by_round(fed: Federation, quad: Federation) -> None:
-    """From x and g alone, in plain floats: theta is the share of the slope that is left along the last step."""
+def test_radius_and_gamma_follow_their_rules_round_by_round(
+    fed: Federation, quad: Federation
+) -> None:
+    """From x and g alone, in plain floats: theta is the share of the slope that is left along the
+    last step."""
     seen: Counter[str] = Counter()
-    noisy = [(a, stepwise(fed, FedSSO(alpha=a), 30, seed=i)) for a, i in itertools.product((0.002, 0.05), range(2))]
-    exact = [(a, stepwise(quad, FedSSO(alpha=a), 9, "linear", batch_size=None)) for a in (0.05, 0.1)]
+    noisy = [
+        (a, stepwise(fed, FedSSO(alpha=a), 30, seed=i))
+        for a, i in itertools.product((0.002, 0.05), range(2))
+    ]
+    exact = [
+        (a, stepwise(quad, FedSSO(alpha=a), 9, "linear", batch_size=None)) for a in (0.05, 0.1)
+    ]
     for alpha, states in noisy + exact:
         # round 1: FedAvg's step, which is shorter than eta g
         r, gamma, capped = alpha * 3 * float(states[1].g.norm()), 1.0, True
-        for k, (old, before, after) in enumerate(zip(states, states[1:], states[2:], strict=False), 2):
+        for k, (old, before, after) in enumerate(
+            zip(states, states[1:], states[2:], strict=False), 2
+        ):
             s = before.x - old.x
             m = secant(float((after.g * s).sum() / -(before.g * s).sum()), k)
             r *= m if capped else min(m, 1)
@@ -251,34 +294,72 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(fed: Federation, qua
             assert float(after.guard.radius) == pytest.approx(r, rel=1e-9)
             assert float(after.guard.gamma) == pytest.approx(gamma, rel=1e-9)
             assert length <= r * (1 + 1e-9)
-            seen[f"{m:g}" if m in (0.5, *fedsso.GROWTH) else "shrunk" if m < 1 else "grown" if capped else "kept"] += 1
-            seen["cut" if capped else "gamma stays 1" if gamma == 1 else "gamma falls" if m < 1 else "gamma grows"] += 1
+            seen[
+                f"{m:g}"
+                if m in (0.5, *fedsso.GROWTH)
+                else "shrunk"
+                if m < 1
+                else "grown"
+                if capped
+                else "kept"
+            ] += 1
+            seen[
+                "cut"
+                if capped
+                else "gamma stays 1"
+                if gamma == 1
+                else "gamma falls"
+                if m < 1
+                else "gamma grows"
+            ] += 1
             capped = length > r * (1 - 1e-9)
             assert bool(after.guard.capped) == capped
-    events = ("0.5", *map(str, fedsso.GROWTH), "shrunk", "grown", "kept", "cut", "gamma stays 1", "gamma falls")
+    events = (
+        "0.5",
+        *map(str, fedsso.GROWTH),
+        "shrunk",
+        "grown",
+        "kept",
+        "cut",
+        "gamma stays 1",
+        "gamma falls",
+    )
     assert min(seen[event] for event in (*events, "gamma grows")) >= 3, seen
 
 
 @pytest.mark.parametrize("k", [fedsso.EARLY, fedsso.EARLY + 1])
 @pytest.mark.parametrize("capped", [True, False])
 def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
-    """theta = -1/2, 0, 1/4, 1 and almost all of the slope left: m = 2, 1, 4/5, 1/2 and what round k allows."""
-    thetas, ms = [-0.5, 0, 0.25, 1, 7, -0.999], [2, 1, 0.8, 0.5, 0.5, fedsso.GROWTH[k > fedsso.EARLY]]
+    """theta = -1/2, 0, 1/4, 1 and almost all of the slope left: m = 2, 1, 4/5, 1/2 and what round k
+    allows."""
+    thetas, ms = (
+        [-0.5, 0, 0.25, 1, 7, -0.999],
+        [2, 1, 0.8, 0.5, 0.5, fedsso.GROWTH[k > fedsso.EARLY]],
+    )
     for start in (1.0, 1.5, 0.75 * fedsso.FLATTEST, float(fedsso.FLATTEST)):
         one = torch.ones(len(thetas), 1, dtype=torch.float64)
-        guard = fedsso.Guard(radius=3 * one, gamma=start * one, slope=2 * one, share=one, capped=(one > 0) & capped)
-        products, late = torch.zeros(len(thetas), 3, 3, dtype=torch.float64), torch.tensor(k > fedsso.EARLY)
+        guard = fedsso.Guard(
+            radius=3 * one, gamma=start * one, slope=2 * one, share=one, capped=(one > 0) & capped
+        )
+        products, late = (
+            torch.zeros(len(thetas), 3, 3, dtype=torch.float64),
+            torch.tensor(k > fedsso.EARLY),
+        )
         products[:, 0, 2] = 2 * torch.tensor(thetas, dtype=torch.float64)  # g^T s
         found = fedsso._adapted(guard, products, 0.1, late)
         gammas = [start if capped else min(max(m * start, 1), fedsso.FLATTEST) for m in ms]
         assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
-        assert found.radius[:, 0].tolist() == pytest.approx([3 * (m if capped else min(m, 1)) for m in ms], rel=1e-12)
+        assert found.radius[:, 0].tolist() == pytest.approx(
+            [3 * (m if capped else min(m, 1)) for m in ms], rel=1e-12
+        )
         assert torch.equal(found.slope, guard.slope)
         assert torch.equal(found.share, guard.share)
         halved = fedsso._adapted(guard._replace(share=0.5 * one), products, 0.1, late)
         gammas = [start if capped else min(max(0.5 * m * start, 1), fedsso.FLATTEST) for m in ms]
         assert halved.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
-        untold = fedsso._adapted(guard._replace(slope=0 * one), products, 0.1, late)  # there was no step yet
+        untold = fedsso._adapted(
+            guard._replace(slope=0 * one), products, 0.1, late
+        )  # there was no step yet
         assert torch.equal(untold.gamma, guard.gamma)
         assert torch.equal(untold.radius, guard.radius)
 
@@ -290,22 +371,26 @@ def flat(lowest: float, highest: float, dim: int = 20) -> Federation:
 
 
 def descent(fed: Federation, rounds: int, **fields: Any) -> list[Any]:
-    """From ones with full gradients, and with a radius of more than one Newton step: nothing is cut in the end."""
+    """From ones with full gradients, and with a radius of more than one Newton step: nothing is cut
+    in the end."""
     start = torch.ones(int(fed.x.shape[-1]), dtype=torch.float64)
     record = FedSSO(**{"alpha": 100.0, **fields})
     return stepwise(fed, record, rounds, "linear", batch_size=None, local_steps=1, init=start)
 
 
 def test_gamma_finds_the_flatness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eigenvalues 1/100 to 1/50: 1/gamma is one of the quotients s^T H s / s^T s, so gamma settles at 50 to 100.
+    """Eigenvalues 1/100 to 1/50: 1/gamma is one of the quotients s^T H s / s^T s, so gamma settles
+    at 50 to 100.
 
-    A tenfold rise and at most three doublings lead there. Around 75 a step leaves at most half of x in directions that
-    no pair has told of, so 6 + 14 rounds bring it to 1e-4. With gamma = 1 such a step leaves 98 %: x cannot get there
-    before most of the 20 directions are known, one a round.
+    A tenfold rise and at most three doublings lead there. Around 75 a step leaves at most half of x
+    in directions that no pair has told of, so 6 + 14 rounds bring it to 1e-4. With gamma = 1 such a
+    step leaves 98 %: x cannot get there before most of the 20 directions are known, one a round.
     """
 
     def rounds(states: list[Any]) -> int:
-        return next(k for k, state in enumerate(states) if state.x.norm() < 1e-4 * states[0].x.norm())
+        return next(
+            k for k, state in enumerate(states) if state.x.norm() < 1e-4 * states[0].x.norm()
+        )
 
     monkeypatch.setattr(fedsso, "FLATTEST", 100)
     states = descent(flat(0.01, 0.02), 40)
@@ -324,7 +409,8 @@ def test_gamma_has_an_end() -> None:
 
 
 def test_on_a_steep_function_gamma_stays_1() -> None:
-    """Eigenvalues 2 to 4: B = I is too flat, so every m of a step that tells of something new is below 1."""
+    """Eigenvalues 2 to 4: B = I is too flat, so every m of a step that tells of something new is
+    below 1."""
     gammas = [float(state.guard.gamma) for state in descent(flat(2, 4), 10, alpha=0.2)]
     assert gammas == [1.0] * 11
 
@@ -342,7 +428,8 @@ def test_without_the_guard_gamma_stays_1(form: str) -> None:
 
 
 def test_gamma_is_where_b_starts_from_in_every_round_anew(quad: Federation) -> None:
-    """x_{k+1} - x_k = -t H g_k, with H of all pairs so far and H_0 = gamma_k I; a reset leaves gamma_k I alone."""
+    """x_{k+1} - x_k = -t H g_k, with H of all pairs so far and H_0 = gamma_k I; a reset leaves
+    gamma_k I alone."""
     states = stepwise(quad, FedSSO(alpha=0.5, eta=0.7, R=7), 10, "linear", batch_size=None)
     pairs: list[tuple[Tensor, Tensor]] = []
     gammas = set()
@@ -371,8 +458,13 @@ def test_only_form_bfgs_has_gamma(quad: Federation, monkeypatch: pytest.MonkeyPa
 
 
 def test_stacked_trials_have_each_their_own_gamma() -> None:
-    fed, full = flat(0.05, 0.5, 6), complete({**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)})
-    records = [FedSSO(alpha=alpha, eta=eta) for alpha, eta in ((0.1, 1.0), (10.0, 0.5), (30.0, 1.0))]
+    fed, full = (
+        flat(0.05, 0.5, 6),
+        complete({**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)}),
+    )
+    records = [
+        FedSSO(alpha=alpha, eta=eta) for alpha, eta in ((0.1, 1.0), (10.0, 0.5), (30.0, 1.0))
+    ]
     together = Simulation(context(fed, "linear", full).job(full), records)
     alone = [Simulation(context(fed, "linear", full).job(full), [record]) for record in records]
     for k in range(1, 9):
@@ -380,14 +472,19 @@ def test_stacked_trials_have_each_their_own_gamma() -> None:
             run(sim, k)
         gammas = torch.cat([sim.server.guard.gamma for sim in alone])
         torch.testing.assert_close(together.server.guard.gamma, gammas, rtol=1e-9, atol=0)
-        torch.testing.assert_close(together.server.x, torch.cat([sim.server.x for sim in alone]), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            together.server.x, torch.cat([sim.server.x for sim in alone]), rtol=1e-9, atol=1e-12
+        )
     assert len({round(gamma, 3) for gamma in gammas[:, 0].tolist()}) == 3
 
 
 def test_the_server_knows_b_times_s(fed: Federation) -> None:
-    """B s = -t g, with t the part of -B^-1 g that was taken, in every form that keeps the matrix; dual: s = -t H g."""
+    """B s = -t g, with t the part of -B^-1 g that was taken, in every form that keeps the matrix;
+    dual: s = -t H g."""
     for form, guard in itertools.product(("bfgs-dense", "dfp-dense"), ("adaptive", "none")):
-        states = stepwise(fed, FedSSO(alpha=0.05, eta=0.7, guard=guard, form=form, R=9), 12, "mlp")[1:]
+        states = stepwise(fed, FedSSO(alpha=0.05, eta=0.7, guard=guard, form=form, R=9), 12, "mlp")[
+            1:
+        ]
         assert guard == "none" or 2 <= sum(bool(state.guard.capped) for state in states) <= 10
         for state in states:
             M, s, step = state.curvature.matrix[0], state.s[0], -state.guard.share[0] * state.g[0]
@@ -418,9 +515,13 @@ def test_a_y_that_hardly_points_along_s_is_drawn_towards_b_s() -> None:
     cosines = torch.cat([torch.tensor([-1, -0.4]), fedsso.TRUSTED * parts, torch.ones(1)])
     s, y, old, B = turned(cosines)
     found = damped(s, y, old)
-    for cosine, before, after, Bs in zip(cosines.tolist(), y, found, (B @ s[..., None])[..., 0], strict=True):
+    for cosine, before, after, Bs in zip(
+        cosines.tolist(), y, found, (B @ s[..., None])[..., 0], strict=True
+    ):
         phi = min(cosine / fedsso.TRUSTED, 1.0)
-        expected = phi * before + (1 - phi) * Bs if cosine > 0 else torch.zeros(5, dtype=torch.float64)
+        expected = (
+            phi * before + (1 - phi) * Bs if cosine > 0 else torch.zeros(5, dtype=torch.float64)
+        )
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(found[-3:], y[-3:])  # from TRUSTED on nothing is touched
 
@@ -432,14 +533,19 @@ def test_a_gradient_that_had_vanished_leaves_a_pair_that_is_told_as_it_is() -> N
     state = record.server_init(torch.zeros(1, 3))
     one = torch.ones(1, 1, dtype=torch.float64)
     guard = fedsso.Guard(radius=one, gamma=one, slope=1e-19 * one, share=one, capped=one > 0)
-    after = record.server(state._replace(s=s, g=old, guard=guard), -(old + y), Cohort(2, 1, torch.arange(1), 1.0, 1.0))
+    after = record.server(
+        state._replace(s=s, g=old, guard=guard), -(old + y), Cohort(2, 1, torch.arange(1), 1.0, 1.0)
+    )
     assert torch.isfinite(after.x).all()
     stored = after.curvature.store[0, 0]
-    assert float(after.seen[0, 0]) == pytest.approx(float(s[0].double() @ stored[1].double()), rel=1e-6)
+    assert float(after.seen[0, 0]) == pytest.approx(
+        float(s[0].double() @ stored[1].double()), rel=1e-6
+    )
 
 
 def test_damping_is_continuous_in_the_angle() -> None:
-    """Also where the pair is skipped: halving the distance between angles halves the largest change of B."""
+    """Also where the pair is skipped: halving the distance between angles halves the largest change
+    of B."""
 
     def jump(n: int) -> float:
         s, y, old, B = turned(torch.linspace(-0.2, 0.6, n + 1, dtype=torch.float64))
@@ -461,7 +567,11 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
             assert int(after.curvature.held) - int(before.curvature.held) == (cosine > 0)
             assert bool(after.seen[0, 2]) == (cosine <= 0)
             phi = min(max(cosine, 0) / fedsso.TRUSTED, 1.0)
-            drawn = float(phi * y @ s - (1 - phi) * before.guard.share * before.g[0] @ s) if phi else 0.0
+            drawn = (
+                float(phi * y @ s - (1 - phi) * before.guard.share * before.g[0] @ s)
+                if phi
+                else 0.0
+            )
             assert float(after.seen[0, 0]) == pytest.approx(drawn, rel=1e-9, abs=1e-15)
             seen["against" if cosine <= 0 else "drawn" if phi < 1 else "kept"] += 1
     assert len(seen) == 3
@@ -471,11 +581,15 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
 def test_forms_agree_over_a_damped_run(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as gamma is 1, which a matrix cannot change."""
     monkeypatch.setattr(fedsso, "FLATTEST", 1)
-    low, dense = (stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE)
+    low, dense = (
+        stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE
+    )
     assert float((low.x - dense.x).norm() / dense.s.norm()) < 1e-9
 
 
-def test_without_the_guard_negative_curvature_enters_with_an_enforced_value(fed: Federation) -> None:
+def test_without_the_guard_negative_curvature_enters_with_an_enforced_value(
+    fed: Federation,
+) -> None:
     states = stepwise(fed, FedSSO(alpha=0.05, eta=0.01, guard="none"), 30, "mlp", batch_size=1)
     negative = [after for after in states[1:] if float(after.seen[0, 0]) < 0]
     assert len(negative) >= 3
@@ -497,7 +611,13 @@ def test_the_radius_waits_for_the_first_answer() -> None:
 def test_a_run_that_starts_at_the_optimum_stays_there() -> None:
     """No gradient, so no radius: the first step is 0 of 0 long."""
     fed = one_dimension([1.0], [0.0], [1.0])
-    for run_ in sweep(fed, algorithms=[FedSSO(alpha=0.1), FedSSO(alpha=0.2)], rounds=3, init=torch.zeros(1), **EXACT):
+    for run_ in sweep(
+        fed,
+        algorithms=[FedSSO(alpha=0.1), FedSSO(alpha=0.2)],
+        rounds=3,
+        init=torch.zeros(1),
+        **EXACT,
+    ):
         assert run_.diverged is None
         assert run_.x.tolist() == [0]
 
@@ -512,13 +632,15 @@ def test_the_guard_rescues_a_step_that_is_too_long(fed: Federation) -> None:
     assert not wild.trace["train_loss"][-1] < wild.trace["train_loss"][1]
 
 
-# --- the client step chosen by the server ----------------------------------------------------------------------------
+# --- the client step chosen by the server
+# ----------------------------------------------------------------------------
 
 FIRST, DRIFT = fedsso.FIRST, fedsso.DRIFT
 
 
 def isotropic(L: float, tau: int, rounds: int = 8, eta: float = 0.5) -> list[float]:
-    """alpha tau L after every round if all clients have the Hessian L I: they come back with (1 - alpha L)^tau of x.
+    """alpha tau L after every round if all clients have the Hessian L I: they come back with (1 -
+    alpha L)^tau of x.
 
     eta < 1 keeps x away from the optimum, where s and y would be rounding errors.
     """
@@ -535,17 +657,26 @@ def isotropic(L: float, tau: int, rounds: int = 8, eta: float = 0.5) -> list[flo
 def test_auto_with_one_local_step(L: float) -> None:
     """y = L s whatever alpha is: the first pair sets alpha L = DRIFT, or alpha to the largest."""
     found = isotropic(L, 1)
-    assert found == pytest.approx([FIRST * L, *[min(DRIFT, fedsso.LARGEST * L)] * (len(found) - 1)], rel=1e-9)
+    assert found == pytest.approx(
+        [FIRST * L, *[min(DRIFT, fedsso.LARGEST * L)] * (len(found) - 1)], rel=1e-9
+    )
 
 
 def steps_after(steepness: dict[int, float]) -> list[float]:
-    """alpha after every round up to 8 if those named show |y| = L |s|, the first of them nothing, and others nobody."""
+    """alpha after every round up to 8 if those named show |y| = L |s|, the first of them nothing,
+    and others nobody."""
     record, s = FedSSO(eta=0.5), torch.zeros(1, 3, dtype=torch.float64)
-    state, g, found = record.server_init(s), torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64), []
+    state, g, found = (
+        record.server_init(s),
+        torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64),
+        [],
+    )
     for k in range(1, 9):
         if k in steepness:
             g = g + steepness[k] * state.s
-            state = record.server(state, -state.choice.alpha * g, Cohort(k, 1, torch.arange(1), 1.0, 1.0))
+            state = record.server(
+                state, -state.choice.alpha * g, Cohort(k, 1, torch.arange(1), 1.0, 1.0)
+            )
         found.append(float(state.choice.alpha))
     return found
 
@@ -554,22 +685,32 @@ def test_auto_goes_by_the_least_steepness_of_the_first_rounds() -> None:
     """Also where round 3 shows a larger one; from round 6 on nothing counts."""
     steepness = dict.fromkeys(range(1, 9), 5.0) | {2: 4.0, 6: 1e-3, 7: 1e3}
     assert steps_after(steepness) == pytest.approx([FIRST, *[DRIFT / 4] * 7], rel=1e-12)
-    assert steps_after(steepness | {3: 0.1}) == pytest.approx([FIRST, DRIFT / 4, *[fedsso.LARGEST] * 6], rel=1e-12)
+    assert steps_after(steepness | {3: 0.1}) == pytest.approx(
+        [FIRST, DRIFT / 4, *[fedsso.LARGEST] * 6], rel=1e-12
+    )
     later = dict.fromkeys(range(1, 9), 40.0) | {3: 20.0, 4: 100.0}
-    assert steps_after(later)[:4] == pytest.approx([FIRST, DRIFT / 40, DRIFT / 20, DRIFT / 20], rel=1e-12)
+    assert steps_after(later)[:4] == pytest.approx(
+        [FIRST, DRIFT / 40, DRIFT / 20, DRIFT / 20], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
-    ("missed", "waits"), [([], 2), ([1], 3), ([2], 3), ([1, 2], 4), ([3], 2), ([2, 3, 4, 5], 6), ([1, 2, 3, 4, 5], 7)]
+    ("missed", "waits"),
+    [([], 2), ([1], 3), ([2], 3), ([1, 2], 4), ([3], 2), ([2, 3, 4, 5], 6), ([1, 2, 3, 4, 5], 7)],
 )
 def test_auto_waits_for_the_first_pair(missed: list[int], waits: int) -> None:
-    """A pair takes two rounds with answers; if it comes after round 5, it alone counts. The largest alpha is 0.1."""
+    """A pair takes two rounds with answers; if it comes after round 5, it alone counts. The largest
+    alpha is 0.1."""
     options: dict[str, Any] = {"local_steps": 1, "drop_rate": 0.5, "batch_size": None}
     pattern = [int(k not in missed) for k in range(1, 9)]
     for aim in (0.06, 0.6, 0.004):
         fed = one_dimension([DRIFT / aim], [0.0], [1.0])
         plans = (Rounds(fed, Protocol(**options, seed=seed)) for seed in range(9999))
-        seed = next(p.protocol.seed for p in plans if [len(p.plan(k).answered) for k in range(1, 9)] == pattern)
+        seed = next(
+            p.protocol.seed
+            for p in plans
+            if [len(p.plan(k).answered) for k in range(1, 9)] == pattern
+        )
         found = alphas(fed, 9, FedSSO(eta=0.5), **options, seed=seed, init=torch.tensor([4.0]))
         expected = [FIRST] * waits + [min(aim, fedsso.LARGEST)] * (9 - waits)
         assert found == pytest.approx(expected, rel=1e-9)
@@ -578,17 +719,23 @@ def test_auto_waits_for_the_first_pair(missed: list[int], waits: int) -> None:
 @pytest.mark.parametrize("L", [0.5, 1.0, 5.0])
 @pytest.mark.parametrize("tau", [5, 20])
 def test_auto_with_several_local_steps(L: float, tau: int) -> None:
-    """The mean gradient of the way is less steep than L, and g_{k-1} belongs to another alpha: DRIFT is met roughly."""
+    """The mean gradient of the way is less steep than L, and g_{k-1} belongs to another alpha:
+    DRIFT is met roughly."""
     found = isotropic(L, tau)
     last = fedsso.EARLY
     assert DRIFT / 2 < found[last] < DRIFT * 2.5
     assert found[last + 1 :] == found[last : last + 1] * (7 - last)
 
 
-def alphas(fed: Federation, rounds: int = 7, record: FedSSO | None = None, **options: Any) -> list[float]:
+def alphas(
+    fed: Federation, rounds: int = 7, record: FedSSO | None = None, **options: Any
+) -> list[float]:
     """The client step of every round."""
     options = {"batch_size": None, **options}
-    return [float(state.choice.alpha) for state in stepwise(fed, record or FedSSO(), rounds, "linear", **options)[:-1]]
+    return [
+        float(state.choice.alpha)
+        for state in stepwise(fed, record or FedSSO(), rounds, "linear", **options)[:-1]
+    ]
 
 
 def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
@@ -597,25 +744,37 @@ def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
     seen: Counter[str] = Counter()
     for batch, seed in itertools.product((1, 4), range(4)):
         alpha, least = FIRST, np.inf
-        for k, (before, after) in enumerate(pairwise(stepwise(fed, FedSSO(), 7, batch_size=batch, seed=seed)), 1):
+        for k, (before, after) in enumerate(
+            pairwise(stepwise(fed, FedSSO(), 7, batch_size=batch, seed=seed)), 1
+        ):
             assert float(before.choice.alpha) == pytest.approx(alpha, rel=1e-12)
             if 2 <= k <= fedsso.EARLY + 1:
                 L = float((after.g - before.g).norm() / before.s.norm())
                 seen["flatter" if least > L else "steeper"] += k > 2
                 least = min(L, least)
                 wanted = DRIFT / (3 * least)
-                seen["largest" if wanted > fedsso.LARGEST else "raised" if wanted > alpha else "not raised"] += 1
+                seen[
+                    "largest"
+                    if wanted > fedsso.LARGEST
+                    else "raised"
+                    if wanted > alpha
+                    else "not raised"
+                ] += 1
                 alpha = min(wanted, fedsso.LARGEST)
             assert float(after.choice.alpha) == pytest.approx(alpha, rel=1e-12)
             assert float(after.choice.L) == pytest.approx(least, rel=1e-12)
-    assert min(seen[event] for event in ("steeper", "flatter", "largest", "raised", "not raised")) >= 1, seen
+    assert (
+        min(seen[event] for event in ("steeper", "flatter", "largest", "raised", "not raised")) >= 1
+    ), seen
 
 
 def test_the_trace_tells_the_step(quad: Federation) -> None:
     run_: Run = simulate(quad, algorithm=FedSSO(), rounds=7, local_steps=4, **EXACT)
     assert np.isnan(run_.trace["alpha"][0])
     assert run_.trace["alpha"][1:].tolist() == alphas(quad, local_steps=4)
-    assert "alpha" not in simulate(quad, algorithm=FedSSO(alpha=0.1), rounds=1, **EXACT).trace.columns
+    assert (
+        "alpha" not in simulate(quad, algorithm=FedSSO(alpha=0.1), rounds=1, **EXACT).trace.columns
+    )
 
 
 def test_the_clients_use_the_step_of_the_message(quad: Federation) -> None:
@@ -623,12 +782,16 @@ def test_the_clients_use_the_step_of_the_message(quad: Federation) -> None:
     for before, after in pairwise(states):
         alpha = float(before.choice.alpha)
         v = fly(quad, FedAvg(alpha=alpha), 1, local_steps=4, init=before.x[0])
-        torch.testing.assert_close(after.g[0], (before.x[0] - v) / (4 * alpha), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            after.g[0], (before.x[0] - v) / (4 * alpha), rtol=1e-12, atol=1e-13
+        )
     assert len({float(state.choice.alpha) for state in states}) >= 3
 
 
 def test_the_message_is_the_model_and_one_number(quad: Federation) -> None:
-    fixed, auto = (simulate(quad, algorithm=FedSSO(alpha=a), rounds=2, **EXACT).trace for a in (0.01, "auto"))
+    fixed, auto = (
+        simulate(quad, algorithm=FedSSO(alpha=a), rounds=2, **EXACT).trace for a in (0.01, "auto")
+    )
     np.testing.assert_array_equal(fixed["bytes_down"][1:], 4 * 6 * 8)
     np.testing.assert_array_equal(auto["bytes_down"][1:], 4 * (6 + 1) * 8)
     np.testing.assert_array_equal(auto["bytes_up"], fixed["bytes_up"])
@@ -643,11 +806,16 @@ def test_auto_follows_the_scale_of_the_features() -> None:
     A, start = (A + A.mT) / 2, torch.ones(6, dtype=torch.float64)
     for tau in (1, 5):
         one, *others = (
-            c * c * alphas(quadratic(c * c * A, b / c), local_steps=tau, init=start / c)[-1] for c in (1, 0.7, 3)
+            c * c * alphas(quadratic(c * c * A, b / c), local_steps=tau, init=start / c)[-1]
+            for c in (1, 0.7, 3)
         )
-        assert all(0.5 < other / one < 2 for other in others)  # the way there differs: alpha_1 = 0.01 for all
+        assert all(
+            0.5 < other / one < 2 for other in others
+        )  # the way there differs: alpha_1 = 0.01 for all
     lines = (one_dimension([10 * c * c, 30 * c * c], [0, 2 / c], [0.5, 0.5]) for c in (1, 3))
-    assert [alphas(line, local_steps=1)[3] for line in lines] == pytest.approx([DRIFT / 20, DRIFT / 180], rel=1e-9)
+    assert [alphas(line, local_steps=1)[3] for line in lines] == pytest.approx(
+        [DRIFT / 20, DRIFT / 180], rel=1e-9
+    )
 
 
 def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
@@ -671,15 +839,21 @@ def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
 def test_auto_and_fixed_steps_in_one_sweep(fed: Federation) -> None:
     records = [FedSSO(alpha=0.05), FedSSO(), FedSSO(alpha=Decay(0.1, 2.0)), FedSSO(eta=0.5)]
     for record, run_ in zip(records, sweep(fed, "mclr", records, rounds=4, **NOISY), strict=True):
-        torch.testing.assert_close(run_.x, simulate(fed, "mclr", record, rounds=4, **NOISY).x, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            run_.x, simulate(fed, "mclr", record, rounds=4, **NOISY).x, rtol=1e-10, atol=1e-12
+        )
         assert run_.spec.record == record
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7])
-def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(fed: Federation, quad: Federation, k: int) -> None:
+def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(
+    fed: Federation, quad: Federation, k: int
+) -> None:
     for data, model, batch in ((fed, "mclr", 4), (quad, "linear", None)):
         full = complete({**NOISY, "dtype": "float32", "batch_size": batch})
-        whole, half, rest = (Simulation(context(data, model, full).job(full), [FedSSO()]) for _ in range(3))
+        whole, half, rest = (
+            Simulation(context(data, model, full).job(full), [FedSSO()]) for _ in range(3)
+        )
         run(whole, 9)
         run(half, k)
         rest.restore({name: leaf.clone() for name, leaf in half.state().items()})
@@ -690,27 +864,41 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(fed: Federation, q
     assert float(a.guard.gamma) not in (1, float(half.server.guard.gamma))  # of the quadratic
 
 
-# --- alpha="auto" where its first step is far too long ----------------------------------------------------------------
+# --- alpha="auto" where its first step is far too long
+# ----------------------------------------------------------------
 def unscaled(factor: float, column: int | None = 4, *, real: bool = False) -> Federation:
     """Four clients, five Gaussian columns of which one, or all, have another unit."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(400, 5, generator=draw, dtype=torch.float64)
     y = x @ torch.ones(5, dtype=torch.float64) if real else (x[:, 0] > 0).long()
-    unit = torch.where(torch.arange(5) == column, factor, 1.0) if column is not None else torch.tensor(factor)
+    unit = (
+        torch.where(torch.arange(5) == column, factor, 1.0)
+        if column is not None
+        else torch.tensor(factor)
+    )
     return Federation.from_arrays(x * unit, y, np.arange(400) % 4)
 
 
 @pytest.mark.parametrize("column", [4, None])
 @pytest.mark.parametrize("model", ["mclr", "mlp", "linear"])
 def test_a_table_without_scaling_does_not_end_the_default(model: str, column: int | None) -> None:
-    """Up to 1e17 in float32: the step that such a column needs is still a number there, below it is not."""
+    """Up to 1e17 in float32: the step that such a column needs is still a number there, below it is
+    not."""
     for factor in (1e4, 1e10, 1e17):
-        run_: Run = simulate(unscaled(factor, column, real=model == "linear"), model, FedSSO(), rounds=20, device="cpu")
+        run_: Run = simulate(
+            unscaled(factor, column, real=model == "linear"),
+            model,
+            FedSSO(),
+            rounds=20,
+            device="cpu",
+        )
         trace, undone = run_.trace, np.isnan(run_.trace["train_loss"][1:])
         assert run_.diverged is None
         assert undone[0]
         assert undone.sum() < 15
-        assert trace["alpha"][1:3].tolist() == pytest.approx([FIRST, fedsso.SHRINK * FIRST], rel=1e-6)
+        assert trace["alpha"][1:3].tolist() == pytest.approx(
+            [FIRST, fedsso.SHRINK * FIRST], rel=1e-6
+        )
         assert np.isfinite(trace["test_loss"]).all()
         sound = int(undone.argmin()) + 1
         assert trace["train_loss"][sound] <= fedsso.WARY * trace["test_loss"][0]
@@ -718,22 +906,34 @@ def test_a_table_without_scaling_does_not_end_the_default(model: str, column: in
 
 
 def test_the_default_learns_from_a_table_with_one_large_column() -> None:
-    for fed, model in ((unscaled(1e3), "mclr"), (unscaled(1e3, real=True), "linear"), (unscaled(1e6, None), "mclr")):
+    for fed, model in (
+        (unscaled(1e3), "mclr"),
+        (unscaled(1e3, real=True), "linear"),
+        (unscaled(1e6, None), "mclr"),
+    ):
         loss = simulate(fed, model, FedSSO(), rounds=60, device="cpu").trace["test_loss"]
         assert loss.min() < 0.7 * loss[0]
 
 
 def test_the_smallest_step_is_an_end() -> None:
-    """Columns of 1e30 need a step of 1e-60, which float64 has and float32 has not: after eleven steps there it ends."""
+    """Columns of 1e30 need a step of 1e-60, which float64 has and float32 has not: after eleven
+    steps there it ends."""
     fed = unscaled(1e30)
-    runs = [simulate(fed, "mclr", FedSSO(), rounds=40, dtype=dtype, device="cpu") for dtype in ("float32", "float64")]
+    runs = [
+        simulate(fed, "mclr", FedSSO(), rounds=40, dtype=dtype, device="cpu")
+        for dtype in ("float32", "float64")
+    ]
     assert runs[0].diverged == 12
     assert runs[1].diverged is None
-    assert simulate(fed, "mclr", FedSSO(), rounds=3, device="cpu").diverged == 3  # no round was ever sound
+    assert (
+        simulate(fed, "mclr", FedSSO(), rounds=3, device="cpu").diverged == 3
+    )  # no round was ever sound
 
 
 @pytest.mark.parametrize("values", [{"alpha": FIRST}, {"guard": "none"}])
-def test_an_explosion_stays_a_divergence_with_a_given_step_or_without_the_guard(values: dict[str, Any]) -> None:
+def test_an_explosion_stays_a_divergence_with_a_given_step_or_without_the_guard(
+    values: dict[str, Any],
+) -> None:
     assert simulate(unscaled(1e4), "mclr", FedSSO(**values), rounds=4, device="cpu").diverged == 1
 
 
@@ -742,7 +942,8 @@ def fail() -> tuple[Any, Tensor]:
 
 
 def test_what_an_explosion_leaves(fed: Federation) -> None:
-    """The model before the last step, which stands for round 1 again; the trials that can go on are told."""
+    """The model before the last step, which stands for round 1 again; the trials that can go on are
+    told."""
     record = FedSSO()
     before, after = stepwise(fed, record, 6)[-2:]
     back, possible = record.undo(after) or fail()
@@ -751,12 +952,23 @@ def test_what_an_explosion_leaves(fed: Federation) -> None:
     fresh = record.server_init(before.x)
     assert all(map(torch.equal, (back.s, *back.guard), (fresh.s, *fresh.guard)))
     assert back.curvature is after.curvature
-    assert float(back.choice.alpha) == pytest.approx(fedsso.SHRINK * float(after.choice.alpha), rel=1e-12)
+    assert float(back.choice.alpha) == pytest.approx(
+        fedsso.SHRINK * float(after.choice.alpha), rel=1e-12
+    )
     assert (float(back.choice.L), float(back.choice.undone)) == (np.inf, 1)
     none = back._replace(g=0 * back.g)  # no round was sound yet
-    assert [float(record.bears(state)) for state in (after, back, none, fresh)] == [1000, 1000, fedsso.WARY, 1000]
-    tiny = after._replace(choice=after.choice._replace(alpha=torch.full_like(after.choice.alpha, 1e-306)))
-    assert [(record.undo(state) or fail())[1].item() for state in (tiny, tiny._replace(s=0 * tiny.s))] == [True, False]
+    assert [float(record.bears(state)) for state in (after, back, none, fresh)] == [
+        1000,
+        1000,
+        fedsso.WARY,
+        1000,
+    ]
+    tiny = after._replace(
+        choice=after.choice._replace(alpha=torch.full_like(after.choice.alpha, 1e-306))
+    )
+    assert [
+        (record.undo(state) or fail())[1].item() for state in (tiny, tiny._replace(s=0 * tiny.s))
+    ] == [True, False]
     assert FedSSO(alpha=0.1).undo(after) is None
 
 
@@ -767,14 +979,20 @@ def test_trials_are_undone_each_for_itself() -> None:
     for record, run_ in zip(records, sweep(fed, "mclr", records, **options), strict=True):
         alone: Run = simulate(fed, "mclr", record, **options)
         torch.testing.assert_close(run_.x, alone.x, rtol=1e-8, atol=1e-12)
-        np.testing.assert_array_equal(np.isnan(run_.trace["train_loss"]), np.isnan(alone.trace["train_loss"]))
+        np.testing.assert_array_equal(
+            np.isnan(run_.trace["train_loss"]), np.isnan(alone.trace["train_loss"])
+        )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("compress", [None, "topk:0.5"])
-def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(k: int, compress: str | None) -> None:
+def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(
+    k: int, compress: str | None
+) -> None:
     full = complete({"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress})
-    whole, half, rest = (Simulation(context(unscaled(1e6), "mclr", full).job(full), [FedSSO()]) for _ in range(3))
+    whole, half, rest = (
+        Simulation(context(unscaled(1e6), "mclr", full).job(full), [FedSSO()]) for _ in range(3)
+    )
     run(whole, 7)
     with torch.no_grad():
         for _ in range(k):  # not the last round of a run
@@ -788,7 +1006,8 @@ def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(k: int, compress
     assert all(error.isfinite().all() for error in whole.errors.values())
 
 
-# --- memory, diagnostics, errors -------------------------------------------------------------------------------------
+# --- memory, diagnostics, errors
+# -------------------------------------------------------------------------------------
 def test_leaving_pairs_are_logged_once(quad: Federation, caplog: pytest.LogCaptureFixture) -> None:
     def told(**extra: Any) -> list[str]:
         caplog.clear()
@@ -804,7 +1023,9 @@ def test_leaving_pairs_are_logged_once(quad: Federation, caplog: pytest.LogCaptu
 
 def test_only_the_newest_pairs_are_held(quad: Federation) -> None:
     """With pairs = 2 the matrix of round k comes from the pairs of rounds k - 1 and k alone."""
-    states = stepwise(quad, FedSSO(alpha=0.1, eta=0.3, guard="none", pairs=2), 7, "linear", batch_size=None)
+    states = stepwise(
+        quad, FedSSO(alpha=0.1, eta=0.3, guard="none", pairs=2), 7, "linear", batch_size=None
+    )
     B = torch.eye(6, dtype=torch.float64)
     for before, after in pairwise(states[5:]):
         s, y = before.s[0], (after.g - before.g)[0]
@@ -845,7 +1066,12 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
     fed = load("synthetic", clients=3, dim=10)
     narrow: dict[str, Any] = {"lam": 0.4, "Lam": 0.6}
     every, reset = (
-        simulate(fed, algorithm=FedSSO(alpha=0.1, eta=0.3, guard="none", R=R, **narrow), rounds=4, **EXACT).trace
+        simulate(
+            fed,
+            algorithm=FedSSO(alpha=0.1, eta=0.3, guard="none", R=R, **narrow),
+            rounds=4,
+            **EXACT,
+        ).trace
         for R in (None, 4)
     )
     assert every["overridden"].tolist() == [0, 0, 1, 1, 1]
@@ -856,7 +1082,10 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lam": 10.0, "Lam": 1.0}, r"lam must be < Lam, got lam=10.0, Lam=1.0; the paper: 1e-4 and 9999"),
+        (
+            {"lam": 10.0, "Lam": 1.0},
+            r"lam must be < Lam, got lam=10.0, Lam=1.0; the paper: 1e-4 and 9999",
+        ),
         ({"R": 1}, r"R must be an integer >= 2, got R=1"),
         ({"R": 2.5}, r"R must be an integer >= 2, got R=2.5"),
         ({"pairs": 0}, r"pairs must be an integer >= 1, got pairs=0"),
@@ -864,7 +1093,10 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
         ({"alpha": 0}, r"alpha must be > 0 and finite, got alpha=0"),
         ({"eta": float("inf")}, r"eta must be > 0 and finite, got eta=inf"),
         ({"alpha": True}, r"alpha must be a number, got alpha=True"),
-        ({"eta": "auto"}, r"eta='auto': only FedSSO's alpha is chosen by itself; give a number, as in eta=0.1"),
+        (
+            {"eta": "auto"},
+            r"eta='auto': only FedSSO's alpha is chosen by itself; give a number, as in eta=0.1",
+        ),
         ({"alpha": "outo"}, r"^alpha (?=.*'outo')(?=.*\bauto\b)"),
         ({"guard": "adaptve"}, r"unknown guard 'adaptve'; did you mean 'adaptive'\?"),
         ({"form": "bfsg"}, r"unknown form 'bfsg'; did you mean 'bfgs'\?"),

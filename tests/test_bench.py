@@ -27,7 +27,10 @@ def federation() -> Federation:
     draw = torch.Generator().manual_seed(0)
     sizes = (5, 9, 12)
     return Federation.from_clients(
-        [(torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw).tolist()) for n in sizes],
+        [
+            (torch.randn(n, 4, generator=draw), torch.randint(0, 3, (n,), generator=draw).tolist())
+            for n in sizes
+        ],
         test_fraction=0,
         classes=3,
     )
@@ -47,7 +50,8 @@ def test_the_peers_are_the_same_algorithm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "sign", "reached"), [(4.0, ">=", True), (3.9, ">=", False), (4.0, "<=", True), (4.1, "<=", False)]
+    ("value", "sign", "reached"),
+    [(4.0, ">=", True), (3.9, ">=", False), (4.0, "<=", True), (4.1, "<=", False)],
 )
 def test_a_target_is_reached_at_its_bound(value: float, sign: str, reached: bool) -> None:
     check = Check("x", value, sign, 4.0)
@@ -57,8 +61,23 @@ def test_a_target_is_reached_at_its_bound(value: float, sign: str, reached: bool
 
 def test_the_server_step_is_timed(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "server_step", "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--only",
+        "server_step",
+        "--out",
+        str(out),
+    ]
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
     (step,) = json.loads(out.read_text())["server_step"]
     assert step.keys() == {"d", "pairs", "ms", "floor_ms"}
     assert step["ms"] > 0

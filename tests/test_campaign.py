@@ -27,7 +27,9 @@ from campaign.tensors import NPZ, SAFETENSORS  # noqa: E402
 
 from fedsso.support.seal import BLANK, check, seal  # noqa: E402
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign forks, and reads /proc")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the campaign forks, and reads /proc"
+)
 PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
 # a slow machine is no fault: what hangs for ever is still found
 ENV = os.environ | {"PYTHONWARNINGS": "ignore", "FEDSSO_CAMPAIGN_SECONDS": "600"}
@@ -88,7 +90,13 @@ def ended() -> dict[str, Ending]:
 
 
 FILE = Target("a file", "a", "a", lambda: None, "toml", guarded=True)
-VERDICTS = {"error": v.TRACEBACK, "refusal": v.REFUSED, "hang": v.HANG, "memory": v.MEMORY, "death": v.TRACEBACK}
+VERDICTS = {
+    "error": v.TRACEBACK,
+    "refusal": v.REFUSED,
+    "hang": v.HANG,
+    "memory": v.MEMORY,
+    "death": v.TRACEBACK,
+}
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -111,16 +119,33 @@ def used(value: str, said: str = "") -> Ending:
     [
         ("a", "", True, False, v.RIGHT),
         ("a", "the one before is used\n", True, False, v.FELL_BACK),
-        ("a", "round 7 of 9\n", True, False, v.RIGHT),  # said of the undamaged file as well, with other numbers
+        (
+            "a",
+            "round 7 of 9\n",
+            True,
+            False,
+            v.RIGHT,
+        ),  # said of the undamaged file as well, with other numbers
         ("b", "", True, False, v.WRONG),
-        ("b", "the one before is used\n", True, False, v.WRONG),  # said, but the result must be exact
+        (
+            "b",
+            "the one before is used\n",
+            True,
+            False,
+            v.WRONG,
+        ),  # said, but the result must be exact
         ("b", "", True, True, v.TAKEN),
         ("b", "", False, False, v.TAKEN),
     ],
 )
-def test_what_was_used_is_compared(value: str, said: str, guarded: bool, forged: bool, verdict: str) -> None:
+def test_what_was_used_is_compared(
+    value: str, said: str, guarded: bool, forged: bool, verdict: str
+) -> None:
     target = Target("a file", "a", "a", lambda: None, "toml", guarded=guarded)
-    assert judge(target, forged, used(value, said), Reference({"digest": "a"}, "round 3 of 9\n"))[0] == verdict
+    assert (
+        judge(target, forged, used(value, said), Reference({"digest": "a"}, "round 3 of 9\n"))[0]
+        == verdict
+    )
 
 
 def test_numbers_that_are_not_finite_are_wrong_whoever_says_them() -> None:
@@ -163,10 +188,19 @@ def test_files_of_tensors_are_damaged_within_their_form(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save
 
-    good = save({"k": torch.tensor(3), "model": torch.randn(4), "errors.x": torch.zeros(2, 2)}, {"a": "b"})
-    np.savez(tmp_path / "part.npz", meta=np.frombuffer(b'[{"seed": 1, "label": "x"}]', np.uint8), loss=np.ones((1, 4)))
+    good = save(
+        {"k": torch.tensor(3), "model": torch.randn(4), "errors.x": torch.zeros(2, 2)}, {"a": "b"}
+    )
+    np.savez(
+        tmp_path / "part.npz",
+        meta=np.frombuffer(b'[{"seed": 1, "label": "x"}]', np.uint8),
+        loss=np.ones((1, 4)),
+    )
     part = (tmp_path / "part.npz").read_bytes()
-    for data, changes in ((good, SAFETENSORS), (part, {k: c for k, c in NPZ.items() if k != "bomb"})):
+    for data, changes in (
+        (good, SAFETENSORS),
+        (part, {k: c for k, c in NPZ.items() if k != "bomb"}),
+    ):
         for seed in range(5):
             made = {name: change(data, random.Random(seed)) for name, change in changes.items()}
             assert sum(one != data for one in made.values()) > 0.8 * len(made)
@@ -218,7 +252,10 @@ def test_a_full_disk_is_felt_at_every_step(tmp_path: Path) -> None:
 
 
 def test_the_table_counts_every_verdict() -> None:
-    results = [v.Result("kills", 0, "run", "x", v.RIGHT), v.Result("kills", 1, "run", "y", v.LOST, "gone")]
+    results = [
+        v.Result("kills", 0, "run", "x", v.RIGHT),
+        v.Result("kills", 1, "run", "y", v.LOST, "gone"),
+    ]
     found = document(results, {"seed": 0})
     assert counts(results)["tried"] == 2
     assert found["parts"]["kills"]["groups"]["run"]["lost"] == 1

@@ -1,4 +1,5 @@
-"""The command line: what it prints, how it fails, and that what was killed ends as if it had not been."""
+"""The command line: what it prints, how it fails, and that what was killed ends as if it had not
+been."""
 
 from __future__ import annotations
 
@@ -26,14 +27,29 @@ from fedsso.cli.config import Base, Data
 from fedsso.experiment.settings import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
-LONG = ["run", "--clients", "4", "--rounds", "150", "--alpha", "0.05", "--participation", "0.5", "--batch-size", "20"]
+LONG = [
+    "run",
+    "--clients",
+    "4",
+    "--rounds",
+    "150",
+    "--alpha",
+    "0.05",
+    "--participation",
+    "0.5",
+    "--batch-size",
+    "20",
+]
 
 
 def curve(folder: Path) -> list[str]:
     """trace.csv without the wall times."""
     header, *lines = (folder / "trace.csv").read_text().splitlines()
     seconds = header.split(",").index("seconds")
-    return [",".join(v for i, v in enumerate(line.split(",")) if i != seconds) for line in (header, *lines)]
+    return [
+        ",".join(v for i, v in enumerate(line.split(",")) if i != seconds)
+        for line in (header, *lines)
+    ]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -75,18 +91,83 @@ def test_seeds_give_one_run_each(tmp_path: Path) -> None:
 
 
 def test_every_option_reaches_the_run(tmp_path: Path) -> None:
-    wish = ["--local-epochs", "2", "--batch-size", "full", "--drop-rate", "0.1", "--stragglers", "0.5"]
+    wish = [
+        "--local-epochs",
+        "2",
+        "--batch-size",
+        "full",
+        "--drop-rate",
+        "0.1",
+        "--stragglers",
+        "0.5",
+    ]
     wish += ["--eval-every", "2"]
-    wish += ["--eval-train", "--init", "default", "--metrics", "auc,f1", "--dtype", "float64", "--engine", "loop"]
-    wish += ["--device", "cpu", "--loss", "cross_entropy", "--stop-at", "0.99", "--model", "linear", "--seed", "7"]
-    wish += ["--partition", "classes", "--classes-per-client", "3", "--partition-seed", "5", "--R", "7", "--Lam", "9"]
+    wish += [
+        "--eval-train",
+        "--init",
+        "default",
+        "--metrics",
+        "auc,f1",
+        "--dtype",
+        "float64",
+        "--engine",
+        "loop",
+    ]
+    wish += [
+        "--device",
+        "cpu",
+        "--loss",
+        "cross_entropy",
+        "--stop-at",
+        "0.99",
+        "--model",
+        "linear",
+        "--seed",
+        "7",
+    ]
+    wish += [
+        "--partition",
+        "classes",
+        "--classes-per-client",
+        "3",
+        "--partition-seed",
+        "5",
+        "--R",
+        "7",
+        "--Lam",
+        "9",
+    ]
     fedsso("run", *SMALL, *wish, "--lam", 2, "--guard", "none", "--out", tmp_path)
     spec = load_run(tmp_path).spec
     options = {**spec.options, **spec.data, **spec.hyper}
-    expected = {"local_epochs": 2, "batch_size": None, "drop_rate": 0.1, "stragglers": 0.5, "eval_every": 2}
-    expected |= {"eval_train": True, "init": "default", "metrics": ("accuracy", "auc", "f1"), "dtype": "float64"}
-    expected |= {"engine": "loop", "device": "cpu", "loss": "cross_entropy", "stop_at": 0.99, "rounds": 4}
-    expected |= {"partition": "classes", "classes_per_client": 3, "R": 7, "Lam": 9.0, "lam": 2.0, "guard": "none"}
+    expected = {
+        "local_epochs": 2,
+        "batch_size": None,
+        "drop_rate": 0.1,
+        "stragglers": 0.5,
+        "eval_every": 2,
+    }
+    expected |= {
+        "eval_train": True,
+        "init": "default",
+        "metrics": ("accuracy", "auc", "f1"),
+        "dtype": "float64",
+    }
+    expected |= {
+        "engine": "loop",
+        "device": "cpu",
+        "loss": "cross_entropy",
+        "stop_at": 0.99,
+        "rounds": 4,
+    }
+    expected |= {
+        "partition": "classes",
+        "classes_per_client": 3,
+        "R": 7,
+        "Lam": 9.0,
+        "lam": 2.0,
+        "guard": "none",
+    }
     assert {k: options[k] for k in expected} == expected
     assert (spec.model, spec.seed, spec.data["seed"], spec.data["clients"]) == ("linear", 7, 5, 4)
 
@@ -98,7 +179,9 @@ def test_compare_all_with_json_picture_and_shared_options(tmp_path: Path) -> Non
     both = ["--config", config, "--alpha", 0.05, "--targets", "0.3,0.999"]
     result = fedsso("compare", "--algorithms", "all", *SMALL, *both, "--out", out, "--json", code=1)
     found = json.loads(result.stdout)
-    assert [row["algorithm"] for row in found["results"]] == [name for name in ALGORITHMS if name != "fedper"]
+    assert [row["algorithm"] for row in found["results"]] == [
+        name for name in ALGORITHMS if name != "fedper"
+    ]
     assert list(found["left_out"]) == ["fedper"]  # softmax regression has one layer
     assert found["targets"] == [0.3, 0.999]
     assert all(row["rounds_to"]["0.30"]["count"] == 1 for row in found["results"])
@@ -162,14 +245,26 @@ def test_algorithms_lists_fields_with_defaults_and_docs() -> None:
 
 def test_data_list_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "mnist.npz").write_bytes(bytes(1500))
-    found = {row["name"]: row for row in json.loads(fedsso("data", "list", "--json", "--data-dir", tmp_path).stdout)}
+    found = {
+        row["name"]: row
+        for row in json.loads(fedsso("data", "list", "--json", "--data-dir", tmp_path).stdout)
+    }
     assert found["digits"]["present"]
     assert found["mnist"]["present"]
     assert not found["fashion_mnist"]["present"]
-    assert (found["mnist"]["files"], found["mnist"]["bytes"]) == ([str(tmp_path / "mnist.npz")], 1500)
+    assert (found["mnist"]["files"], found["mnist"]["bytes"]) == (
+        [str(tmp_path / "mnist.npz")],
+        1500,
+    )
     assert str(tmp_path / "fashion_mnist.npz") in found["fashion_mnist"]["looked_for"][2]
     shown = fedsso("data", "list", "--data-dir", tmp_path).stdout
-    for part in ("paper-20", "CC BY-SA 3.0", "1.5 kB", "fedsso data get fashion_mnist", str(tmp_path)):
+    for part in (
+        "paper-20",
+        "CC BY-SA 3.0",
+        "1.5 kB",
+        "fedsso data get fashion_mnist",
+        str(tmp_path),
+    ):
         assert part in shown
 
 
@@ -190,8 +285,12 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "phishing").write_text("".join(f"{i % 2} {1 + i % 68}:1\n" for i in range(11055)))
-    (tmp_path / "web" / "processed.cleveland.data").write_text("63,1,4,140,260,0,1,112,1,3,2,?,?,2\n")
+    (tmp_path / "web" / "phishing").write_text(
+        "".join(f"{i % 2} {1 + i % 68}:1\n" for i in range(11055))
+    )
+    (tmp_path / "web" / "processed.cleveland.data").write_text(
+        "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n"
+    )
     yield from served(tmp_path / "web")
 
 
@@ -208,7 +307,9 @@ def test_data_get_then_run(tmp_path: Path, mirror: str) -> None:
 def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) -> None:
     (tmp_path / "web" / "phishing").write_text("1 1:1\n")
     folder = tmp_path / "data"
-    said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror, code=2).stderr
+    said = fedsso(
+        "data", "get", "phishing", "--data-dir", folder, "--mirror", mirror, code=2
+    ).stderr
     assert "phishing has 11055" in said
     said = fedsso("data", "get", "heart", "--data-dir", folder, "--mirror", mirror, code=2).stderr
     assert "processed.cleveland.data" in said
@@ -217,19 +318,31 @@ def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "there already")]
+    ("name", "message"),
+    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "there already")],
 )
 def test_data_get_of_something_else(name: str, message: str, tmp_path: Path) -> None:
-    assert message in fedsso("data", "get", name, "--data-dir", tmp_path, code=0 if name == "digits" else 2).stderr
+    assert (
+        message
+        in fedsso(
+            "data", "get", name, "--data-dir", tmp_path, code=0 if name == "digits" else 2
+        ).stderr
+    )
 
 
-def test_data_show_draws_here_and_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_show_draws_here_and_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = fedsso("data", "show", "--dataset", "digits", "--partition", "shards", "--clients", 5).stdout
+    shown = fedsso(
+        "data", "show", "--dataset", "digits", "--partition", "shards", "--clients", 5
+    ).stdout
     assert "Label skew" in shown
     assert "digits-shards.png" in shown
     assert (tmp_path / "digits-shards.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads(fedsso("data", "show", "--dataset", "synthetic", "--out", "a.svg", "--json").stdout)
+    found = json.loads(
+        fedsso("data", "show", "--dataset", "synthetic", "--out", "a.svg", "--json").stdout
+    )
     assert (found["clients"], found["label_counts"], found["picture"]) == (20, None, "a.svg")
     assert ".pdf, .png, .svg" in fedsso("data", "show", "--out", "a.gif", code=2).stderr
     assert "--partition-seed" in fedsso("data", "show", "--help").stdout
@@ -259,7 +372,14 @@ def test_help_shows_every_setting_and_hyper_parameter(name: str) -> None:
 
 
 def test_help_of_every_command_has_an_example() -> None:
-    for args in (["resume"], ["algorithms"], ["data", "list"], ["data", "get"], ["data", "show"], ["version"]):
+    for args in (
+        ["resume"],
+        ["algorithms"],
+        ["data", "list"],
+        ["data", "get"],
+        ["data", "show"],
+        ["version"],
+    ):
         assert "Example: fedsso" in fedsso(*args, "--help").stdout
 
 
@@ -284,7 +404,11 @@ def test_saved_settings_repeat_the_run(tmp_path: Path) -> None:
     fedsso("run", "--config", saved, "--out", second)
     fedsso("run", "--config", first / "spec.toml", "--out", third)
     assert curve(first) == curve(second) == curve(third)
-    assert load_run(first).spec.identity == load_run(second).spec.identity == load_run(third).spec.identity
+    assert (
+        load_run(first).spec.identity
+        == load_run(second).spec.identity
+        == load_run(third).spec.identity
+    )
     assert tomllib.loads(saved.read_text())["batch_size"] == "full"
 
 
@@ -292,7 +416,10 @@ def test_a_saved_comparison_repeats_with_its_algorithms_and_seeds(tmp_path: Path
     saved, out = tmp_path / "saved.toml", tmp_path / "out"
     fedsso("compare", *SMALL, "--algorithms", "fedavg", "--seeds", "1,2", "--save-config", saved)
     fedsso("compare", "--config", saved, "--out", out)
-    assert [(run.spec.algorithm, run.spec.seed) for run in load_runs(out)] == [("fedavg", 1), ("fedavg", 2)]
+    assert [(run.spec.algorithm, run.spec.seed) for run in load_runs(out)] == [
+        ("fedavg", 1),
+        ("fedavg", 2),
+    ]
 
 
 def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
@@ -303,7 +430,11 @@ def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
     )
     fedsso("run", "--config", config, "--rounds", 2, "--clients", 4, "--out", tmp_path / "a")
     spec = load_run(tmp_path / "a").spec
-    assert (spec.options["rounds"], spec.options["local_steps"], spec.options["batch_size"]) == (2, 2, 100)
+    assert (spec.options["rounds"], spec.options["local_steps"], spec.options["batch_size"]) == (
+        2,
+        2,
+        100,
+    )
     assert (spec.data["clients"], spec.data["partition"], spec.algorithm) == (4, "iid", "fedavg")
     assert spec.hyper["alpha"] == {"scale": 1.0, "shift": 9.0, "power": 1.0}
     fedsso("run", "--config", config, "--alpha", 0.2, "--out", tmp_path / "b")
@@ -311,10 +442,13 @@ def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
 
 
 def test_a_step_that_the_server_chooses(tmp_path: Path) -> None:
-    """The word on the command line, in a file or left out is the same setting, and is written as it was read."""
+    """The word on the command line, in a file or left out is the same setting, and is written as it
+    was read."""
     config, saved = tmp_path / "c.toml", tmp_path / "saved.toml"
     config.write_text('[fedsso]\nalpha = "auto"\n')
-    shown = fedsso("run", *SMALL, "--alpha", "auto", "--out", tmp_path / "a", "--save-config", saved).stdout
+    shown = fedsso(
+        "run", *SMALL, "--alpha", "auto", "--out", tmp_path / "a", "--save-config", saved
+    ).stdout
     fedsso("run", *SMALL, "--config", config, "--out", tmp_path / "b")
     fedsso("run", *SMALL, "--out", tmp_path / "c")
     fedsso("run", "--config", tmp_path / "a" / "spec.toml", "--out", tmp_path / "d")
@@ -330,7 +464,9 @@ def test_a_step_that_the_server_chooses(tmp_path: Path) -> None:
 
 def test_options_of_one_data_set_come_from_the_file(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
-    config.write_text('model = "linear"\nloss = "bce"\n[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n')
+    config.write_text(
+        'model = "linear"\nloss = "bce"\n[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n'
+    )
     fedsso("run", *SMALL, "--config", config, "--out", tmp_path / "a")
     assert load_run(tmp_path / "a").spec.data["dim"] == 6
 
@@ -338,13 +474,28 @@ def test_options_of_one_data_set_come_from_the_file(tmp_path: Path) -> None:
 BAD_FILES = {
     "unknown key": ("roundz = 3", "unknown key 'roundz'; did you mean 'rounds'?"),
     "unknown data key": ("[data]\nclient = 3", "did you mean 'clients'?"),
-    "unknown field": ("[fedsso]\nalpah = 1.0", "unknown key of [fedsso] 'alpah'; did you mean 'alpha'?"),
+    "unknown field": (
+        "[fedsso]\nalpah = 1.0",
+        "unknown key of [fedsso] 'alpah'; did you mean 'alpha'?",
+    ),
     "unknown schedule key": ("[fedsso.alpha]\nscal = 1.0", "did you mean 'scale'?"),
     "wrong type": ('rounds = "many"', "rounds must be a valid integer, got 'many'"),
-    "wrong union": ('batch_size = "all"', "batch_size must be a valid integer or 'full', got 'all'"),
-    "wrong field type": ('[fedsso]\nalpha = "x"', "fedsso.alpha must be a valid number or a table or 'auto', got 'x'"),
-    "a word for another": ('[fedavg]\nalpha = "auto"', "fedavg.alpha must be a valid number or a table, got 'auto'"),
-    "wrong schedule type": ('[fedsso.alpha]\nscale = "x"', "fedsso.alpha.scale must be a valid number, got 'x'"),
+    "wrong union": (
+        'batch_size = "all"',
+        "batch_size must be a valid integer or 'full', got 'all'",
+    ),
+    "wrong field type": (
+        '[fedsso]\nalpha = "x"',
+        "fedsso.alpha must be a valid number or a table or 'auto', got 'x'",
+    ),
+    "a word for another": (
+        '[fedavg]\nalpha = "auto"',
+        "fedavg.alpha must be a valid number or a table, got 'auto'",
+    ),
+    "wrong schedule type": (
+        '[fedsso.alpha]\nscale = "x"',
+        "fedsso.alpha.scale must be a valid number, got 'x'",
+    ),
     "not a table": ("data = 3", "data must be a table, got 3"),
     "malformed": ("rounds = = 3", "as TOML"),
     "seed twice": ("seed = 1\nseeds = [2]", "unknown key 'seeds'; did you mean 'seed'?"),
@@ -359,7 +510,16 @@ def test_a_bad_settings_file_is_refused(name: str, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(text)
     before = contents(tmp_path)
-    result = fedsso("run", "--config", config, "--out", tmp_path / "out", "--save-config", tmp_path / "s", code=2)
+    result = fedsso(
+        "run",
+        "--config",
+        config,
+        "--out",
+        tmp_path / "out",
+        "--save-config",
+        tmp_path / "s",
+        code=2,
+    )
     assert message in result.stderr
     assert result.stdout == ""
     assert contents(tmp_path) == before
@@ -371,7 +531,10 @@ BAD = {
     "algorithm": (["--algorithm", "fedso"], "unknown algorithm 'fedso'; did you mean 'fedsso'?"),
     "data set": (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'?"),
     "model": (["--model", "mlcr"], "unknown model 'mlcr'; did you mean 'mclr'?"),
-    "partition": (["--partition", "dirichelt"], "unknown partition 'dirichelt'; did you mean 'dirichlet'?"),
+    "partition": (
+        ["--partition", "dirichelt"],
+        "unknown partition 'dirichelt'; did you mean 'dirichlet'?",
+    ),
     "loss": (["--loss", "mes"], "did you mean 'mse'?"),
     "metric": (["--metrics", "acu"], "did you mean 'auc'?"),
     "engine": (["--engine", "lop"], "did you mean 'loop'?"),
@@ -395,7 +558,10 @@ BAD = {
     ),
     "not a number": (["--alpha", "small"], "small"),
     "a wrong word": (["--alpha", "outo"], "auto"),
-    "a word for another": (["--algorithm", "fedavg", "--alpha", "auto"], "alpha='auto': only FedSSO's"),
+    "a word for another": (
+        ["--algorithm", "fedavg", "--alpha", "auto"],
+        "alpha='auto': only FedSSO's",
+    ),
     "no such option": (["--alhpa", "1"], "--alpha"),
     "no file": (["--config", "nowhere.toml"], "nowhere.toml"),
 }
@@ -404,7 +570,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> None:
     args, message = BAD[name]
-    result = fedsso("run", *args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2)
+    result = fedsso(
+        "run", *args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2
+    )
     assert message in result.stderr
     assert "Traceback" not in result.output
     assert contents(tmp_path) == {}
@@ -419,7 +587,9 @@ def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> No
     ],
 )
 def test_an_unsuited_algorithm_leaves_no_file(wish: list[str], tmp_path: Path) -> None:
-    result = fedsso("run", *SMALL, *wish, "--out", tmp_path / "a", "--save-config", tmp_path / "a.toml", code=2)
+    result = fedsso(
+        "run", *SMALL, *wish, "--out", tmp_path / "a", "--save-config", tmp_path / "a.toml", code=2
+    )
     assert "error:" in result.stderr
     assert not list(tmp_path.iterdir())
 
@@ -435,7 +605,9 @@ def test_markup_in_a_value_is_printed_as_it_is() -> None:
 
 def test_out_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    result = fedsso("run", *SMALL, "--out", tmp_path / "file" / "a", "--save-config", tmp_path / "s", code=2)
+    result = fedsso(
+        "run", *SMALL, "--out", tmp_path / "file" / "a", "--save-config", tmp_path / "s", code=2
+    )
     assert "cannot write" in result.stderr
     assert contents(tmp_path) == {"file": b"x"}
 
@@ -484,7 +656,9 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def start(*args: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def kill_once_there(process: subprocess.Popen[str], file: Path) -> None:
@@ -516,7 +690,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, whole: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     process = start(*LONG, "--out", out, "--checkpoint-every", 1000)
     assert process.stderr is not None
@@ -534,7 +710,9 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, whole: Pat
 
 
 def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
-    done = subprocess.run(command("run", "--algorithm", "fedso"), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command("run", "--algorithm", "fedso"), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "did you mean 'fedsso'?" in done.stderr
     assert done.stdout == ""
@@ -542,7 +720,9 @@ def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
 
 def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command("run", "--help"), capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        command("run", "--help"), capture_output=True, text=True, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert "--alpha" in done.stdout
 

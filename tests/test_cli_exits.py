@@ -1,4 +1,5 @@
-"""How commands end: exit codes, signals, files that are in the way, streams that break, and text of others."""
+"""How commands end: exit codes, signals, files that are in the way, streams that break, and text of
+others."""
 
 from __future__ import annotations
 
@@ -55,13 +56,17 @@ def test_a_run_that_diverges_ends_with_1_and_says_where_and_what_to_do(tmp_path:
 
 
 def test_json_stays_whole_when_a_run_diverges() -> None:
-    assert json.loads(fedsso("run", *SMALL, *WILD, "--json", code=1).stdout)["results"][0]["diverged"]
+    assert json.loads(fedsso("run", *SMALL, *WILD, "--json", code=1).stdout)["results"][0][
+        "diverged"
+    ]
 
 
 def test_one_diverged_run_of_a_comparison_is_enough(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('model = "mlp"\n[fedavg]\nalpha = 1e6\n[fedsgd]\nalpha = 0.1\n')
-    told = fedsso("compare", *SMALL, "--config", config, "--algorithms", "fedavg,fedsgd", code=1).stderr
+    told = fedsso(
+        "compare", *SMALL, "--config", config, "--algorithms", "fedavg,fedsgd", code=1
+    ).stderr
     assert "diverged: fedavg" in told
     assert "fedsgd alpha=0.1 in round" not in told
 
@@ -76,7 +81,10 @@ def test_of_a_comparison_one_algorithm_has_to_reach_it() -> None:
     both = ["compare", "--clients", "4", "--algorithms", "fedsso,fedavg", "--rounds", "8"]
     told = fedsso(*both, "--targets", "0.9").stderr  # fedavg's step of 0.01 is far too small
     assert "missed" not in told
-    assert "missed: no setting reached 0.9999. " in fedsso(*both, "--targets", "0.9,0.9999", code=1).stderr
+    assert (
+        "missed: no setting reached 0.9999. "
+        in fedsso(*both, "--targets", "0.9,0.9999", code=1).stderr
+    )
 
 
 def test_a_sweep_is_judged_by_its_best_settings() -> None:
@@ -89,7 +97,9 @@ def test_a_sweep_is_judged_by_its_best_settings() -> None:
     )
 
 
-@pytest.mark.parametrize("args", [["run", "--targets"], ["compare", "--targets"], ["sweep", "--target"]])
+@pytest.mark.parametrize(
+    "args", [["run", "--targets"], ["compare", "--targets"], ["sweep", "--target"]]
+)
 @pytest.mark.parametrize("value", ["nan", "0", "2", "inf"])
 def test_a_target_that_is_no_accuracy(args: list[str], value: str) -> None:
     told = fedsso(*args, value, code=2).stderr
@@ -111,7 +121,11 @@ cli.main()
     ("error", "code", "told"),
     [
         ("RuntimeError('oh')", exits.BUG, "please report it"),
-        ("PermissionError(13, 'Permission denied', '/there')", exits.WRONG_INPUT, "cannot use /there: Permission"),
+        (
+            "PermissionError(13, 'Permission denied', '/there')",
+            exits.WRONG_INPUT,
+            "cannot use /there: Permission",
+        ),
         ("MemoryError()", exits.WRONG_INPUT, "not enough memory"),
     ],
 )
@@ -129,7 +143,12 @@ def test_what_nobody_expected(error: str, code: int, told: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_command_loads(number: signal.Signals) -> None:
-    loading = [sys.executable, "-X", "importtime", *command("run")[1:]]  # says what has been imported
+    loading = [
+        sys.executable,
+        "-X",
+        "importtime",
+        *command("run")[1:],
+    ]  # says what has been imported
     process = subprocess.Popen(loading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -143,11 +162,16 @@ def test_a_signal_while_the_command_loads(number: signal.Signals) -> None:
 
 def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
     """nohup does that."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         listen(print)
-        found = [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)]
+        found = [
+            signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+        ]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -165,7 +189,9 @@ def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -
         "    files.write_then_rename(temporary, temporary.with_name('whole'), fill)\n"
         "cli.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, "write"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "write"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (exits.INTERRUPTED, "interrupted\n")
     assert contents(tmp_path) == {}
 
@@ -174,7 +200,9 @@ def test_a_signal_after_the_work_changes_nothing() -> None:
     """While the interpreter shuts down, for which torch takes its time."""
     late = "atexit.register(signal.raise_signal, signal.SIGINT)"
     code = f"import atexit, signal; from fedsso.cli import main as cli; {late}; cli.main()"
-    done = subprocess.run([sys.executable, "-c", code, "version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "version"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("fedsso ")
 
@@ -184,9 +212,13 @@ def test_a_signal_after_the_work_changes_nothing() -> None:
 
 def test_standard_output_on_a_full_device() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command("algorithms"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command("algorithms"), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == exits.WRONG_INPUT
-    assert done.stderr.startswith("error: cannot write to standard output: No space left on device; ")
+    assert done.stderr.startswith(
+        "error: cannot write to standard output: No space left on device; "
+    )
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -210,7 +242,11 @@ def test_a_reader_who_leaves_misses_nothing(tmp_path: Path) -> None:
 
 def test_a_bare_environment(tmp_path: Path) -> None:
     """Neither a home nor a terminal, an old locale, and nobody who reads the messages."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+        if name in os.environ
+    }
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             command("run", *SMALL, *CALM, "--out", tmp_path / "a"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -232,7 +268,10 @@ def test_a_bare_environment(tmp_path: Path) -> None:
         (["run", *CALM], "checkpoint.safetensors"),
         (["compare"], "curves.png"),
         (["compare"], "0000-mine/trace.csv"),
-        *((["sweep", "--algorithms", "fedavg"], name) for name in ("table.md", "trials.csv", "curves.png", "grid.png")),
+        *(
+            (["sweep", "--algorithms", "fedavg"], name)
+            for name in ("table.md", "trials.csv", "curves.png", "grid.png")
+        ),
         (["sweep", "--algorithms", "fedavg"], "sweep.toml"),
     ],
 )
@@ -255,7 +294,9 @@ def test_other_files_of_the_folder_do_not_matter(tmp_path: Path) -> None:
 def test_a_settings_file_that_is_there(tmp_path: Path) -> None:
     saved = tmp_path / "my.csv"
     saved.write_text("a,b\n")
-    told = fedsso("run", *SMALL, *CALM, "--save-config", saved, "--out", tmp_path / "out", code=2).stderr
+    told = fedsso(
+        "run", *SMALL, *CALM, "--save-config", saved, "--out", tmp_path / "out", code=2
+    ).stderr
     assert f"{saved} is there already, with other content; give --save-config another name" in told
     assert contents(tmp_path) == {"my.csv": b"a,b\n"}
     saved.unlink()
@@ -290,7 +331,9 @@ def test_a_picture_replaces_pictures_of_ours_alone(suffix: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("args", [["run", *CALM], ["compare", "--algorithms", "fedavg,fedsgd"]])
-def test_a_run_killed_before_its_picture_gets_it_from_resume(args: list[str], tmp_path: Path) -> None:
+def test_a_run_killed_before_its_picture_gets_it_from_resume(
+    args: list[str], tmp_path: Path
+) -> None:
     fedsso(*args, *SMALL, "--out", tmp_path)
     picture = tmp_path / "curves.png"
     before = picture.read_bytes()
@@ -321,7 +364,9 @@ def test_control_characters_are_written_out() -> None:
 def test_whatever_is_printed_is_shown_as_it_is() -> None:
     """As a line, a styled text, a cell, a title and a message of the log."""
     file = io.StringIO()
-    screen = Screen(file=file, width=200, force_terminal=True, color_system="standard", legacy_windows=False)
+    screen = Screen(
+        file=file, width=200, force_terminal=True, color_system="standard", legacy_windows=False
+    )
     table = Table(title=HOSTILE)
     table.add_row(HOSTILE)
     screen.print(HOSTILE)

@@ -43,12 +43,22 @@ AGAIN = re.compile(r"(?:\x1b\[2K\x1b\[1A)+\x1b\[2K")  # how a frame is wiped for
 class Terminal:
     """A command on a terminal of its own; `shown` is everything that was sent to it."""
 
-    def __init__(self, *args: object, rows: int = 24, columns: int = 100, kind: str = "xterm-256color") -> None:
+    def __init__(
+        self, *args: object, rows: int = 24, columns: int = 100, kind: str = "xterm-256color"
+    ) -> None:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "TTY_COMPATIBLE")}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("COLUMNS", "LINES", "NO_COLOR", "TTY_COMPATIBLE")
+        }
         self.process = subprocess.Popen(
-            command(*args), stdin=theirs, stdout=theirs, stderr=theirs, env={**kept, "TERM": kind, "PYTHONUTF8": "1"}
+            command(*args),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**kept, "TERM": kind, "PYTHONUTF8": "1"},
         )
         os.close(theirs)
         self.bytes = b""
@@ -139,7 +149,9 @@ def test_the_dashboard_on_a_terminal(tmp_path: Path) -> None:
     assert terminal.end() == 0
     run, frames = load_run(tmp_path / "a"), terminal.frames()
     assert len(frames) >= 2
-    assert any(row(frame, run.label).endswith("running") for frame in frames[:-1] if run.label in frame)
+    assert any(
+        row(frame, run.label).endswith("running") for frame in frames[:-1] if run.label in frame
+    )
     found = row(frames[-1], run.label)
     assert "20/20" in found
     assert f"{run.final():.4f}" in found
@@ -156,18 +168,33 @@ def test_the_dashboard_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_every_run_of_a_comparison_has_a_line() -> None:
-    terminal = Terminal("compare", "--live", *SMALL, "--algorithms", "fedsso,fedavg", "--seeds", "0,1")
+    terminal = Terminal(
+        "compare", "--live", *SMALL, "--algorithms", "fedsso,fedavg", "--seeds", "0,1"
+    )
     assert terminal.end() == 0
     last = terminal.frames()[-1]
     lines = [line.split() for line in last.splitlines() if "20/20" in line]
-    assert sorted((line[0], line[2]) for line in lines) == [(n, s) for n in ("fedavg", "fedsso") for s in "01"]
+    assert sorted((line[0], line[2]) for line in lines) == [
+        (n, s) for n in ("fedavg", "fedsso") for s in "01"
+    ]
     assert all(line[-1] == "done" for line in lines)
     assert "4 of 4 runs" in last
-    assert not [line for line in last.partition("rounds and megabytes")[0].splitlines() if len(line) > 100]
+    assert not [
+        line for line in last.partition("rounds and megabytes")[0].splitlines() if len(line) > 100
+    ]
 
 
 def test_a_sweep_in_processes_fills_the_terminal_and_no_more(tmp_path: Path) -> None:
-    grid = ["--algorithms", "fedsso,fedavg", "--alpha", "0.01,0.1,0.3", "--eta", "0.3,1", "--jobs", 2]
+    grid = [
+        "--algorithms",
+        "fedsso,fedavg",
+        "--alpha",
+        "0.01,0.1,0.3",
+        "--eta",
+        "0.3,1",
+        "--jobs",
+        2,
+    ]
     terminal = Terminal("sweep", "--live", *SMALL, *grid, "--out", tmp_path, rows=12, columns=80)
     assert terminal.end() == 0
     frames = terminal.frames()
@@ -197,11 +224,24 @@ def test_ctrl_c_stops_after_the_round_and_the_run_goes_on_in_a_dashboard(tmp_pat
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_cursor_comes_back(tmp_path: Path) -> None:
-    minutes = ["--clients", "4", "--rounds", "2", "--local-steps", "1000000", "--batch-size", "1", "--device", "cpu"]
+    minutes = [
+        "--clients",
+        "4",
+        "--rounds",
+        "2",
+        "--local-steps",
+        "1000000",
+        "--batch-size",
+        "1",
+        "--device",
+        "cpu",
+    ]
     terminal = Terminal("run", *minutes, "--out", tmp_path / "run")
     terminal.wait_for("sample 1×8×8")
     ends = time.monotonic() + 60
-    while not (tmp_path / "run" / "spec.toml").is_file():  # from then on the first Ctrl-C waits for the round
+    while not (
+        tmp_path / "run" / "spec.toml"
+    ).is_file():  # from then on the first Ctrl-C waits for the round
         assert time.monotonic() < ends, terminal.shown
         time.sleep(0.02)
     terminal.process.send_signal(signal.SIGINT)
@@ -223,7 +263,9 @@ def test_without_a_terminal_the_lines_are_those_of_a_run_without_it() -> None:
 def test_a_dumb_terminal_gets_lines() -> None:
     terminal = Terminal("run", "--live", *SMALL, kind="dumb")
     assert terminal.end() == 0
-    assert [f"round {k}/20" in terminal.shown for k in range(1, 21)] == [k % 2 == 0 for k in range(1, 21)]
+    assert [f"round {k}/20" in terminal.shown for k in range(1, 21)] == [
+        k % 2 == 0 for k in range(1, 21)
+    ]
     assert "\x1b" not in terminal.shown
     assert "running" not in terminal.shown
 
@@ -261,7 +303,18 @@ def test_a_line_says_where_a_run_is() -> None:
     ran = [trace([0.1, 0.5, 0.4]), trace(np.linspace(0, 1, 11)), trace([0.1, 0.6, 0, 0, 0], 2)]
     shown.look([*specs[:3], specs[4]], [*ran, trace([0.1, 0.95])])
     text = drawn(shown)
-    assert row(text, "one").split() == ["one", "2/10", "0.4000", "↓", "0.5000", "1.6000", "↑", "▄▃", "6.0", "running"]
+    assert row(text, "one").split() == [
+        "one",
+        "2/10",
+        "0.4000",
+        "↓",
+        "0.5000",
+        "1.6000",
+        "↑",
+        "▄▃",
+        "6.0",
+        "running",
+    ]
     assert row(text, "two").split()[-1] == "done"
     assert row(text, "three").split()[1:4] == ["1/10", "0.6000", "↑"]  # before it diverged
     assert row(text, "three").split()[-3:] == ["▅", "10.0", "diverged"]  # of a scale from 0.1 to 1
@@ -277,7 +330,9 @@ def test_the_time_left_counts_what_was_done_here() -> None:
     shown.look([one], [trace([0.1] * 3)])  # two rounds were there
     shown.began -= 10
     shown.look([one], [trace([0.1] * 8)])
-    assert "0:00:10 spent, 0:00:06 left" in drawn(shown)  # five rounds in ten seconds; three are left
+    assert "0:00:10 spent, 0:00:06 left" in drawn(
+        shown
+    )  # five rounds in ten seconds; three are left
 
 
 def test_where_there_is_no_accuracy_the_loss_is_shown() -> None:
@@ -293,7 +348,9 @@ def test_where_there_is_no_accuracy_the_loss_is_shown() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     shown = board(width)
-    specs = [spec(f"fedsso alpha=0.0001 eta=0.3 form=dfp number={i}", 1000, seed=i) for i in range(3)]
+    specs = [
+        spec(f"fedsso alpha=0.0001 eta=0.3 form=dfp number={i}", 1000, seed=i) for i in range(3)
+    ]
     shown.begin(specs)
     shown.look(specs, [trace(np.linspace(0, 1, 1001))] * 3)
     lines = drawn(shown).splitlines()
@@ -324,10 +381,14 @@ def test_a_picture_of_the_dashboard() -> None:
 
     records = [FedSSO(), FedAvg(alpha=0.05), FedAvg(alpha=0.01)]
     waiting = spec("scaffold alpha=0.01", 30, seed=1)
-    shown.begin([run.spec for run in sweep(fed, "mclr", records, seeds=(0, 1), rounds=30, device="cpu")])
+    shown.begin(
+        [run.spec for run in sweep(fed, "mclr", records, seeds=(0, 1), rounds=30, device="cpu")]
+    )
     sweep(fed, "mclr", records[:2], seeds=(0, 1), rounds=30, device="cpu", progress=Watching())
     half = simulate(fed, "mclr", records[2], rounds=30, device="cpu")
-    shown.look([half.spec], [Trace({name: column[:18] for name, column in half.trace.columns.items()})])
+    shown.look(
+        [half.spec], [Trace({name: column[:18] for name, column in half.trace.columns.items()})]
+    )
     lost = spec("fedavg alpha=1e+06", 30)
     shown.begin([lost, waiting])
     shown.look([lost], [trace([0.1, 0.2, 0.0], 2)])
@@ -372,12 +433,16 @@ FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
 GRID = [FedAvg(alpha=0.01), FedAvg(alpha=0.1), FedSSO(alpha=0.1)]
 
 
-def same(one: Trace, other: Trace, names: Sequence[str] = ("test_accuracy", "train_loss", "bytes_up")) -> None:
+def same(
+    one: Trace, other: Trace, names: Sequence[str] = ("test_accuracy", "train_loss", "bytes_up")
+) -> None:
     for name in names:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-6)
 
 
-def test_each_of_the_batched_trials_is_seen_from_its_first_round_to_its_last(fed: Federation) -> None:
+def test_each_of_the_batched_trials_is_seen_from_its_first_round_to_its_last(
+    fed: Federation,
+) -> None:
     seen = Seen()
     runs = sweep(fed, "mclr", GRID, seeds=(0, 1), progress=seen, **FAST)
     assert [one.identity for one in seen.specs] == [run.spec.identity for run in runs]
@@ -390,7 +455,9 @@ def test_each_of_the_batched_trials_is_seen_from_its_first_round_to_its_last(fed
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_study_shows_what_runs_and_what_lies_there(fed: Federation, tmp_path: Path, jobs: int) -> None:
+def test_a_study_shows_what_runs_and_what_lies_there(
+    fed: Federation, tmp_path: Path, jobs: int
+) -> None:
     study(fed, "mclr", GRID[:1], out=tmp_path, **FAST)
     seen = Seen()
     found = study(fed, "mclr", GRID, out=tmp_path, jobs=jobs, progress=seen, **FAST)
@@ -419,7 +486,9 @@ def test_an_interrupted_run_is_seen_to_its_last_round_and_again_when_it_goes_on(
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
     """Every column of a run as TensorBoard reads it; a step that comes twice is an error."""
-    module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    module = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
+    )
     found = module.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()
     columns = {}
@@ -432,14 +501,22 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 def expected(found: Trace) -> dict[str, dict[int, float]]:
     """The numbers of a trace in single precision, where there are any."""
-    columns = {n: c.astype(np.float32) for n, c in found.columns.items() if n not in ("trial", "seed", "round")}
-    rows = {n: {k: float(v) for k, v in enumerate(c) if not np.isnan(v)} for n, c in columns.items()}
+    columns = {
+        n: c.astype(np.float32)
+        for n, c in found.columns.items()
+        if n not in ("trial", "seed", "round")
+    }
+    rows = {
+        n: {k: float(v) for k, v in enumerate(c) if not np.isnan(v)} for n, c in columns.items()
+    }
     return {name: values for name, values in rows.items() if values}
 
 
 def test_the_scalars_are_the_numbers_of_the_trace(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
-    fedsso("run", *SMALL, "--eval-every", 3, "--out", tmp_path / "a", "--tensorboard", tmp_path / "tb")
+    fedsso(
+        "run", *SMALL, "--eval-every", 3, "--out", tmp_path / "a", "--tensorboard", tmp_path / "tb"
+    )
     run = load_run(tmp_path / "a")
     (folder,) = (tmp_path / "tb").iterdir()
     assert folder.name == "fedsso_alpha=auto_seed=0"
@@ -451,8 +528,26 @@ def test_the_scalars_are_the_numbers_of_the_trace(tmp_path: Path) -> None:
 
 def test_each_run_of_a_comparison_has_its_folder_also_one_that_diverges(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
-    extreme = ["--model", "mlp", "--alpha", "1e6", "--algorithms", "fedavg,fedsgd", "--seeds", "0,1"]
-    fedsso("compare", *SMALL, *extreme, "--out", tmp_path / "a", "--tensorboard", tmp_path / "tb", code=1)
+    extreme = [
+        "--model",
+        "mlp",
+        "--alpha",
+        "1e6",
+        "--algorithms",
+        "fedavg,fedsgd",
+        "--seeds",
+        "0,1",
+    ]
+    fedsso(
+        "compare",
+        *SMALL,
+        *extreme,
+        "--out",
+        tmp_path / "a",
+        "--tensorboard",
+        tmp_path / "tb",
+        code=1,
+    )
     runs = load_runs(tmp_path / "a")
     assert all(run.diverged for run in runs)
     assert {path.name for path in (tmp_path / "tb").iterdir()} == {
@@ -470,7 +565,8 @@ def test_a_sweep_writes_every_trial_and_repeats_none(tmp_path: Path) -> None:
     for _ in range(2):
         chosen = json.loads(fedsso(*wish, "--json").stdout)["results"][0]["setting"]
         folders = {path.name: scalars(path) for path in (tmp_path / "tb").iterdir()}
-        # the chosen setting runs again on all training rows, in a folder beside that of the held-out rows
+        # the chosen setting runs again on all training rows, in a folder beside that of the
+        # held-out rows
         labels = sorted([f"fedavg alpha={a}" for a in ("0.1", "0.3")] + [chosen])
         assert sorted(re.sub("_seed=0.*", "", name).replace("_", " ") for name in folders) == labels
         assert all(sorted(own["test_accuracy"]) == list(range(21)) for own in folders.values())
@@ -488,11 +584,25 @@ def wait_until(process: subprocess.Popen[Any], there: Callable[[], bool]) -> Non
 def test_scalars_come_while_the_run_trains_and_a_resumed_run_repeats_none(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     out, tb = tmp_path / "a", tmp_path / "tb"
-    wish = ["run", "--clients", 4, "--rounds", 400, "--device", "cpu", "--out", out, "--tensorboard", tb]
+    wish = [
+        "run",
+        "--clients",
+        4,
+        "--rounds",
+        400,
+        "--device",
+        "cpu",
+        "--out",
+        out,
+        "--tensorboard",
+        tb,
+    ]
     process = subprocess.Popen(command(*wish), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     folder = tb / "fedsso_alpha=auto_seed=0"
     try:
-        wait_until(process, lambda: folder.is_dir() and len(scalars(folder).get("test_accuracy", ())) >= 10)
+        wait_until(
+            process, lambda: folder.is_dir() and len(scalars(folder).get("test_accuracy", ())) >= 10
+        )
     finally:
         process.kill()
         process.wait()
@@ -509,7 +619,9 @@ def test_another_run_of_the_same_label_is_kept(tmp_path: Path) -> None:
     first, second = sorted(tmp_path.iterdir())
     assert second.name.startswith(f"{first.name}-")
     assert all(sorted(scalars(own)["train_loss"]) == [1, 2, 3, 4, 5] for own in (first, second))
-    assert scalars(first)["bytes_up"][1] < scalars(second)["bytes_up"][1]  # three clients send less than four
+    assert (
+        scalars(first)["bytes_up"][1] < scalars(second)["bytes_up"][1]
+    )  # three clients send less than four
 
 
 def test_neither_option_is_part_of_the_settings(tmp_path: Path) -> None:
@@ -525,7 +637,9 @@ def test_neither_option_is_part_of_the_settings(tmp_path: Path) -> None:
 def test_without_the_package_it_is_said_before_anything_is_written(tmp_path: Path) -> None:
     code = "import sys; sys.modules['tensorboard'] = None; from fedsso.cli.main import main; main()"
     wish = ["run", *SMALL, "--out", str(tmp_path / "a"), "--tensorboard", str(tmp_path / "tb")]
-    done = subprocess.run([sys.executable, "-c", code, *wish], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *wish], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "--tensorboard needs" in done.stderr
     assert "`pip install tensorboard`" in done.stderr

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     import typer
     from typer.testing import CliRunner
 
@@ -19,7 +21,9 @@ from fedsso.paper import COMMANDS
 from fedsso.paper.lab import Lab
 from fedsso.paper.tasks import METHODS, Task
 
-TINY = Task("digits-mclr", "Digits", {"name": "digits", "clients": 3}, "mclr", (0.5,), 0.5, rounds=3)
+TINY = Task(
+    "digits-mclr", "Digits", {"name": "digits", "clients": 3}, "mclr", (0.5,), 0.5, rounds=3
+)
 
 
 def paper(*args: object, code: int = 0) -> str:
@@ -32,7 +36,9 @@ def paper(*args: object, code: int = 0) -> str:
 def page(lab: Lab) -> None:
     """A command of our own: a run and a page."""
     found = lab.study(TINY, [METHODS["fedavg"].at(alpha=0.3)], lab.seeds)
-    (lab.out / "page.md").write_text(f"# {found[0].label}, quick: {lab.quick}, seeds: {len(found[0].seeds)}\n")
+    (lab.out / "page.md").write_text(
+        f"# {found[0].label}, quick: {lab.quick}, seeds: {len(found[0].seeds)}\n"
+    )
 
 
 def conduct(**how: object) -> None:
@@ -48,12 +54,18 @@ def test_every_command_teaches() -> None:
     assert "--device" not in paper("table3", "--help")  # it would do nothing
 
 
-def test_a_quick_look_does_not_replace_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_look_does_not_replace_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     conduct(quick=True)
     conduct()
-    assert (tmp_path / "quick" / "page.md").read_text() == "# fedavg alpha=0.3, quick: True, seeds: 1\n"
-    assert (tmp_path / "results" / "page.md").read_text() == "# fedavg alpha=0.3, quick: False, seeds: 5\n"
+    assert (
+        tmp_path / "quick" / "page.md"
+    ).read_text() == "# fedavg alpha=0.3, quick: True, seeds: 1\n"
+    assert (
+        tmp_path / "results" / "page.md"
+    ).read_text() == "# fedavg alpha=0.3, quick: False, seeds: 5\n"
 
 
 def test_the_page_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +85,13 @@ def test_table3(tmp_path: Path) -> None:
 
 
 def test_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "did you mean 'mnist-mclr'" in paper("table2", "--blocks", "mnist-mlcr", "--out", tmp_path, code=2)
+    assert "did you mean 'mnist-mclr'" in paper(
+        "table2", "--blocks", "mnist-mlcr", "--out", tmp_path, code=2
+    )
     assert "--minutes must be > 0" in paper("fig-tau", "--minutes", "-1", "--out", tmp_path, code=2)
-    assert "unknown device" in paper("fig-tau", "--device", "tpu", "--out", tmp_path, code=2).lower()
+    assert (
+        "unknown device" in paper("fig-tau", "--device", "tpu", "--out", tmp_path, code=2).lower()
+    )
     (tmp_path / "file").write_text("")
     assert "file" in paper("fig-tau", "--out", tmp_path / "file", code=2)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "nothing"))

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
     from fedsso.cli.main import app
@@ -46,7 +48,10 @@ def found(*args: object) -> Any:
 
 def parts(folder: Path) -> dict[str, tuple[int, bytes]]:
     """The parts and when they were written."""
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "parts").glob("*.npz")}
+    return {
+        path.name: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (folder / "parts").glob("*.npz")
+    }
 
 
 def trials(folder: Path) -> list[dict[str, str]]:
@@ -59,18 +64,29 @@ def trials(folder: Path) -> list[dict[str, str]]:
 def test_a_sweep_finds_what_a_study_finds(tmp_path: Path) -> None:
     result = sweep(*GRID, "--seeds", "0,1", "--target", 0.7, "--out", tmp_path)
     document = found(*GRID, "--seeds", "0,1", "--target", 0.7, "--out", tmp_path)
-    records = [r for n in ("fedsso", "fedavg") for r in grid(n, {"alpha": [0.03, 0.3], "eta": [0.3, 1.0]})]
+    records = [
+        r for n in ("fedsso", "fedavg") for r in grid(n, {"alpha": [0.03, 0.3], "eta": [0.3, 1.0]})
+    ]
     own = study(load("digits", clients=3), "mclr", records, seeds=(0, 1), rounds=6, device="cpu")
     assert [s["final_accuracy"] for s in document["grid"]] == [s.finals() for s in own]
-    assert [r["setting"] for r in document["results"]] == [s.best(0.7).label for s in own.algorithms().values()]
+    assert [r["setting"] for r in document["results"]] == [
+        s.best(0.7).label for s in own.algorithms().values()
+    ]
     for row in document["results"]:
-        reached = [s for s in document["grid"] if s["algorithm"] == row["algorithm"] and None not in s["rounds"]]
+        reached = [
+            s
+            for s in document["grid"]
+            if s["algorithm"] == row["algorithm"] and None not in s["rounds"]
+        ]
         fewest = min(sum(s["rounds"]) for s in reached)
         assert (row["work"], row["tried"], sum(row["rounds"])) == (len(reached), 4, fewest)
         assert f"{row['work']} of 4 reach 0.7 with every seed" in result.stdout
         assert f"{sum(row['final_accuracy']) / 2:.4f} ± " in result.stdout
         assert f"alpha={row['hyper']['alpha']:g} eta={row['hyper']['eta']:g}" in result.stdout
-    assert "fewest mean rounds until 0.7 is first reached, over 2 seeds; a miss counts as never" in result.stdout
+    assert (
+        "fewest mean rounds until 0.7 is first reached, over 2 seeds; a miss counts as never"
+        in result.stdout
+    )
     assert "judged by the same test rows" in result.stdout
     assert document["chosen"] in result.stdout
     assert document["left_out"] == {}
@@ -84,7 +100,9 @@ def test_the_folder(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     rows = trials(tmp_path)
     assert len(rows) == 8
-    assert {(row["alpha"], row["eta"]) for row in rows} == {(a, e) for a in ("0.03", "0.3") for e in ("0.3", "1.0")}
+    assert {(row["alpha"], row["eta"]) for row in rows} == {
+        (a, e) for a in ("0.03", "0.3") for e in ("0.3", "1.0")
+    }
     table = (tmp_path / "table.md").read_text()
     assert table.startswith("| algorithm | best setting | final accuracy | of the grid |")
     assert "4 of 4 do not diverge" in table
@@ -109,7 +127,10 @@ def test_another_sweep_in_the_same_folder_keeps_the_parts(tmp_path: Path) -> Non
     sweep(*GRID, "--out", tmp_path)
     before = parts(tmp_path)
     sweep(*SMALL, "--algorithms", "fedavg", "--alpha", "0.3,0.7", "--out", tmp_path)
-    assert {(row["algorithm"], row["alpha"]) for row in trials(tmp_path)} == {("fedavg", "0.3"), ("fedavg", "0.7")}
+    assert {(row["algorithm"], row["alpha"]) for row in trials(tmp_path)} == {
+        ("fedavg", "0.3"),
+        ("fedavg", "0.7"),
+    }
     after = parts(tmp_path)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 1
@@ -121,22 +142,40 @@ def test_without_a_list_the_grid_is_the_papers() -> None:
 
 
 def test_one_value_is_fixed_and_goes_to_those_that_have_it() -> None:
-    document = found(*SMALL, "--algorithms", "fedsso,fedavg,fedprox", "--alpha", 0.1, "--mu", "0.1,1", "--R", "none,3")
+    document = found(
+        *SMALL,
+        "--algorithms",
+        "fedsso,fedavg,fedprox",
+        "--alpha",
+        0.1,
+        "--mu",
+        "0.1,1",
+        "--R",
+        "none,3",
+    )
     assert [row["tried"] for row in document["results"]] == [14, 1, 2]
     assert {setting["hyper"]["alpha"] for setting in document["grid"]} == {0.1}
 
 
 def test_a_file_may_list_values_for_one_algorithm(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
-    config.write_text("seeds = [1, 2]\n[fedavg]\nalpha = [0.1, 0.3, 0.7]\n[fedsgd.alpha]\nscale = 1\nshift = 9\n")
+    config.write_text(
+        "seeds = [1, 2]\n[fedavg]\nalpha = [0.1, 0.3, 0.7]\n[fedsgd.alpha]\nscale = 1\nshift = 9\n"
+    )
     document = found(*SMALL, "--algorithms", "fedavg,fedsgd", "--config", config)
-    assert [(row["tried"], row["seeds"]) for row in document["results"]] == [(3, [1, 2]), (1, [1, 2])]
+    assert [(row["tried"], row["seeds"]) for row in document["results"]] == [
+        (3, [1, 2]),
+        (1, [1, 2]),
+    ]
     assert document["results"][1]["hyper"]["alpha"] == {"scale": 1.0, "shift": 9.0, "power": 1.0}
 
 
 def test_a_word_among_the_numbers(tmp_path: Path) -> None:
-    """alpha=auto is a setting of the grid as any number is: in the table, in the map and in the settings file."""
-    document = found(*SMALL, "--algorithms", "fedsso", "--alpha", "0.1,auto", "--eta", "0.3,1", "--out", tmp_path)
+    """alpha=auto is a setting of the grid as any number is: in the table, in the map and in the
+    settings file."""
+    document = found(
+        *SMALL, "--algorithms", "fedsso", "--alpha", "0.1,auto", "--eta", "0.3,1", "--out", tmp_path
+    )
     assert [setting["hyper"]["alpha"] for setting in document["grid"]] == [0.1, 0.1, "auto", "auto"]
     assert {row["alpha"] for row in trials(tmp_path)} == {"0.1", "auto"}
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
@@ -149,7 +188,9 @@ def test_a_word_among_the_numbers(tmp_path: Path) -> None:
 
 
 def test_all_algorithms_and_what_cannot_run() -> None:
-    document = found(*SMALL, "--rounds", 1, "--algorithms", "all", "--alpha", 0.1, "--eta", 1, "--mu", 0.1)
+    document = found(
+        *SMALL, "--rounds", 1, "--algorithms", "all", "--alpha", 0.1, "--eta", 1, "--mu", 0.1
+    )
     assert len(document["results"]) == 25
     assert list(document["left_out"]) == ["fedper"]  # softmax regression has one layer
 
@@ -177,13 +218,20 @@ def test_where_nothing_is_learned_an_old_map_does_not_stay(tmp_path: Path) -> No
 
 def test_choosing_by_held_out_rows(tmp_path: Path) -> None:
     result = sweep(*GRID, "--select", "val", "--target", 0.7, "--out", tmp_path)
-    assert "Chosen by a quarter of each client's training rows, held out; then run on all" in result.stdout
+    assert (
+        "Chosen by a quarter of each client's training rows, held out; then run on all"
+        in result.stdout
+    )
     rows = trials(tmp_path)
     assert [row["judged_by"] for row in rows] == ["test"] * 2 + ["val"] * 8
     document = found("--config", tmp_path / "sweep.toml", "--out", tmp_path)
     by_test = {setting["setting"]: setting for setting in found(*GRID, "--target", 0.7)["grid"]}
     for row, line in zip(document["results"], rows, strict=False):
-        within = [s for s in document["grid"] if s["algorithm"] == row["algorithm"] and s["rounds"] != [None]]
+        within = [
+            s
+            for s in document["grid"]
+            if s["algorithm"] == row["algorithm"] and s["rounds"] != [None]
+        ]
         chosen = min(within, key=lambda s: (s["rounds"][0], -s["final_accuracy"][0]))
         assert chosen["hyper"] == row["hyper"]
         assert chosen["final_accuracy"] != row["final_accuracy"]
@@ -195,7 +243,9 @@ def test_choosing_by_held_out_rows(tmp_path: Path) -> None:
 def test_progress_is_a_line_at_every_tenth() -> None:
     lines = [line for line in sweep(*GRID).stderr.splitlines() if "round" in line]
     assert [line.split(" test ")[0] for line in lines] == [
-        f"8 trials: round {k}/48" for k in range(1, 49) if k % 4 == 0 and 10 * k // 48 > 10 * (k - 4) // 48
+        f"8 trials: round {k}/48"
+        for k in range(1, 49)
+        if k % 4 == 0 and 10 * k // 48 > 10 * (k - 4) // 48
     ]
 
 
@@ -220,7 +270,18 @@ def test_the_column_of_own_tables_has_a_name_of_its_own(tmp_path: Path) -> None:
     for name in ("north", "south"):
         lines = [f"{i},{(i * 7) % 5}.5,{i % 2}" for i in range(20)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,dose,ill", *lines]))
-    own = ["--dataset", "csv", "--files", tmp_path, "--column", "ill", "--rounds", 2, "--device", "cpu"]
+    own = [
+        "--dataset",
+        "csv",
+        "--files",
+        tmp_path,
+        "--column",
+        "ill",
+        "--rounds",
+        2,
+        "--device",
+        "cpu",
+    ]
     assert found(*own, "--target", 0.3, "--algorithms", "fedavg")["results"][0]["tried"] == 12
     result = CliRunner().invoke(app, ["run", *map(str, own)])
     assert result.exit_code == 0, result.output
@@ -232,7 +293,10 @@ BAD = {
     "algorithm": (["--algorithms", "fedso"], "unknown algorithm 'fedso'; did you mean 'fedsso'?"),
     "algorithm twice": (["--algorithms", "fedavg,fedavg"], "must list different names"),
     "option": (["--alhpa", "1"], "--alpha"),
-    "not its option": (["--algorithms", "fedavg", "--form", "bfgs,dfp"], "--form is no option of fedavg"),
+    "not its option": (
+        ["--algorithms", "fedavg", "--form", "bfgs,dfp"],
+        "--form is no option of fedavg",
+    ),
     "jobs": (["--jobs", "0"], "0 is not in the range x>=1"),
     "a column": (["--target", "ill"], "'ill' is not a valid float"),
     "select": (["--select", "vla"], "did you mean 'val'?"),
@@ -245,10 +309,24 @@ BAD = {
     "seeds": (["--seeds", "0,0"], "seeds must be different"),
     "minutes": (["--minutes", "0"], "--minutes must be > 0, got 0"),
     "regression": (["--dataset", "synthetic"], "a sweep chooses by accuracy"),
-    "no test rows": (["--test-fraction", "0"], "no test rows to judge by: it takes --test-fraction above 0"),
+    "no test rows": (
+        ["--test-fraction", "0"],
+        "no test rows to judge by: it takes --test-fraction above 0",
+    ),
     "no test rows, val": (["--test-fraction", "0", "--select", "val"], "no test rows to judge by"),
     "tiny clients": (
-        ["--clients", "898", "--partition", "iid", "--min-rows", "1", "--test-fraction", "0.5", "--select", "val"],
+        [
+            "--clients",
+            "898",
+            "--partition",
+            "iid",
+            "--min-rows",
+            "1",
+            "--test-fraction",
+            "0.5",
+            "--select",
+            "val",
+        ],
         "no held-out rows to judge by: it takes clients with three rows at least",
     ),
 }
@@ -257,7 +335,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> None:
     args, message = BAD[name]
-    result = sweep(*args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2)
+    result = sweep(
+        *args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2
+    )
     assert message in result.stderr
     assert not list(tmp_path.iterdir())
 
@@ -265,7 +345,10 @@ def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> No
 BAD_FILES = {
     "empty": ("[fedavg]\nalpha = []", "alpha must list different values, at least one"),
     "type": ('[fedavg]\nalpha = ["x"]', "fedavg.alpha must be a valid number or"),
-    "text": ('[fedavg]\nalpha = "x"', "fedavg.alpha must be a valid number or a table or a valid list, got 'x'"),
+    "text": (
+        '[fedavg]\nalpha = "x"',
+        "fedavg.alpha must be a valid number or a table or a valid list, got 'x'",
+    ),
     "field": ("[fedavg]\nalpah = [1.0]", "unknown key of [fedavg] 'alpah'; did you mean 'alpha'?"),
     "key": ("targte = 0.9", "did you mean 'target'?"),
 }
@@ -275,7 +358,9 @@ BAD_FILES = {
 def test_a_bad_settings_file_is_refused(name: str, tmp_path: Path) -> None:
     text, message = BAD_FILES[name]
     (tmp_path / "c.toml").write_text(text)
-    assert message in sweep("--algorithms", "fedavg", "--config", tmp_path / "c.toml", code=2).stderr
+    assert (
+        message in sweep("--algorithms", "fedavg", "--config", tmp_path / "c.toml", code=2).stderr
+    )
 
 
 def test_a_list_is_for_a_sweep_alone(tmp_path: Path) -> None:
@@ -294,7 +379,10 @@ def test_out_that_is_a_file_or_holds_a_run(tmp_path: Path) -> None:
     assert "cannot write" in sweep(*GRID, "--out", tmp_path / "file", code=2).stderr
     CliRunner().invoke(app, ["run", *SMALL, "--out", str(tmp_path / "runs" / "a")])
     for out in (tmp_path / "runs", tmp_path / "runs" / "a"):
-        assert "holds a run already; choose another folder" in sweep(*GRID, "--out", out, code=2).stderr
+        assert (
+            "holds a run already; choose another folder"
+            in sweep(*GRID, "--out", out, code=2).stderr
+        )
 
 
 def test_a_second_sweep_leaves_the_settings_of_the_first(tmp_path: Path) -> None:
@@ -328,7 +416,17 @@ def test_a_damaged_part_is_named_and_run_again(tmp_path: Path) -> None:
 
 # ---- interrupted ----
 
-LONG = [*SMALL[:2], "--device", "cpu", "--rounds", "40", "--algorithms", "fedsso,fedavg", "--eta", "0.3,1"]
+LONG = [
+    *SMALL[:2],
+    "--device",
+    "cpu",
+    "--rounds",
+    "40",
+    "--algorithms",
+    "fedsso,fedavg",
+    "--eta",
+    "0.3,1",
+]
 LONG += ["--alpha", "0.01,0.03,0.1,0.3", "--form", "bfgs,dfp", "--seeds", "0,1"]  # six parts
 
 
@@ -336,7 +434,9 @@ def test_when_the_time_is_up_the_same_command_goes_on(tmp_path: Path) -> None:
     said, seen = [], set()
     for _ in range(20):
         before = parts(tmp_path) if (tmp_path / "parts").is_dir() else {}
-        result = CliRunner().invoke(app, ["sweep", *LONG, "--minutes", "0.005", "--out", str(tmp_path)])
+        result = CliRunner().invoke(
+            app, ["sweep", *LONG, "--minutes", "0.005", "--out", str(tmp_path)]
+        )
         seen.add(result.exit_code)
         after = parts(tmp_path)
         assert {name: after[name] for name in before} == before
@@ -351,7 +451,9 @@ def test_when_the_time_is_up_the_same_command_goes_on(tmp_path: Path) -> None:
 
 def started(*args: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedsso", "sweep", *map(str, args)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def children(pid: int) -> list[int]:
@@ -377,7 +479,9 @@ def wait_for(what: Any, process: subprocess.Popen[str] | None = None) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 def test_kill_9_leaves_no_process_behind_and_finished_parts_are_kept(tmp_path: Path) -> None:
     process = started(*LONG, "--jobs", 2, "--out", tmp_path)
-    wait_for(lambda: (tmp_path / "parts").is_dir() and any((tmp_path / "parts").glob("*.npz")), process)
+    wait_for(
+        lambda: (tmp_path / "parts").is_dir() and any((tmp_path / "parts").glob("*.npz")), process
+    )
     others = children(process.pid)
     assert len(others) >= 2
     process.kill()
@@ -397,7 +501,9 @@ def test_kill_9_leaves_no_process_behind_and_finished_parts_are_kept(tmp_path: P
 def test_a_signal_while_the_processes_start(number: signal.Signals, tmp_path: Path) -> None:
     """A terminal, and who ends a whole group, sends it to all of them."""
     process = started(*LONG, "--jobs", 2, "--out", tmp_path)
-    wait_for(lambda: len(children(process.pid)) >= 3, process)  # two, and the one that multiprocessing has
+    wait_for(
+        lambda: len(children(process.pid)) >= 3, process
+    )  # two, and the one that multiprocessing has
     others = children(process.pid)
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=600)

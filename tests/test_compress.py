@@ -41,7 +41,9 @@ def energy(v: Tensor) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.floats(0.01, 1), st.sampled_from([0.0, 4.0]))
-def test_topk_keeps_the_largest_and_contracts(seed: int, d: int, share: float, spread: float) -> None:
+def test_topk_keeps_the_largest_and_contracts(
+    seed: int, d: int, share: float, spread: float
+) -> None:
     v = draw(seed, 2, 3, d, spread=spread)
     back = there_and_back(f"topk:{share}", v, [Size([d])])
     k = ceil(share * d)
@@ -53,7 +55,12 @@ def test_topk_keeps_the_largest_and_contracts(seed: int, d: int, share: float, s
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.0, 4.0]), st.sampled_from(["float32", "float64"]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 4.0]),
+    st.sampled_from(["float32", "float64"]),
+)
 def test_int8_is_off_by_half_a_step_at_most(seed: int, d: int, spread: float, dtype: str) -> None:
     v = draw(seed, 2, 3, d, dtype=getattr(torch, dtype), spread=spread)
     back = there_and_back("int8", v, [Size([d])])
@@ -64,8 +71,16 @@ def test_int8_is_off_by_half_a_step_at_most(seed: int, d: int, spread: float, dt
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 9), st.integers(2, 9), st.integers(1, 3), st.sampled_from([0.0, 3.0]))
-def test_rank_is_the_best_of_its_rank_and_contracts(seed: int, O: int, I: int, R: int, spread: float) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 9),
+    st.integers(2, 9),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 3.0]),
+)
+def test_rank_is_the_best_of_its_rank_and_contracts(
+    seed: int, O: int, I: int, R: int, spread: float
+) -> None:
     v = draw(seed, 2, 3, O * I + O, spread=spread)
     shapes = [Size([O, I]), Size([O])]
     if R * (O + I) >= O * I:
@@ -76,7 +91,9 @@ def test_rank_is_the_best_of_its_rank_and_contracts(seed: int, O: int, I: int, R
     assert torch.equal(back[..., O * I :], v[..., O * I :])
     lost = energy(v - back)
     S = torch.linalg.svdvals(v[..., : O * I].reshape(2, 3, O, I))
-    torch.testing.assert_close(lost, S[..., R:].square().sum(-1), rtol=1e-8, atol=1e-12 * float(energy(v).max()))
+    torch.testing.assert_close(
+        lost, S[..., R:].square().sum(-1), rtol=1e-8, atol=1e-12 * float(energy(v).max())
+    )
     assert (lost <= (1 - R / min(O, I)) * energy(v) * (1 + 1e-12)).all()
 
 
@@ -128,7 +145,9 @@ def test_zero_stays_zero(text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 55, 70, D - 1])  # matrix, bias, convolution, small matrix
-def test_a_vector_that_is_not_finite_stays_so_and_harms_no_neighbour(text: str, bad: float, place: int) -> None:
+def test_a_vector_that_is_not_finite_stays_so_and_harms_no_neighbour(
+    text: str, bad: float, place: int
+) -> None:
     v = draw(8, 2, 3, D)
     sane = there_and_back(text, v)
     v[1, 2, place] = bad
@@ -159,7 +178,8 @@ def test_stacked_equals_one_by_one(text: str, dtype: torch.dtype) -> None:
         for t in range(4):
             alone = there_and_back(text, v[i : i + 1, t : t + 1])
             off = (whole[i : i + 1, t : t + 1] - alone).norm() / alone.norm()
-            # an SVD of 9 columns leaves 9 eps in its values, and ten times that in vectors of values that lie near
+            # an SVD of 9 columns leaves 9 eps in its values, and ten times that in vectors of
+            # values that lie near
             assert float(off) <= 100 * torch.finfo(dtype).eps
 
 
@@ -220,6 +240,8 @@ def test_wrong_texts_name_value_bound_and_remedy(text: str, message: str) -> Non
 
 
 def test_a_rank_that_shortens_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'rank:3' shortens no parameter of this model \(6 x 5, 6\)"):
+    with pytest.raises(
+        InputError, match=r"'rank:3' shortens no parameter of this model \(6 x 5, 6\)"
+    ):
         compressor("rank:3", [Size([6, 5]), Size([6])])
     compressor("rank:2", [Size([6, 5]), Size([6])])  # 2 (6 + 5) = 22 < 30

@@ -26,10 +26,23 @@ from fedsso.experiment.settings import complete
 from fedsso.support.trees import Tree, leaves, named_leaves
 
 HARSH = {"participation": 0.8, "drop_rate": 0.3, "stragglers": 0.5}
-BASE: dict[str, Any] = {"rounds": 5, "local_steps": 3, "batch_size": 4, "dtype": "float64", "seed": 1, "device": "cpu"}
+BASE: dict[str, Any] = {
+    "rounds": 5,
+    "local_steps": 3,
+    "batch_size": 4,
+    "dtype": "float64",
+    "seed": 1,
+    "device": "cpu",
+}
 FULL = {**BASE, "batch_size": None}
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "fedsso": ({}, {"guard": "none"}, {"form": "lbfgs", "m": 2}, {"form": "dfp", "R": 3}, {"form": "bfgs-dense"}),
+    "fedsso": (
+        {},
+        {"guard": "none"},
+        {"form": "lbfgs", "m": 2},
+        {"form": "dfp", "R": 3},
+        {"form": "bfgs-dense"},
+    ),
     "scaffold": ({}, {"option": "I"}),
     "fedac": ({}, {"option": "II"}),
     "fednl": ({}, {"option": 1, "first": "hessian", "compressor": "topk:0.2"}),
@@ -37,10 +50,22 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": ({"cg_steps": 6},),
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
     "fednew": ({"cg_steps": 6}, {"cg_steps": 6, "r": 2}),
-    "fedpm": ({"mu": 0.1},),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
+    "fedpm": (
+        {"mu": 0.1},
+    ),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
 }
 RECORDS = [(name, extra) for name in ALGORITHMS for extra in VARIANTS.get(name, ({},))]
-CONVEX = ("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton")
+CONVEX = (
+    "dane",
+    "done",
+    "fednew",
+    "fednl",
+    "fednl-ls",
+    "fednl-pp",
+    "fedpm",
+    "giant",
+    "localnewton",
+)
 LEVERS = {
     "alpha": (0.05, 0.01, 0.2),
     "eta": (1.0, 0.5, 0.8),
@@ -48,7 +73,9 @@ LEVERS = {
     "a": (1.0, 0.5, 0.8),
 }  # what a test varies, and how
 BOUNDED = ("fedadagrad", "fedadam", "fedyogi")  # with a huge step the model stays finite
-DRAWS = ("fedsophia",)  # clients draw numbers of their own, so another order or another client is another run
+DRAWS = (
+    "fedsophia",
+)  # clients draw numbers of their own, so another order or another client is another run
 
 pytestmark = pytest.mark.parametrize(
     ("name", "extra"), RECORDS, ids=["-".join(map(str, (n, *e.values()))) for n, e in RECORDS]
@@ -69,12 +96,15 @@ def record(name: str, extra: dict[str, Any], which: int = 0) -> Algorithm:
 def sick(name: str, extra: dict[str, Any]) -> Algorithm:
     """A record that diverges: with a huge client step, or else a number that no user could give."""
     one = record(name, extra)
-    object.__setattr__(one, lever(name), 1e6 if lever(name) == "alpha" and name not in BOUNDED else torch.nan)
+    object.__setattr__(
+        one, lever(name), 1e6 if lever(name) == "alpha" and name not in BOUNDED else torch.nan
+    )
     return one
 
 
 def models_of(name: str) -> tuple[str, ...]:
-    """Methods for convex problems are tested on one, where rounding is not amplified; FedPer needs two layers."""
+    """Methods for convex problems are tested on one, where rounding is not amplified; FedPer needs
+    two layers."""
     return ("mclr",) if name in CONVEX else ("mlp",) if name == "fedper" else ("mlp", "mclr")
 
 
@@ -83,7 +113,9 @@ def harsh(name: str) -> dict[str, Any]:
     return {"stragglers": 0.5} if ALGORITHMS[name].needs_all else HARSH
 
 
-def simulation(fed: Federation, records: Sequence[Algorithm], model: str = "mclr", **options: Any) -> Simulation:
+def simulation(
+    fed: Federation, records: Sequence[Algorithm], model: str = "mclr", **options: Any
+) -> Simulation:
     full = complete({**BASE, **options})
     return Simulation(context(fed, model, full).job(full), records)
 
@@ -137,7 +169,9 @@ def _stores(sim: Simulation) -> set[str]:
 
 
 @pytest.mark.parametrize("batch_size", [4, None])
-def test_stacked_equals_looped(fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None) -> None:
+def test_stacked_equals_looped(
+    fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None
+) -> None:
     algorithm = record(name, extra)
     options = {**BASE, **harsh(name), "batch_size": batch_size}
     for model in models_of(name):
@@ -145,9 +179,13 @@ def test_stacked_equals_looped(fed: Federation, name: str, extra: dict[str, Any]
         looped = simulate(fed, model, algorithm, engine="loop", **options)
         close(stacked.x, looped.x)
         for column in ("train_loss", "test_loss", "grad_norm"):
-            np.testing.assert_allclose(stacked.trace[column], looped.trace[column], rtol=1e-9, err_msg=column)
+            np.testing.assert_allclose(
+                stacked.trace[column], looped.trace[column], rtol=1e-9, err_msg=column
+            )
         for column in ("bytes_up", "bytes_down", "overridden", "skipped"):
-            np.testing.assert_array_equal(stacked.trace[column], looped.trace[column], err_msg=column)
+            np.testing.assert_array_equal(
+                stacked.trace[column], looped.trace[column], err_msg=column
+            )
 
 
 def test_trials_at_once_equal_one_by_one(fed: Federation, name: str, extra: dict[str, Any]) -> None:
@@ -160,7 +198,9 @@ def test_trials_at_once_equal_one_by_one(fed: Federation, name: str, extra: dict
         np.testing.assert_array_equal(run_.trace["bytes_up"], alone.trace["bytes_up"])
 
 
-def test_permuting_clients_changes_nothing(fed: Federation, name: str, extra: dict[str, Any]) -> None:
+def test_permuting_clients_changes_nothing(
+    fed: Federation, name: str, extra: dict[str, Any]
+) -> None:
     if name in DRAWS:
         pytest.skip("clients draw numbers of their own")
     order = [3, 0, 4, 2, 1]
@@ -169,7 +209,9 @@ def test_permuting_clients_changes_nothing(fed: Federation, name: str, extra: di
     tests = [fed.rows_of(i, "test") for i in order]
     permuted = replace(fed, train_rows=torch.cat(rows), train_start=start)
     permuted = replace(
-        permuted, test_rows=torch.cat(tests), test_start=torch.tensor([0, *np.cumsum([*map(len, tests)])])
+        permuted,
+        test_rows=torch.cat(tests),
+        test_start=torch.tensor([0, *np.cumsum([*map(len, tests)])]),
     )
     a = simulate(fed, models_of(name)[0], record(name, extra), **FULL)
     b = simulate(permuted, models_of(name)[0], record(name, extra), **FULL)
@@ -189,7 +231,9 @@ def test_duplicating_a_client_with_split_weight_changes_nothing(
         fed,
         train_rows=torch.cat([fed.train_rows, last]),
         train_start=torch.cat([fed.train_start, fed.train_start[-1:] + len(last)]),
-        test_start=torch.cat([fed.test_start, fed.test_start[-1:]]),  # the second half tests nothing
+        test_start=torch.cat(
+            [fed.test_start, fed.test_start[-1:]]
+        ),  # the second half tests nothing
         weights=weights,
     )
     a = simulate(fed, models_of(name)[0], record(name, extra), **FULL)
@@ -198,7 +242,9 @@ def test_duplicating_a_client_with_split_weight_changes_nothing(
 
 
 def test_inputs_are_not_changed(fed: Federation, name: str, extra: dict[str, Any]) -> None:
-    sim = advanced(simulation(fed, [record(name, extra), record(name, extra, 1)], models_of(name)[0]), 3)
+    sim = advanced(
+        simulation(fed, [record(name, extra), record(name, extra, 1)], models_of(name)[0]), 3
+    )
     donated = _stores(sim)
     given = {n: leaf.clone() for n, leaf in named_leaves(sim.server, "server") if n not in donated}
     held = dict(named_leaves(sim.server, "server"))
@@ -215,7 +261,9 @@ def test_inputs_are_not_changed(fed: Federation, name: str, extra: dict[str, Any
     assert not torch.equal(sim.models(), model)
 
 
-def test_client_functions_leave_message_and_state_alone(fed: Federation, name: str, extra: dict[str, Any]) -> None:
+def test_client_functions_leave_message_and_state_alone(
+    fed: Federation, name: str, extra: dict[str, Any]
+) -> None:
     sim = advanced(simulation(fed, [record(name, extra)], models_of(name)[0]), 2)
 
     def client(phase: Phase, f: Objective, message: Tree, own: Tree, local: Local) -> Reply:
@@ -228,7 +276,11 @@ def test_client_functions_leave_message_and_state_alone(fed: Federation, name: s
     sim.round()
 
 
-def watch(sim: Simulation, client: Callable[..., Reply], broadcast: Callable[[Tree], Tree] = lambda tree: tree) -> None:
+def watch(
+    sim: Simulation,
+    client: Callable[..., Reply],
+    broadcast: Callable[[Tree], Tree] = lambda tree: tree,
+) -> None:
     """Run client functions through `client(phase, ...)` and messages through `broadcast`."""
 
     class Watched(type(sim.algorithm)):  # type: ignore[misc]
@@ -236,7 +288,8 @@ def watch(sim: Simulation, client: Callable[..., Reply], broadcast: Callable[[Tr
         def phases(self) -> tuple[Phase, ...]:
             return tuple(
                 phase._replace(
-                    client=partial(client, phase), broadcast=lambda s, phase=phase: broadcast(phase.broadcast(s))
+                    client=partial(client, phase),
+                    broadcast=lambda s, phase=phase: broadcast(phase.broadcast(s)),
                 )
                 for phase in super().phases
             )
@@ -245,7 +298,9 @@ def watch(sim: Simulation, client: Callable[..., Reply], broadcast: Callable[[Tr
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_diverging_trial_harms_no_neighbour(fed: Federation, name: str, extra: dict[str, Any], dtype: str) -> None:
+def test_a_diverging_trial_harms_no_neighbour(
+    fed: Federation, name: str, extra: dict[str, Any], dtype: str
+) -> None:
     model, options = models_of(name)[0], {**BASE, "rounds": 8, "dtype": dtype}
 
     def trio(middle: Algorithm) -> Runs:
@@ -279,7 +334,9 @@ def payload(tree: Any, prefix: Callable[[Tensor], Tensor]) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_bytes_counted_are_bytes_serialised(fed: Federation, name: str, extra: dict[str, Any], dtype: str) -> None:
+def test_bytes_counted_are_bytes_serialised(
+    fed: Federation, name: str, extra: dict[str, Any], dtype: str
+) -> None:
     records = [record(name, extra), record(name, extra, 1)]
     sim = simulation(fed, records, models_of(name)[0], **{**harsh(name), "dtype": dtype})
     seen = {"down": 0, "up": 0}
@@ -289,7 +346,9 @@ def test_bytes_counted_are_bytes_serialised(fed: Federation, name: str, extra: d
         plan = sim.rounds.plan(sim.k + 1, sum(phase.fresh for phase in phases[: len(calls) + 1]))
         calls.append(message)
         for i in plan.chosen.tolist():
-            new = [leaf for leaf in leaves(message) if not any(leaf is t and i == c for t, c in held)]
+            new = [
+                leaf for leaf in leaves(message) if not any(leaf is t and i == c for t, c in held)
+            ]
             seen["down"] += payload(tuple(new), lambda leaf: leaf[0])
             held.extend((leaf, i) for leaf in leaves(message))
         return message
@@ -322,7 +381,9 @@ def test_checkpoint_and_resume_equal_the_uninterrupted_run_at_every_round(
     whole = advanced(simulation(fed, records, model, **options), 6)
     for k in range(7):
         path = tmp_path / f"{k}.safetensors"
-        checkpoint.save(path, stopped(simulation(fed, records, model, **options), k, 6).state(), "id")
+        checkpoint.save(
+            path, stopped(simulation(fed, records, model, **options), k, 6).state(), "id"
+        )
         resumed = simulation(fed, records, model, **options)
         resumed.restore(checkpoint.load(path, "id"))
         assert resumed.k == k
@@ -340,13 +401,17 @@ def test_the_same_seed_gives_the_same_bits(
     assert torch.equal(a.x, b.x)
     same_trace(a, b)
     other = simulate(fed, model, record(name, extra), **{**options, "seed": 2})
-    if model == "mlp" or not ALGORITHMS[name].needs_all:  # else nothing is drawn: full passes from zero
+    if (
+        model == "mlp" or not ALGORITHMS[name].needs_all
+    ):  # else nothing is drawn: full passes from zero
         assert not torch.equal(a.x, other.x)
 
 
 def test_float32_follows_float64(fed: Federation, name: str, extra: dict[str, Any]) -> None:
     single, double = (
-        simulate(fed, models_of(name)[-1], record(name, extra), **{**BASE, **harsh(name), "dtype": dtype})
+        simulate(
+            fed, models_of(name)[-1], record(name, extra), **{**BASE, **harsh(name), "dtype": dtype}
+        )
         for dtype in ("float32", "float64")
     )
     # some hundred operations in a row, and solves with matrices whose condition is below ten

@@ -38,7 +38,9 @@ print("done")
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_core_without_the_optional_packages(tmp_path: Path) -> None:

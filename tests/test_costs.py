@@ -1,4 +1,5 @@
-"""What a round costs: measured without numbers, equal to what a real round sends and keeps, beside the papers."""
+"""What a round costs: measured without numbers, equal to what a real round sends and keeps, beside
+the papers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
     from fedsso.cli.main import app
@@ -54,7 +57,9 @@ def everything(digits: Federation) -> Bill:
     """All algorithms on the model of 650 parameters, FedPer on that of 2 410."""
     shape = {"sample": digits.sample_shape, "classes": 10}
     whole, layered = costs("mclr", **shape), costs("mlp", ["fedper"], **shape)
-    return whole._replace(rows=[row for row in whole.rows if row.algorithm != "fedper"] + layered.rows)
+    return whole._replace(
+        rows=[row for row in whole.rows if row.algorithm != "fedper"] + layered.rows
+    )
 
 
 # ---- numbers that are known ----
@@ -62,23 +67,32 @@ def everything(digits: Federation) -> Bill:
 
 @pytest.mark.parametrize(
     ("model", "name", "total"),
-    [("mclr", "fedavg", 62_800), ("cnn", "fedavg", 49_840), ("mclr", "fedsso", 62_800), ("mclr", "scaffold", 125_600)],
+    [
+        ("mclr", "fedavg", 62_800),
+        ("cnn", "fedavg", 49_840),
+        ("mclr", "fedsso", 62_800),
+        ("mclr", "scaffold", 125_600),
+    ],
 )
 def test_bytes_of_the_papers_models(model: str, name: str, total: int) -> None:
-    """d = 7 850 and 6 230 numbers of four bytes, down and up; SCAFFOLD sends two vectors each way, FedSSO with the
-    model the client step that it has chosen."""
+    """d = 7 850 and 6 230 numbers of four bytes, down and up; SCAFFOLD sends two vectors each way,
+    FedSSO with the model the client step that it has chosen."""
     found = measured(name, model)
     assert (found.down, found.up) == (total // 2 + 4 * (name == "fedsso"), total // 2)
 
 
 def test_server_of_fedsso_to_the_byte() -> None:
-    """x, g, s and 201 slots for two vectors (one takes the pairs that are refused): (3 + 402) d numbers of 4 bytes.
+    """x, g, s and 201 slots for two vectors (one takes the pairs that are refused): (3 + 402) d
+    numbers of 4 bytes.
 
-    In 8 bytes: two Gram matrices 200 x 200, 200 values cur, 2 counters, radius, gamma, slope and share, 5 diagnostics,
-    the least steepness, the rounds undone; in 4 the client step; and 1 flag.
+    In 8 bytes: two Gram matrices 200 x 200, 200 values cur, 2 counters, radius, gamma, slope and
+    share, 5 diagnostics, the least steepness, the rounds undone; in 4 the client step; and 1 flag.
     """
     d, m = 7850, 200
-    assert measured("fedsso").server == 4 * (3 + 2 * (m + 1)) * d + 8 * (2 * m * m + m + 2 + 4 + 5 + 2) + 4 + 1
+    assert (
+        measured("fedsso").server
+        == 4 * (3 + 2 * (m + 1)) * d + 8 * (2 * m * m + m + 2 + 4 + 5 + 2) + 4 + 1
+    )
 
 
 def test_compression_shortens_uploads_and_costs_the_client_a_vector() -> None:
@@ -102,11 +116,15 @@ def test_sample_classes_and_model_make_d() -> None:
 
 def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
     """Costs read off two rounds of the simulator."""
-    full = complete({"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress})
+    full = complete(
+        {"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress}
+    )
     sim = Simulation(context(fed, model_for(name), full).job(full), [make(name)])
     run(sim, 2)
     down, up = (float(sim.rows[2][key][0]) / CLIENTS for key in ("bytes_down", "bytes_up"))
-    kept = nbytes(sim.own[0], 1) + nbytes(tuple(e for n, e in sim.errors.items() if n.endswith(".0")), 1)
+    kept = nbytes(sim.own[0], 1) + nbytes(
+        tuple(e for n, e in sim.errors.items() if n.endswith(".0")), 1
+    )
     return Cost(len(sim.algorithm.phases), down, up, nbytes(sim.server, 1), kept)
 
 
@@ -118,7 +136,13 @@ def test_measured_equals_a_real_round(everything: Bill, digits: Federation, name
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("fedavg", "rank:1"), ("scaffold", "topk:0.05"), ("giant", "int8"), ("fednl", "int8"), ("fedper", "rank:1")],
+    [
+        ("fedavg", "rank:1"),
+        ("scaffold", "topk:0.05"),
+        ("giant", "int8"),
+        ("fednl", "int8"),
+        ("fedper", "rank:1"),
+    ],
 )
 def test_measured_equals_a_real_compressed_round(digits: Federation, name: str, text: str) -> None:
     found = measured(name, model_for(name), sample=digits.sample_shape, classes=10, compress=text)
@@ -179,8 +203,14 @@ def test_counts_as_text_and_number(size: Size, text: str, value: float) -> None:
 def test_relative_units() -> None:
     """n_c = 8 d bytes, n_m = 4 d bytes."""
     bill = Bill(100, [])
-    assert bill.relative(Cost(1, 400, 1200, 800, 400)) == {"round": 2.0, "server": 2.0, "client": 1.0}
-    assert bill.in_bytes(Cost(2, Size(1), Size(2, 1), Size(dd=1), Size())) == Cost(2, 400, 804, 40_000, 0)
+    assert bill.relative(Cost(1, 400, 1200, 800, 400)) == {
+        "round": 2.0,
+        "server": 2.0,
+        "client": 1.0,
+    }
+    assert bill.in_bytes(Cost(2, Size(1), Size(2, 1), Size(dd=1), Size())) == Cost(
+        2, 400, 804, 40_000, 0
+    )
 
 
 # ---- what is refused or unknown ----
@@ -263,9 +293,24 @@ def test_command_shows_a_dash_without_theory() -> None:
 
 
 def test_command_prints_json() -> None:
-    wish = ["--model", "cnn", "--sample", "1,28,28", "--compress", "int8", "--algorithms", "fedsso,fedavg", "--json"]
+    wish = [
+        "--model",
+        "cnn",
+        "--sample",
+        "1,28,28",
+        "--compress",
+        "int8",
+        "--algorithms",
+        "fedsso,fedavg",
+        "--json",
+    ]
     found = json.loads(command(*wish).stdout)
-    assert (found["model"], found["d"], found["sample"], found["compress"]) == ("cnn", 6230, [1, 28, 28], "int8")
+    assert (found["model"], found["d"], found["sample"], found["compress"]) == (
+        "cnn",
+        6230,
+        [1, 28, 28],
+        "int8",
+    )
     fedsso, fedavg = found["results"]
     assert fedsso["theory"]["formula"] == {"down": "d", "up": "d", "server": "403d", "client": "0"}
     assert fedavg["measured"] == {

@@ -40,11 +40,17 @@ def test_rows_are_split_within_each_client() -> None:
     fraction=st.floats(0, 0.99),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
-def test_the_split_rounds_keeps_a_training_row_and_loses_nothing(sizes: list[int], fraction: float, seed: int) -> None:
+def test_the_split_rounds_keeps_a_training_row_and_loses_nothing(
+    sizes: list[int], fraction: float, seed: int
+) -> None:
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    fed = Federation.from_arrays(np.ones((len(owner), 1)), owner * 0, owner, test_fraction=fraction, seed=seed)
+    fed = Federation.from_arrays(
+        np.ones((len(owner), 1)), owner * 0, owner, test_fraction=fraction, seed=seed
+    )
     assert fed.test_sizes.tolist() == [min(round(fraction * n), n - 1) for n in sizes]
-    assert torch.cat([fed.train_rows, fed.test_rows]).sort().values.tolist() == list(range(len(owner)))
+    assert torch.cat([fed.train_rows, fed.test_rows]).sort().values.tolist() == list(
+        range(len(owner))
+    )
 
 
 def test_a_clients_split_depends_on_the_seed_and_itself_only() -> None:
@@ -70,7 +76,9 @@ def test_clients_by_name_come_in_sorted_order() -> None:
     fed = Federation.from_arrays(np.eye(5), np.zeros(5, int), owner, test_fraction=0)
     assert fed.client_names == ("east", "north", "west")
     assert [sorted(fed.rows_of(i).tolist()) for i in range(3)] == [[1, 4], [0, 2], [3]]
-    same = Federation.from_arrays(np.eye(5), np.zeros(5, int), np.array(owner, dtype=object), test_fraction=0)
+    same = Federation.from_arrays(
+        np.eye(5), np.zeros(5, int), np.array(owner, dtype=object), test_fraction=0
+    )
     assert same.digest() == fed.digest()
     numbered = Federation.from_arrays(np.eye(3), [0, 0, 0], [70, -2, 70])
     assert numbered.client_names == ("-2", "70")
@@ -80,7 +88,9 @@ def test_one_pair_per_client_is_the_same_as_one_array() -> None:
     fed = own()
     cuts = ((0, 4), (4, 10), (10, 20))
     pairs = [(fed.x[a:b].tolist(), fed.y[a:b].numpy()) for a, b in cuts]
-    again = Federation.from_clients([(np.array(x, np.float32), y) for x, y in pairs], client_names=["a", "b", "c"])
+    again = Federation.from_clients(
+        [(np.array(x, np.float32), y) for x, y in pairs], client_names=["a", "b", "c"]
+    )
     assert again.digest() == fed.digest()
     assert again.client_names == ("a", "b", "c")
     assert len({float(v) for v in again.x.flatten()}) == 60
@@ -99,7 +109,9 @@ def test_one_pair_per_client_is_the_same_as_one_array() -> None:
         (">f8", torch.float64),
     ],
 )
-def test_samples_keep_uint8_and_floats_and_widen_other_integers(dtype: Any, stored: torch.dtype) -> None:
+def test_samples_keep_uint8_and_floats_and_widen_other_integers(
+    dtype: Any, stored: torch.dtype
+) -> None:
     x = np.array([[0, 1], [1, 0], [1, 1]]).astype(dtype)
     fed = Federation.from_arrays(x, [0, 1, 0], [0, 0, 0])
     assert fed.x.dtype == stored
@@ -117,7 +129,9 @@ def test_arrays_are_shared_and_read_only_or_reversed_ones_copied() -> None:
 
 def test_rows_are_indices_or_masks() -> None:
     x, y = np.arange(4.0)[:, None], [0, 1, 0, 1]
-    fed = Federation.from_rows(x, y, [[True, False, True, False], np.array([3], np.uint8)], test_fraction=0)
+    fed = Federation.from_rows(
+        x, y, [[True, False, True, False], np.array([3], np.uint8)], test_fraction=0
+    )
     assert [sorted(fed.rows_of(i).tolist()) for i in range(2)] == [[0, 2], [3]]
     same = Federation.from_rows(x, y, iter([torch.tensor([0, 2]), range(3, 4)]), test_fraction=0)
     assert same.digest() == fed.digest()
@@ -171,7 +185,9 @@ def test_label_counts_and_skew() -> None:
 
 def test_summary_says_what_a_person_wants_to_know() -> None:
     text = replace(own(), notes=("2 rows moved",)).summary().splitlines()
-    assert text[0] == "Federation(own, 3 clients, 15 train + 5 test rows, sample 3 float32, 4 classes)"
+    assert (
+        text[0] == "Federation(own, 3 clients, 15 train + 5 test rows, sample 3 float32, 4 classes)"
+    )
     assert text[2].split() == ["train", "rows", "3", "4", "8"]
     assert text[3].split() == ["test", "rows", "1", "2", "2"]
     assert text[4].split() == ["labels", "held", "4", "4", "4"]
@@ -213,26 +229,44 @@ def test_moving_to_a_device_moves_every_tensor() -> None:
 X, Y, WHO = [[1.0], [2.0], [3.0]], [0, 1, 0], [0, 0, 1]
 NAN, INF = float("nan"), float("inf")
 BAD: dict[str, tuple[Callable[[], object], str]] = {
-    "nan x": (lambda: Federation.from_arrays([[1.0], [NAN], [INF]], Y, WHO), "x has NaN or Inf in row 1"),
+    "nan x": (
+        lambda: Federation.from_arrays([[1.0], [NAN], [INF]], Y, WHO),
+        "x has NaN or Inf in row 1",
+    ),
     "inf y": (lambda: Federation.from_arrays(X, [0.0, 1.0, INF], WHO), "y has NaN or Inf in row 2"),
     "y too large": (
         lambda: Federation.from_arrays(torch.tensor(X), [0.0, 1e300, 0.0], WHO),
         r"y as torch.float32 has NaN or Inf in row 1",
     ),
-    "negative": (lambda: Federation.from_arrays(X, [0, 1, -1], WHO), "y must be >= 0.*got -1 in row 2"),
+    "negative": (
+        lambda: Federation.from_arrays(X, [0, 1, -1], WHO),
+        "y must be >= 0.*got -1 in row 2",
+    ),
     "fraction": (
         lambda: Federation.from_arrays(X, [0, 0.5, 1], WHO, classes=2),
         "y must be whole numbers.*got 0.5 in row 1",
     ),
-    "range": (lambda: Federation.from_arrays(X, [0, 1, 2], WHO, classes=2), "< classes=2, got 2 in row 2"),
-    "classes": (lambda: Federation.from_arrays(X, Y, WHO, classes=0), "classes must be an integer >= 1, got classes=0"),
+    "range": (
+        lambda: Federation.from_arrays(X, [0, 1, 2], WHO, classes=2),
+        "< classes=2, got 2 in row 2",
+    ),
+    "classes": (
+        lambda: Federation.from_arrays(X, Y, WHO, classes=0),
+        "classes must be an integer >= 1, got classes=0",
+    ),
     "lengths": (lambda: Federation.from_arrays(X, [0, 1], WHO), "x has 3 rows, y has 2"),
     "owner length": (
         lambda: Federation.from_arrays(X, Y, [0]),
         r"client_of_row has shape \(1,\).* of 3 rows",
     ),
-    "owner type": (lambda: Federation.from_arrays(X, Y, [0.5, 1, 1]), "integers or names, got dtype float64"),
-    "owner gap": (lambda: Federation.from_arrays(X, Y, np.array(["a", None, "b"])), "got dtype object"),
+    "owner type": (
+        lambda: Federation.from_arrays(X, Y, [0.5, 1, 1]),
+        "integers or names, got dtype float64",
+    ),
+    "owner gap": (
+        lambda: Federation.from_arrays(X, Y, np.array(["a", None, "b"])),
+        "got dtype object",
+    ),
     "empty arrays": (lambda: Federation.from_arrays([], [], []), "federation is empty"),
     "no clients": (lambda: Federation.from_clients([]), "federation is empty: got 0 clients"),
     "no row lists": (lambda: Federation.from_rows(X, Y, []), "federation is empty: got 0 clients"),
@@ -240,7 +274,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Federation.from_clients([(X, Y), (np.zeros((0, 1)), [])]),
         "client 1: x and y have no rows",
     ),
-    "empty rows": (lambda: Federation.from_rows(X, Y, [[0, 1], []]), "client 1 has no training rows"),
+    "empty rows": (
+        lambda: Federation.from_rows(X, Y, [[0, 1], []]),
+        "client 1 has no training rows",
+    ),
     "outside": (
         lambda: Federation.from_rows(X, Y, [[0, 3]]),
         r"rows of client 0 must be in 0\.\.2, got 0\.\.3",
@@ -249,7 +286,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Federation.from_clients([(X, Y), ([[1.0, 2.0]], [0])]),
         r"client 1 has samples of shape \(2,\), client 0 of shape \(1,\)",
     ),
-    "kinds": (lambda: Federation.from_clients([(X, Y), (X, [0.5, 1, 1])]), "client 1 has torch.float64 y"),
+    "kinds": (
+        lambda: Federation.from_clients([(X, Y), (X, [0.5, 1, 1])]),
+        "client 1 has torch.float64 y",
+    ),
     "client row": (
         lambda: Federation.from_clients([(X, Y), ([[1.0], [NAN]], [0, 0])]),
         "client 1: x has NaN or Inf in row 1",
@@ -257,15 +297,30 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "ragged": (lambda: Federation.from_arrays([[1.0], [2.0, 3.0]], [0, 1], [0, 0]), "x is ragged"),
     "text": (lambda: Federation.from_arrays([["a"], ["b"]], [0, 1], [0, 0]), "x must hold numbers"),
     "flat": (lambda: Federation.from_arrays([1.0, 2.0], [0, 1], [0, 0]), r"got shape \(2,\)"),
-    "no features": (lambda: Federation.from_arrays(np.zeros((2, 0)), [0, 1], [0, 0]), r"got shape \(2, 0\)"),
-    "complex": (lambda: Federation.from_arrays(torch.ones(2, 1) * 1j, [0, 1], [0, 0]), "x must be real"),
+    "no features": (
+        lambda: Federation.from_arrays(np.zeros((2, 0)), [0, 1], [0, 0]),
+        r"got shape \(2, 0\)",
+    ),
+    "complex": (
+        lambda: Federation.from_arrays(torch.ones(2, 1) * 1j, [0, 1], [0, 0]),
+        "x must be real",
+    ),
     "one-hot y": (
         lambda: Federation.from_arrays(X, np.eye(3), WHO),
         r"y must be \[rows\], got shape \(3, 3\)",
     ),
-    "all test": (lambda: Federation.from_arrays(X, Y, WHO, test_fraction=1.0), r"in \[0, 1\), got 1.0"),
-    "minus test": (lambda: Federation.from_arrays(X, Y, WHO, test_fraction=-0.1), r"in \[0, 1\), got -0.1"),
-    "nan test": (lambda: Federation.from_arrays(X, Y, WHO, test_fraction=NAN), r"in \[0, 1\), got nan"),
+    "all test": (
+        lambda: Federation.from_arrays(X, Y, WHO, test_fraction=1.0),
+        r"in \[0, 1\), got 1.0",
+    ),
+    "minus test": (
+        lambda: Federation.from_arrays(X, Y, WHO, test_fraction=-0.1),
+        r"in \[0, 1\), got -0.1",
+    ),
+    "nan test": (
+        lambda: Federation.from_arrays(X, Y, WHO, test_fraction=NAN),
+        r"in \[0, 1\), got nan",
+    ),
     "names": (
         lambda: Federation.from_clients([(X, Y)], client_names=["a", "b"]),
         "must name 1 clients, got 2",
@@ -276,11 +331,26 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "weight count": (lambda: client_weights([1.0], 2), "one number for each of 2 clients"),
     "weights text": (lambda: client_weights("a", 2), "weights must hold numbers, got dtype <U1"),
     "weights dict": (lambda: client_weights({}, 2), "weights must hold numbers, got dtype object"),
-    "weights words": (lambda: client_weights(["a", "b"], 2), "weights must hold numbers, got dtype <U1"),
-    "float rows": (lambda: Federation.from_rows(X, Y, [[0.7, 1.2]]), r"list of integers.*got torch.float64"),
-    "2-D rows": (lambda: Federation.from_rows(X, Y, [[[0], [1]]]), r"list of integers.*got .* shape \(2, 1\)"),
-    "short mask": (lambda: Federation.from_rows(X, Y, [[True, False]]), r"mask of 3 booleans, got torch.bool"),
-    "empty mask": (lambda: Federation.from_rows(X, Y, [[False] * 3]), "client 0 has no training rows"),
+    "weights words": (
+        lambda: client_weights(["a", "b"], 2),
+        "weights must hold numbers, got dtype <U1",
+    ),
+    "float rows": (
+        lambda: Federation.from_rows(X, Y, [[0.7, 1.2]]),
+        r"list of integers.*got torch.float64",
+    ),
+    "2-D rows": (
+        lambda: Federation.from_rows(X, Y, [[[0], [1]]]),
+        r"list of integers.*got .* shape \(2, 1\)",
+    ),
+    "short mask": (
+        lambda: Federation.from_rows(X, Y, [[True, False]]),
+        r"mask of 3 booleans, got torch.bool",
+    ),
+    "empty mask": (
+        lambda: Federation.from_rows(X, Y, [[False] * 3]),
+        "client 0 has no training rows",
+    ),
     "row twice": (
         lambda: Federation.from_rows(X, Y, [[0], [2, 1, 2]]),
         r"row 2 is listed 2 times, by clients \[1, 1\], need once",
@@ -289,20 +359,41 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Federation.from_rows(X, Y, [[0, 1], [1, 2]]),
         r"row 1 is listed 2 times, by clients \[0, 1\]",
     ),
-    "rows none": (lambda: Federation.from_rows(X, Y, None), "rows must list the row indices.*got None"),  # type: ignore[arg-type]
-    "rows flat": (lambda: Federation.from_rows(X, Y, [3]), "rows of client 0 must be an array or a list, got 3"),
+    "rows none": (
+        lambda: Federation.from_rows(X, Y, None),
+        "rows must list the row indices.*got None",
+    ),  # type: ignore[arg-type]
+    "rows flat": (
+        lambda: Federation.from_rows(X, Y, [3]),
+        "rows of client 0 must be an array or a list, got 3",
+    ),
     "rows text": (lambda: Federation.from_rows(X, Y, ["ab"]), "rows of client 0 must hold numbers"),
     "seed text": (lambda: own(seed="a"), "seed must be an integer, got seed='a'"),
     "seed float": (lambda: own(seed=1.5), "seed must be an integer, got seed=1.5"),
     "seed none": (lambda: own(seed=None), "seed must be an integer, got seed=None"),
-    "seed high": (lambda: own(seed=2**63), r"seed must be in -2\*\*63.*got seed=9223372036854775808"),
+    "seed high": (
+        lambda: own(seed=2**63),
+        r"seed must be in -2\*\*63.*got seed=9223372036854775808",
+    ),
     "seed low": (lambda: own(seed=-(2**63) - 1), "got seed=-9223372036854775809"),
-    "test text": (lambda: own(test_fraction="a"), "test_fraction must be a number, got test_fraction='a'"),
+    "test text": (
+        lambda: own(test_fraction="a"),
+        "test_fraction must be a number, got test_fraction='a'",
+    ),
     "classes text": (lambda: own(classes="a"), "classes must be an integer >= 1, got classes='a'"),
-    "classes many": (lambda: own(classes=10**9), "got classes=1000000000 .* at most 2000 for 20 rows"),
+    "classes many": (
+        lambda: own(classes=10**9),
+        "got classes=1000000000 .* at most 2000 for 20 rows",
+    ),
     "classes huge": (lambda: own(classes=2**70), r"at most 1000000000, got classes=1.18e\+21"),
-    "label large": (lambda: Federation.from_arrays(X, [0, 1, 10**10], WHO), "got classes=10000000001 .*at most 1000"),
-    "label largest": (lambda: Federation.from_arrays(X, [0, 1, 2**63 - 1], WHO), f"got classes={2**63} "),
+    "label large": (
+        lambda: Federation.from_arrays(X, [0, 1, 10**10], WHO),
+        "got classes=10000000001 .*at most 1000",
+    ),
+    "label largest": (
+        lambda: Federation.from_arrays(X, [0, 1, 2**63 - 1], WHO),
+        f"got classes={2**63} ",
+    ),
     "label unsigned": (
         lambda: Federation.from_arrays(X, np.array([0, 1, 2**63], np.uint64), WHO),
         r"y must be < 2\*\*63, got 9223372036854775808",
@@ -310,7 +401,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "clients none": (lambda: Federation.from_clients(None), "one pair .* per client, got None"),  # type: ignore[arg-type]
     "no pair": (lambda: Federation.from_clients([5]), r"client 0: need a pair \(x, y\), got int"),  # type: ignore[list-item]
     "half a pair": (lambda: Federation.from_clients([(X,)]), "client 0: need a pair .*got 1 items"),  # type: ignore[list-item]
-    "three": (lambda: Federation.from_clients([(X, Y), (X, Y, Y)]), "client 1: need a pair .*got 3 items"),  # type: ignore[list-item]
+    "three": (
+        lambda: Federation.from_clients([(X, Y), (X, Y, Y)]),
+        "client 1: need a pair .*got 3 items",
+    ),  # type: ignore[list-item]
     "names none": (
         lambda: Federation.from_clients([(X, Y)], client_names=None),  # type: ignore[arg-type]
         "client_names must name 1 clients, got None",
@@ -319,7 +413,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Federation.from_arrays(torch.tensor(X).to_sparse(), Y, WHO),
         r"x must be dense, got layout torch.sparse_coo: use .to_dense\(\)",
     ),
-    "sparse owner": (lambda: Federation.from_arrays(X, Y, torch.tensor(WHO).to_sparse()), "client_of_row is ragged or"),
+    "sparse owner": (
+        lambda: Federation.from_arrays(X, Y, torch.tensor(WHO).to_sparse()),
+        "client_of_row is ragged or",
+    ),
     "scalar y": (lambda: Federation.from_arrays(X, 5, WHO), "y must be an array or a list, got 5"),
     "no x": (lambda: Federation.from_arrays(None, Y, WHO), "x must hold numbers, got dtype object"),
     "complex y": (lambda: Federation.from_arrays(X, torch.tensor(Y) * 1j, WHO), "y must be real"),

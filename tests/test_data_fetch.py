@@ -1,4 +1,5 @@
-"""Downloads from a server that misbehaves in every way there is; archives that nobody should unpack."""
+"""Downloads from a server that misbehaves in every way there is; archives that nobody should
+unpack."""
 
 from __future__ import annotations
 
@@ -172,7 +173,11 @@ def fine(_: Path) -> None:
 
 def get(site: Site, folder: Path, name: str = "a.bin", **options: Any) -> list[Path]:
     """The file `name` of the server, as the data set `set`."""
-    own = {field: options.pop(field) for field in ("sha256", "size", "members", "urls") if field in options}
+    own = {
+        field: options.pop(field)
+        for field in ("sha256", "size", "members", "urls")
+        if field in options
+    }
     remote = Remote(f"sub/{name}", **{"urls": (site.url(name),), **own})
     return fetch("set", [remote], folder, **{"check": fine, **options})
 
@@ -207,7 +212,14 @@ def test_a_download_is_verified_checked_and_put_in_place(site: Site, tmp_path: P
         assert left(tmp_path) == []
         seen.append((staging / "sub" / "a.bin").read_bytes())
 
-    paths = get(site, tmp_path, sha256=sha(BODY), check=check, progress=lambda *step: told.append(step), size=len(BODY))
+    paths = get(
+        site,
+        tmp_path,
+        sha256=sha(BODY),
+        check=check,
+        progress=lambda *step: told.append(step),
+        size=len(BODY),
+    )
     assert paths == [tmp_path / "sub" / "a.bin"]
     assert paths[0].read_bytes() == BODY
     assert seen == [BODY]
@@ -233,18 +245,24 @@ def test_progress_is_told_at_most_ten_times_a_second(
 ) -> None:
     clock, site.pages["a.bin"] = Clock(), Page()
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "BLOCK", 4096)  # at least 25 pieces, and a look at the clock for each
+    monkeypatch.setattr(
+        module, "BLOCK", 4096
+    )  # at least 25 pieces, and a look at the clock for each
     told: list[tuple[float, int, int]] = []
     get(site, tmp_path, progress=lambda _, done, total: told.append((clock.now, done, total)))
     moments, done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
     assert set(totals) == {len(BODY)}
     assert len(told) >= 5
-    assert all(0.1 <= later - earlier <= 0.16 for earlier, later in pairwise(moments[:-1]))  # the end is always told
+    assert all(
+        0.1 <= later - earlier <= 0.16 for earlier, later in pairwise(moments[:-1])
+    )  # the end is always told
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_file_of_unknown_length_is_read_to_its_end(chunked: bool, site: Site, tmp_path: Path) -> None:
+def test_a_file_of_unknown_length_is_read_to_its_end(
+    chunked: bool, site: Site, tmp_path: Path
+) -> None:
     site.pages["a.bin"] = Page(length=-1, chunked=chunked)
     told: list[int] = []
     (path,) = get(site, tmp_path, progress=lambda _, __, total: told.append(total))
@@ -261,14 +279,21 @@ def test_redirections_are_followed_and_keep_the_range(site: Site, tmp_path: Path
 
 def test_addresses_are_tried_in_turn(site: Site, tmp_path: Path) -> None:
     site.pages |= {"wrong.bin": Page(BODY[::-1]), "good.bin": Page()}
-    urls = (site.url("gone.bin"), site.url("wrong.bin"), site.url("good.bin"), site.url("never.bin"))
+    urls = (
+        site.url("gone.bin"),
+        site.url("wrong.bin"),
+        site.url("good.bin"),
+        site.url("never.bin"),
+    )
     assert get(site, tmp_path, urls=urls, sha256=sha(BODY))[0].read_bytes() == BODY
     assert site.asked == ["gone.bin", "wrong.bin", "good.bin"]
 
 
 def test_a_mirror_takes_the_place_of_all_addresses(site: Site, tmp_path: Path) -> None:
     site.pages["a.bin"] = Page()
-    assert get(site, tmp_path, urls=("http://fedsso.invalid/x",), mirror=site.url("any/where/"))[0].exists()
+    assert get(site, tmp_path, urls=("http://fedsso.invalid/x",), mirror=site.url("any/where/"))[
+        0
+    ].exists()
     site.pages["a.bin"] = Page(BODY[::-1])
     message = failed(site, tmp_path / "other", mirror=site.base, sha256=sha(BODY))
     assert sha(BODY[::-1]) in message
@@ -281,7 +306,9 @@ def test_files_at_hand_are_not_downloaded_again(site: Site, tmp_path: Path) -> N
         fetch("set", [one, two], tmp_path, check=fine)
     site.pages["two"] = Page(b"2")
     fetch("set", [one, two], tmp_path, check=fine)  # one was staged
-    fetch("set", [one, two], tmp_path, check=fine)  # one is in place; of two nobody knows whether it is right
+    fetch(
+        "set", [one, two], tmp_path, check=fine
+    )  # one is in place; of two nobody knows whether it is right
     assert site.asked == ["one", "two", "two", "two"]
     (tmp_path / "one").write_bytes(b"0")
     fetch("set", [one, two], tmp_path, check=fine)
@@ -322,7 +349,10 @@ def test_the_address_begun_with_is_gone_on_with(site: Site, tmp_path: Path) -> N
 
 
 def test_bytes_of_two_servers_are_not_mixed(site: Site, tmp_path: Path) -> None:
-    site.pages |= {"a.bin": Page(cut=10000), "b.bin": Page(BODY[::-1])}  # both say it is version "one"
+    site.pages |= {
+        "a.bin": Page(cut=10000),
+        "b.bin": Page(BODY[::-1]),
+    }  # both say it is version "one"
     (path,) = get(site, tmp_path, urls=(site.url("a.bin"), site.url("b.bin")))
     assert path.read_bytes() == BODY[::-1]
     assert site.asked == ["a.bin"] * 4 + ["b.bin"]
@@ -340,7 +370,9 @@ def test_bytes_of_two_servers_are_not_mixed(site: Site, tmp_path: Path) -> None:
         {"content_range": f"bytes 70000-102399/{len(BODY) + 1}"},
     ],
 )
-def test_a_server_that_cannot_go_on_starts_from_zero(manners: dict[str, Any], site: Site, tmp_path: Path) -> None:
+def test_a_server_that_cannot_go_on_starts_from_zero(
+    manners: dict[str, Any], site: Site, tmp_path: Path
+) -> None:
     site.pages["a.bin"] = Page(cut=70000, cuts=1, **manners)
     assert get(site, tmp_path)[0].read_bytes() == BODY
     assert site.served >= 70000 + len(BODY)
@@ -355,7 +387,9 @@ def test_the_date_marks_the_version_where_there_is_no_tag(site: Site, tmp_path: 
 
 @pytest.mark.parametrize("if_range", [True, False])
 @pytest.mark.parametrize("size", [len(BODY), 10000])
-def test_a_file_that_changed_meanwhile_is_not_mixed(if_range: bool, size: int, site: Site, tmp_path: Path) -> None:
+def test_a_file_that_changed_meanwhile_is_not_mixed(
+    if_range: bool, size: int, site: Site, tmp_path: Path
+) -> None:
     site.pages["a.bin"] = Page(cut=10000)
     failed(site, tmp_path)
     new = BODY[::-1][:size]
@@ -407,7 +441,9 @@ fetch("set", [Remote("sub/a.bin", (sys.argv[2],))], Path(sys.argv[3]), check=lam
 
 def test_a_killed_download_is_completed_by_the_next_call(site: Site, tmp_path: Path) -> None:
     site.pages["a.bin"] = Page(drip=0.001, hold=30_000)  # it is never whole before it is killed
-    process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, module.__file__, site.url("a.bin"), str(tmp_path)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOWNLOAD, module.__file__, site.url("a.bin"), str(tmp_path)]
+    )
     part = tmp_path / ".partial" / "set" / "sub" / "a.bin.part"
     while process.poll() is None and not (part.exists() and part.stat().st_size > 20000):
         time.sleep(0.01)
@@ -462,11 +498,17 @@ def test_a_cut_chunked_transfer_is_noticed(site: Site, tmp_path: Path) -> None:
         (Page(stall=True, chunked=True), r"silent for 2 s after 0 of \? bytes"),
     ],
 )
-def test_a_failing_server_is_named_with_the_remedy(page: Page, message: str, site: Site, tmp_path: Path) -> None:
+def test_a_failing_server_is_named_with_the_remedy(
+    page: Page, message: str, site: Site, tmp_path: Path
+) -> None:
     site.pages["a.bin"] = page
     text = failed(site, tmp_path, timeout=2)
-    assert re.search(f"cannot download sub/a.bin: {re.escape(site.url('a.bin'))}: .*{message}", text)
-    assert text.endswith(f"Try another server with --mirror URL, or put sub/a.bin into {tmp_path} by hand")
+    assert re.search(
+        f"cannot download sub/a.bin: {re.escape(site.url('a.bin'))}: .*{message}", text
+    )
+    assert text.endswith(
+        f"Try another server with --mirror URL, or put sub/a.bin into {tmp_path} by hand"
+    )
 
 
 def test_addresses_that_lead_nowhere(site: Site, tmp_path: Path) -> None:
@@ -525,11 +567,15 @@ def test_a_refused_file_is_removed_and_nothing_of_it_stays(site: Site, tmp_path:
         raise InputError(f"{staging / 'sub' / 'a.bin'}: is not what it should be")
 
     text = failed(site, tmp_path, check=refuse)
-    assert "a.bin: is not what it should be; the download was removed: run the command again" in text
+    assert (
+        "a.bin: is not what it should be; the download was removed: run the command again" in text
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_an_error_before_any_request(site: Site, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_an_error_before_any_request(
+    site: Site, tmp_path: Path
+) -> None:
     site.pages["a.bin"] = Page()
     (tmp_path / "file").touch()
     (tmp_path / "folder" / "sub" / "a.bin").mkdir(parents=True)
@@ -542,7 +588,9 @@ def test_a_place_that_cannot_be_written_is_an_error_before_any_request(site: Sit
     }.items():
         with pytest.raises(InputError, match=reason):
             get(site, tmp_path / name)
-    with pytest.raises(InputError, match=r"cannot write in /proc/here: .*; free some space, or give another folder"):
+    with pytest.raises(
+        InputError, match=r"cannot write in /proc/here: .*; free some space, or give another folder"
+    ):
         get(site, Path("/proc/here"))
     assert site.asked == []
 
@@ -615,18 +663,29 @@ def refused(archive: Path, folder: Path, members: tuple[tuple[str, str], ...] = 
 def test_the_wanted_members_come_out_under_our_names(packer: str, tmp_path: Path) -> None:
     archive = PACKERS[packer](tmp_path / "archive", FILES)
     paths = unpack(archive, WANTED, tmp_path / "out")
-    assert [str(p.relative_to(tmp_path / "out")) for p in paths] == ["set/c.txt", "set/a.txt", "set/b.txt"]
+    assert [str(p.relative_to(tmp_path / "out")) for p in paths] == [
+        "set/c.txt",
+        "set/a.txt",
+        "set/b.txt",
+    ]
     assert [p.read_bytes() for p in paths] == [FILES[name] for name, _ in WANTED]
     assert left(tmp_path / "out") == ["set/a.txt", "set/b.txt", "set/c.txt"]
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_an_archive_is_downloaded_unpacked_and_not_kept(packer: str, site: Site, tmp_path: Path) -> None:
+def test_an_archive_is_downloaded_unpacked_and_not_kept(
+    packer: str, site: Site, tmp_path: Path
+) -> None:
     data = PACKERS[packer](tmp_path / "archive", FILES).read_bytes()
     site.pages["x"] = Page(data, cut=200, cuts=1)
     remote = Remote("x", (site.url("x"),), sha(data), len(data), WANTED)
     seen: list[str] = []
-    paths = fetch("set", [remote], tmp_path / "data", check=lambda s: seen.append((s / "set/c.txt").read_text()))
+    paths = fetch(
+        "set",
+        [remote],
+        tmp_path / "data",
+        check=lambda s: seen.append((s / "set/c.txt").read_text()),
+    )
     assert [p.read_bytes() for p in paths] == [FILES[name] for name, _ in WANTED]
     assert seen == ["gamma"]
     assert left(tmp_path / "data") == ["set/a.txt", "set/b.txt", "set/c.txt"]
@@ -636,9 +695,20 @@ def test_an_archive_is_downloaded_unpacked_and_not_kept(packer: str, site: Site,
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize(
     "name",
-    ["../evil", "in/../../evil", "/evil", "..\\evil", "in\\..\\..\\evil", "C:\\evil", "C:evil", "\\\\host\\evil"],
+    [
+        "../evil",
+        "in/../../evil",
+        "/evil",
+        "..\\evil",
+        "in\\..\\..\\evil",
+        "C:\\evil",
+        "C:evil",
+        "\\\\host\\evil",
+    ],
 )
-def test_a_member_that_leaves_the_folder_condemns_the_archive(packer: str, name: str, tmp_path: Path) -> None:
+def test_a_member_that_leaves_the_folder_condemns_the_archive(
+    packer: str, name: str, tmp_path: Path
+) -> None:
     archive = PACKERS[packer](tmp_path / "archive", {**FILES, name: b"evil"})
     assert f"member {name!r} leaves the folder" in refused(archive, tmp_path / "out")
     assert left(tmp_path) == ["archive"]
@@ -657,7 +727,9 @@ def test_a_link_in_a_zip_is_no_regular_file(tmp_path: Path) -> None:
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
         archive.writestr(link, "/etc/passwd")
-    assert "leaves the folder" in refused(tmp_path / "archive", tmp_path / "out", (("in/a.txt", "a.txt"),))
+    assert "leaves the folder" in refused(
+        tmp_path / "archive", tmp_path / "out", (("in/a.txt", "a.txt"),)
+    )
 
 
 @pytest.mark.parametrize("packer", PACKERS)
@@ -672,7 +744,9 @@ def test_a_missing_member_is_named_and_nothing_is_written(packer: str, tmp_path:
 def test_a_cut_archive_is_an_error_at_every_length(packer: str, tmp_path: Path) -> None:
     noise = {"in/a.txt": os.urandom(3000), "in/b.txt": b"", "in/c.txt": os.urandom(3000)}
     data = PACKERS[packer](tmp_path / "whole", noise).read_bytes()
-    end = len(data) if packer != "tar" else data.rindex(noise["in/c.txt"]) + 3000  # the rest is padding
+    end = (
+        len(data) if packer != "tar" else data.rindex(noise["in/c.txt"]) + 3000
+    )  # the rest is padding
     for size in range(0, end, 331):
         (tmp_path / "archive").write_bytes(data[:size])
         message = refused(tmp_path / "archive", tmp_path / "out")
@@ -700,7 +774,9 @@ def test_a_bomb_is_refused_before_anything_is_written(
     assert left(tmp_path) == ["archive"]
 
 
-def test_zeros_behind_the_end_of_a_tar_are_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_behind_the_end_of_a_tar_are_not_read_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = taped(tmp_path / "tar", FILES, "w").read_bytes()
     (tmp_path / "archive").write_bytes(gzip.compress(plain + bytes(10**6)))
     monkeypatch.setattr(module, "MOST", 5 * 10**5)
@@ -712,13 +788,20 @@ def test_a_zip_that_lies_about_a_size_is_refused(tmp_path: Path) -> None:
     for lie in (100, 4999, 5001, 10**9):
         honest = (5000).to_bytes(4, "little")
         (tmp_path / "archive").write_bytes(data.replace(honest, lie.to_bytes(4, "little")))
-        assert "corrupt or cut short" in refused(tmp_path / "archive", tmp_path / "out", (("in/a.txt", "a.txt"),))
+        assert "corrupt or cut short" in refused(
+            tmp_path / "archive", tmp_path / "out", (("in/a.txt", "a.txt"),)
+        )
         assert left(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"<html>sorry</html>", gzip.compress(b"no tar" * 1000, mtime=0), b"PK\x03\x04" + b"x" * 99],
+    [
+        b"",
+        b"<html>sorry</html>",
+        gzip.compress(b"no tar" * 1000, mtime=0),
+        b"PK\x03\x04" + b"x" * 99,
+    ],
     ids=["nothing", "a page", "gzip without tar", "a broken zip"],
 )
 def test_what_is_no_archive_says_so(data: bytes, tmp_path: Path) -> None:
@@ -730,7 +813,9 @@ def test_a_zip_whose_directory_points_before_the_file_is_refused(tmp_path: Path)
     data = bytearray(zipped(tmp_path / "whole", FILES).read_bytes())
     for offset in (1, 2**16, 2**31):
         true = int.from_bytes(data[-6:-2], "little")
-        (tmp_path / "archive").write_bytes(data[:-6] + (true + offset).to_bytes(4, "little") + data[-2:])
+        (tmp_path / "archive").write_bytes(
+            data[:-6] + (true + offset).to_bytes(4, "little") + data[-2:]
+        )
         assert "corrupt or cut short" in refused(tmp_path / "archive", tmp_path / "out")
 
 
@@ -746,35 +831,45 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
 def test_an_unsafe_download_is_removed(site: Site, tmp_path: Path) -> None:
     site.pages["x"] = Page(zipped(tmp_path / "archive", {**FILES, "../evil": b""}).read_bytes())
     remote = Remote("x", (site.url("x"),), members=WANTED)
-    with pytest.raises(InputError, match=r"leaves the folder: do not use this archive; the download was removed"):
+    with pytest.raises(
+        InputError, match=r"leaves the folder: do not use this archive; the download was removed"
+    ):
         fetch("set", [remote], tmp_path / "data", check=fine)
     assert list((tmp_path / "data").iterdir()) == []
 
 
 # ---- The addresses
 
-needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
+)
 
 
 def test_the_remotes_are_well_formed() -> None:
     for name, remotes in REMOTES.items():
         targets = [target for remote in remotes for target in remote.targets()]
         assert len(set(targets)) == len(targets), name
-        assert not any(Path(target).is_absolute() or ".." in Path(target).parts for target in targets)
+        assert not any(
+            Path(target).is_absolute() or ".." in Path(target).parts for target in targets
+        )
         for remote in remotes:
             assert remote.urls[0].startswith("https://")
             assert all(re.fullmatch(r"https?://[\w.-]+/\S+", url) for url in remote.urls)
             assert re.fullmatch(r"([0-9a-f]{64})?", remote.sha256)
             assert bool(remote.sha256) == bool(remote.size)
             assert remote.sha256 or not remote.members  # an archive is never opened unverified
-            assert Path(remote.file).name == remote.urls[0].rpartition("/")[2] or name == "shakespeare"
+            assert (
+                Path(remote.file).name == remote.urls[0].rpartition("/")[2] or name == "shakespeare"
+            )
     sums = [remote.sha256 for remotes in REMOTES.values() for remote in remotes if remote.sha256]
     assert len(set(sums)) == len(sums) - 2  # one archive for the three EMNIST sets
 
 
 @needs_data
 @pytest.mark.parametrize("name", ["shakespeare", "heart"])
-def test_the_recorded_sums_are_those_of_the_real_files(name: str, site: Site, tmp_path: Path) -> None:
+def test_the_recorded_sums_are_those_of_the_real_files(
+    name: str, site: Site, tmp_path: Path
+) -> None:
     folder = Path(os.environ["FEDSSO_DATA"])
     for remote in REMOTES[name]:
         if not (folder / remote.file).exists():
@@ -783,5 +878,7 @@ def test_the_recorded_sums_are_those_of_the_real_files(name: str, site: Site, tm
         assert len(site.pages[remote.file].body) == remote.size
     shutil.copy(folder / REMOTES[name][0].file, tmp_path)  # one by hand, the others from the mirror
     paths = fetch(name, REMOTES[name], tmp_path, check=fine, mirror=site.base)
-    assert [p.read_bytes() for p in paths] == [(folder / r.file).read_bytes() for r in REMOTES[name]]
+    assert [p.read_bytes() for p in paths] == [
+        (folder / r.file).read_bytes() for r in REMOTES[name]
+    ]
     assert len(site.asked) == len(REMOTES[name]) - 1

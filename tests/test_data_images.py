@@ -1,4 +1,5 @@
-"""Readers of image files: the official formats in small, damaged in every way, and the real sets where they are."""
+"""Readers of image files: the official formats in small, damaged in every way, and the real sets
+where they are."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from fedsso.data.images import (
 from fedsso.data.pool import Pool
 from fedsso.errors import InputError
 
-needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
+)
 Array = np.ndarray[Any, Any]
 
 
@@ -49,7 +52,8 @@ def labels(rows: int, first: int = 0, classes: int = 10) -> Array:
 
 
 def idx_bytes(array: Array) -> bytes:
-    """An array as an idx file: two zeros, 8 for bytes, the number of dimensions, the sizes, the numbers."""
+    """An array as an idx file: two zeros, 8 for bytes, the number of dimensions, the sizes, the
+    numbers."""
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
@@ -64,7 +68,8 @@ def idx_set(folder: Path, x: Array, y: Array, train: int = 7, packed: bool = Tru
     return paths
 
 
-# --- idx -------------------------------------------------------------------------------------------------------------
+# --- idx
+# -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_are_pooled_in_their_order(tmp_path: Path, packed: bool) -> None:
     x, y = grey(12), labels(12)
@@ -79,7 +84,11 @@ def test_idx_files_are_pooled_in_their_order(tmp_path: Path, packed: bool) -> No
 def test_emnist_is_put_upright_and_letters_count_from_zero(tmp_path: Path) -> None:
     x = grey(2500)  # more than are turned at a time
     stored = x.transpose(0, 2, 1)
-    for reader, first, classes in ((emnist_digits, 0, 10), (emnist_balanced, 0, 47), (emnist_letters, 1, 26)):
+    for reader, first, classes in (
+        (emnist_digits, 0, 10),
+        (emnist_balanced, 0, 47),
+        (emnist_letters, 1, 26),
+    ):
         pool = reader(idx_set(tmp_path, stored, labels(2500, first, classes), train=1300))
         assert np.array_equal(pool.x[:, 0].numpy(), x)
         assert pool.x.is_contiguous()
@@ -96,18 +105,27 @@ def swapped(paths: list[Path]) -> None:
 
 
 IDX: dict[str, tuple[Damage, str]] = {
-    "swapped": (swapped, r"train-images\S*: is no idx file of images, which begins with 0x00000803"),
+    "swapped": (
+        swapped,
+        r"train-images\S*: is no idx file of images, which begins with 0x00000803",
+    ),
     "images as labels": (
         lambda p: p[1].write_bytes(p[0].read_bytes()),
         r"train-labels\S*: is no idx file of labels, which begins with 0x00000801",
     ),
     "empty": (lambda p: p[2].write_bytes(b""), r"t10k-images\S*: is no idx file of images"),
-    "half a header": (lambda p: p[2].write_bytes(idx_bytes(grey(1))[:10]), r"t10k-images\S*: is no idx file"),
+    "half a header": (
+        lambda p: p[2].write_bytes(idx_bytes(grey(1))[:10]),
+        r"t10k-images\S*: is no idx file",
+    ),
     "another size": (
         lambda p: p[0].write_bytes(idx_bytes(np.zeros((7, 32, 28), np.uint8))),
         r"train-images\S*: holds images of \[32, 28\] pixels, need \[28, 28\]",
     ),
-    "no rows": (lambda p: p[0].write_bytes(idx_bytes(grey(0))), r"train-images\S*: tells of 0 images, need 1 to"),
+    "no rows": (
+        lambda p: p[0].write_bytes(idx_bytes(grey(0))),
+        r"train-images\S*: tells of 0 images, need 1 to",
+    ),
     "too few bytes": (
         lambda p: p[0].write_bytes(idx_bytes(grey(7))[:-1]),
         r"train-images\S*: its header tells of 7 items in 5488 bytes, it has 5487 bytes",
@@ -140,7 +158,10 @@ IDX: dict[str, tuple[Damage, str]] = {
         lambda p: p[1].write_bytes(gzip.compress(idx_bytes(labels(7)))[:-8] + bytes(8)),
         r"train-labels\S*: cannot be read as gzip, .*CRC",
     ),
-    "missing": (lambda p: p[1].unlink(), r"cannot read \S*train-labels\S*: No such file or directory; check the name"),
+    "missing": (
+        lambda p: p[1].unlink(),
+        r"cannot read \S*train-labels\S*: No such file or directory; check the name",
+    ),
 }
 
 
@@ -160,16 +181,21 @@ def test_labels_of_letters_begin_with_one(tmp_path: Path) -> None:
         emnist_balanced(idx_set(tmp_path, grey(12), labels(12, 46, 2)))
 
 
-# --- npz -------------------------------------------------------------------------------------------------------------
+# --- npz
+# -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_colour_images_of_an_npz_have_their_channels_first(tmp_path: Path, order: Any) -> None:
     x = np.random.default_rng(0).integers(0, 256, (1100, 32, 32, 3), np.uint8)
-    np.savez(tmp_path / "c.npz", x=np.asarray(x, order=order), y=labels(1100).astype(np.int32), n_train=3)
+    np.savez(
+        tmp_path / "c.npz", x=np.asarray(x, order=order), y=labels(1100).astype(np.int32), n_train=3
+    )
     pool = npz_colour([tmp_path / "c.npz"])
     assert pool.x.is_contiguous()
     assert np.array_equal(pool.x.numpy(), x.transpose(0, 3, 1, 2))
     assert np.array_equal(pool.y.numpy(), labels(1100))
-    with pytest.raises(InputError, match=r"c\.npz: x must be uint8 \[rows, 28, 28\], got uint8 \[1100, 32, 32, 3\]"):
+    with pytest.raises(
+        InputError, match=r"c\.npz: x must be uint8 \[rows, 28, 28\], got uint8 \[1100, 32, 32, 3\]"
+    ):
         npz([tmp_path / "c.npz"])
 
 
@@ -180,11 +206,14 @@ def test_grey_images_of_an_npz(tmp_path: Path, order: Any) -> None:
     pool = npz([tmp_path / "g.npz"])
     assert pool.x.is_contiguous()
     assert np.array_equal(pool.x[:, 0].numpy(), x)
-    with pytest.raises(InputError, match=r"g\.npz: x must be uint8 \[rows, 32, 32, 3\], got uint8 \[5, 28, 28\]"):
+    with pytest.raises(
+        InputError, match=r"g\.npz: x must be uint8 \[rows, 32, 32, 3\], got uint8 \[5, 28, 28\]"
+    ):
         npz_colour([tmp_path / "g.npz"])
 
 
-# --- CIFAR-10 --------------------------------------------------------------------------------------------------------
+# --- CIFAR-10
+# --------------------------------------------------------------------------------------------------------
 def colour(rows: int, seed: int) -> Array:
     return np.random.default_rng(seed).integers(0, 256, (rows, 3072), np.uint8)
 
@@ -194,11 +223,14 @@ def records(x: Array, y: Array) -> bytes:
 
 
 def pickled(x: Array, y: Array) -> bytes:
-    return pickle.dumps({b"data": x, b"labels": y.tolist(), b"batch_label": b"training batch 1 of 5"}, protocol=2)
+    return pickle.dumps(
+        {b"data": x, b"labels": y.tolist(), b"batch_label": b"training batch 1 of 5"}, protocol=2
+    )
 
 
 def python2(x: Array, y: Array) -> bytes:
-    """The same as Python 2 wrote it: its strings, and the places where numpy then kept its functions."""
+    """The same as Python 2 wrote it: its strings, and the places where numpy then kept its
+    functions."""
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01(M"
         + struct.pack("<H", len(x))
@@ -209,7 +241,9 @@ def python2(x: Array, y: Array) -> bytes:
     )
     marks = b"](" + b"".join(b"K" + bytes([label]) for label in y.tolist()) + b"e"
     names = b"](" + b"U\x05a.png" * len(y) + b"e"
-    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + marks + b"U\x09filenames" + names + b"u."
+    return (
+        b"\x80\x02}(U\x04data" + array + b"U\x06labels" + marks + b"U\x09filenames" + names + b"u."
+    )
 
 
 ROWS = [(colour(4, i), labels(4, i)) for i in range(5)] + [(colour(3, 5), labels(3))]
@@ -236,7 +270,11 @@ def batches(write: Callable[[Array, Array], bytes], end: str = "") -> dict[str, 
     """The batches in the order of the official archive, with the other files in it."""
     content = {f"{name}{end}": write(*rows) for name, rows in zip(CIFAR, ROWS, strict=True)}
     order = [f"{CIFAR[i]}{end}" for i in (3, 5, 2, 4, 1, 0)]
-    return {"readme.html": b"read me", **{name: content[name] for name in order}, "batches.meta": b"no pickle"}
+    return {
+        "readme.html": b"read me",
+        **{name: content[name] for name in order},
+        "batches.meta": b"no pickle",
+    }
 
 
 CIFAR_SETS: dict[str, Callable[[Path], Pool]] = {
@@ -261,7 +299,10 @@ def test_every_form_of_cifar_gives_the_same_rows(case: str, tmp_path: Path) -> N
 X, Y = ROWS[0]
 BINARY: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "has 0 bytes, need records of 3073 bytes"),
-    "cut": (records(X, Y)[:-1], "has 12291 bytes, need records of 3073 bytes, corrupt or cut short: fetch it again"),
+    "cut": (
+        records(X, Y)[:-1],
+        "has 12291 bytes, need records of 3073 bytes, corrupt or cut short: fetch it again",
+    ),
     "label": (records(X, Y + 7), r"row 3 has label 10, need 0\.\.9"),
 }
 
@@ -291,7 +332,10 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "evil": (pickle.dumps(Evil()), r"asks for posix\.mkdir, which no CIFAR batch needs"),
     "evil inside": (pickle.dumps({b"data": X, b"labels": [Evil()]}, 2), r"asks for posix\.mkdir"),
     "evil by name": (b"cbuiltins\neval\n(U\x011tR.", r"asks for builtins\.eval"),
-    "evil attribute": (b"\x80\x04cnumpy\nndarray.__class__\n.", r"asks for numpy\.ndarray\.__class__"),
+    "evil attribute": (
+        b"\x80\x04cnumpy\nndarray.__class__\n.",
+        r"asks for numpy\.ndarray\.__class__",
+    ),
     "objects": (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR.", "data must be uint8"),
     "other text": (
         b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00zipt" + b"R.",
@@ -302,7 +346,10 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "wide data": (pickled(X[:, :3000], Y), r"data must be uint8 \[rows, 3072\]"),
     "no rows": (python2(X[:0], Y[:0]), r"data must be uint8 \[rows, 3072\]"),
     "fewer labels": (pickled(X, Y[:3]), "labels must be a list of 4 integers, one per image"),
-    "names as labels": (pickle.dumps({b"data": X, b"labels": [1, 2, 3, b"cat"]}, 2), "labels must be a list of 4"),
+    "names as labels": (
+        pickle.dumps({b"data": X, b"labels": [1, 2, 3, b"cat"]}, 2),
+        "labels must be a list of 4",
+    ),
     "label": (pickled(X, Y + 7), r"row 3 has label 10, need 0\.\.9"),
 }
 
@@ -323,9 +370,14 @@ def test_a_damaged_or_hostile_pickle_is_an_error_and_runs_nothing(
 def test_an_archive_must_have_all_batches(tmp_path: Path) -> None:
     files = batches(records, ".bin")
     del files["data_batch_2.bin"], files["test_batch.bin"]
-    with pytest.raises(InputError, match=r"cifar\.tar\.gz: has no data_batch_2\.bin, test_batch\.bin: fetch it again"):
+    with pytest.raises(
+        InputError,
+        match=r"cifar\.tar\.gz: has no data_batch_2\.bin, test_batch\.bin: fetch it again",
+    ):
         cifar_tar(archive(tmp_path, files))
-    with pytest.raises(InputError, match=r"has no data_batch_1, data_batch_2, .*, test_batch: fetch it again"):
+    with pytest.raises(
+        InputError, match=r"has no data_batch_1, data_batch_2, .*, test_batch: fetch it again"
+    ):
         cifar_tar(archive(tmp_path, {"readme.html": b"read me"}))
 
 
@@ -344,7 +396,9 @@ def test_a_link_in_an_archive_is_no_batch(tmp_path: Path) -> None:
 def test_a_cut_archive_is_an_error(keep: int, tmp_path: Path) -> None:
     (path,) = archive(tmp_path, batches(records, ".bin"))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(InputError, match=r"cifar\.tar\.gz: cannot be read as (gzip|tar\.gz), corrupt or cut short"):
+    with pytest.raises(
+        InputError, match=r"cifar\.tar\.gz: cannot be read as (gzip|tar\.gz), corrupt or cut short"
+    ):
         cifar_tar([path])
 
 
@@ -355,7 +409,8 @@ def test_an_archive_with_a_wrong_checksum_is_an_error(tmp_path: Path) -> None:
         cifar_tar([path])
 
 
-# --- all -------------------------------------------------------------------------------------------------------------
+# --- all
+# -------------------------------------------------------------------------------------------------------------
 def _npz_bytes(**arrays: Any) -> bytes:
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)
@@ -366,13 +421,17 @@ WHOLE: dict[str, tuple[bytes, Callable[[list[Path]], Pool]]] = {
     "npz": (_npz_bytes(x=grey(3), y=labels(3)), npz),
     "npz_colour": (_npz_bytes(x=X.reshape(-1, 32, 32, 3), y=Y), npz_colour),
     "pickle": (python2(X, Y), cifar_pickle),
-    "idx": (gzip.compress(idx_bytes(grey(1))), lambda paths: idx([*paths, paths[0].with_name("labels")])),
+    "idx": (
+        gzip.compress(idx_bytes(grey(1))),
+        lambda paths: idx([*paths, paths[0].with_name("labels")]),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_damage_anywhere_is_noticed_or_harmless(case: str, tmp_path: Path) -> None:
-    """Random bytes at random places, most of them in the header: whatever fails, fails as an InputError."""
+    """Random bytes at random places, most of them in the header: whatever fails, fails as an
+    InputError."""
     data, reader = WHOLE[case]
     path, draw, failed = tmp_path / "file", random.Random(0), 0
     path.with_name("labels").write_bytes(idx_bytes(labels(1)))
@@ -381,7 +440,9 @@ def test_damage_anywhere_is_noticed_or_harmless(case: str, tmp_path: Path) -> No
     for _ in range(150):
         damaged = bytearray(data)
         for _ in range(draw.choice([1, 3, 20])):
-            damaged[draw.randrange(draw.choice([min(300, len(data)), len(data)]))] = draw.randrange(256)
+            damaged[draw.randrange(draw.choice([min(300, len(data)), len(data)]))] = draw.randrange(
+                256
+            )
         path.write_bytes(damaged)
         try:
             assert len(reader([path]).x)
@@ -390,7 +451,9 @@ def test_damage_anywhere_is_noticed_or_harmless(case: str, tmp_path: Path) -> No
     assert failed > 10
 
 
-@pytest.mark.parametrize("name", ["idx", "emnist_digits", "npz", "npz_colour", "cifar_binary", "cifar_pickle"])
+@pytest.mark.parametrize(
+    "name", ["idx", "emnist_digits", "npz", "npz_colour", "cifar_binary", "cifar_pickle"]
+)
 def test_reading_and_sharing_out_keeps_one_copy_of_the_images(name: str, tmp_path: Path) -> None:
     rows = 8000
     bright = np.random.default_rng(0).integers(0, 256, (rows, 3072), np.uint8)
@@ -404,7 +467,9 @@ def test_reading_and_sharing_out_keeps_one_copy_of_the_images(name: str, tmp_pat
         paths = [tmp_path / f"{i}" for i in range(10)]
         for i, path in enumerate(paths):
             part = slice(800 * i, 800 * (i + 1))
-            path.write_bytes((records if name == "cifar_binary" else python2)(bright[part], y[part]))
+            path.write_bytes(
+                (records if name == "cifar_binary" else python2)(bright[part], y[part])
+            )
     del bright, x
     tracemalloc.start()
     try:
@@ -429,7 +494,8 @@ def _likeness(a: Array, b: Array) -> Array:
 
 @needs_data
 def test_the_real_emnist_is_upright_and_survives_its_official_form(tmp_path: Path) -> None:
-    """Its mean digits look like those of MNIST, and less so when transposed as in the official files."""
+    """Its mean digits look like those of MNIST, and less so when transposed as in the official
+    files."""
     folder = Path(os.environ["FEDSSO_DATA"])
     emnist, mnist = (_mean_images(folder / f"{name}.npz") for name in ("emnist_digits", "mnist"))
     upright, transposed = (_likeness(means, mnist) for means in (emnist, emnist.transpose(0, 2, 1)))
@@ -464,6 +530,8 @@ READ = "import sys, pathlib, fedsso.data.images as i; i.cifar_pickle([pathlib.Pa
 def test_a_pickle_reaches_nothing_of_numpy(case: str, tmp_path: Path) -> None:
     """In a process of its own: what it guards against ends the process."""
     (tmp_path / "batch").write_bytes(HOSTILE[case])
-    done = subprocess.run([sys.executable, "-c", READ, tmp_path / "batch"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, tmp_path / "batch"], capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "InputError" in done.stderr

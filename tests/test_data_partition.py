@@ -112,8 +112,12 @@ def test_shards_hold_few_labels_in_equal_parts(shards_per_client: int) -> None:
     y = labels(1000, 10)
     held = counts(y, shards(y, 20, shards_per_client=shards_per_client, seed=2).rows)
     assert (held.sum(1) == 50).all()
-    assert ((held > 0).sum(1) <= shards_per_client).all()  # 10 classes fill 20, 40, 100 shards exactly
-    assert set(held[held > 0].tolist()) <= {n * 50 // shards_per_client for n in range(1, shards_per_client + 1)}
+    assert (
+        (held > 0).sum(1) <= shards_per_client
+    ).all()  # 10 classes fill 20, 40, 100 shards exactly
+    assert set(held[held > 0].tolist()) <= {
+        n * 50 // shards_per_client for n in range(1, shards_per_client + 1)
+    }
 
 
 def test_one_shard_each_is_a_piece_of_the_sorted_rows() -> None:
@@ -123,13 +127,17 @@ def test_one_shard_each_is_a_piece_of_the_sorted_rows() -> None:
 
 
 def test_shards_smaller_than_a_row_are_an_error_with_a_remedy() -> None:
-    with pytest.raises(InputError, match=r"need 120 rows, there are 100: use shards_per_client <= 10, or fewer"):
+    with pytest.raises(
+        InputError, match=r"need 120 rows, there are 100: use shards_per_client <= 10, or fewer"
+    ):
         shards(labels(100), 10, shards_per_client=12)
     assert min(map(len, shards(labels(100), 10, shards_per_client=10).rows)) == 10
 
 
 def test_uneven_shards_are_filled_up_to_min_rows() -> None:
-    parts = [shards(labels(51), 10, seed=seed, min_rows=5) for seed in range(20)]  # shards of 2 and 3 rows
+    parts = [
+        shards(labels(51), 10, seed=seed, min_rows=5) for seed in range(20)
+    ]  # shards of 2 and 3 rows
     assert {min(map(len, own.rows)) for own in parts} == {5}
     assert any("rows moved" in note for own in parts for note in own.notes)
 
@@ -140,7 +148,9 @@ def test_contiguous_keeps_the_order_of_the_data_whatever_the_seed() -> None:
     assert parts == Parts(parts.rows)
 
 
-def by_group(clients: int | None = None, *, names: np.ndarray[Any, Any] | None = NAMES, **options: Any) -> Parts:
+def by_group(
+    clients: int | None = None, *, names: np.ndarray[Any, Any] | None = NAMES, **options: Any
+) -> Parts:
     return group(labels(9), clients, group=names, **{"min_rows": 1, **options})
 
 
@@ -177,8 +187,12 @@ def test_groups_of_numbers_are_named_by_them() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 6), min_size=8, max_size=60), st.integers(1, 4), st.integers(0, 2**40))
-def test_groups_hold_their_rows_and_notes_count_the_others(owners: list[int], min_rows: int, seed: int) -> None:
+@given(
+    st.lists(st.integers(0, 6), min_size=8, max_size=60), st.integers(1, 4), st.integers(0, 2**40)
+)
+def test_groups_hold_their_rows_and_notes_count_the_others(
+    owners: list[int], min_rows: int, seed: int
+) -> None:
     names = np.array([f"n{i}" for i in owners])
     sizes = {name: int((names == name).sum()) for name in names.tolist()}
     if max(sizes.values()) < min_rows:
@@ -187,18 +201,31 @@ def test_groups_hold_their_rows_and_notes_count_the_others(owners: list[int], mi
         return
     parts = group(labels(len(names)), None, group=names, min_rows=min_rows, seed=seed)
     assert set(parts.names) == {name for name, size in sizes.items() if size >= min_rows}
-    assert all(set(names[own.numpy()]) == {name} for name, own in zip(parts.names, parts.rows, strict=True))
+    assert all(
+        set(names[own.numpy()]) == {name} for name, own in zip(parts.names, parts.rows, strict=True)
+    )
     used = torch.cat(parts.rows)
     assert len(used) == len(set(used.tolist())) == sum(sizes[name] for name in parts.names)
     unused = len(names) - len(used)
-    assert [note.split(": ")[1] for note in parts.notes] == ([f"{unused} rows unused"] if unused else [])
+    assert [note.split(": ")[1] for note in parts.notes] == (
+        [f"{unused} rows unused"] if unused else []
+    )
 
 
 GROUPS: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"names": None}, "these data do not give: choose from classes, contiguous, dirichlet, iid, quantity, sh"),
+    "none": (
+        {"names": None},
+        "these data do not give: choose from classes, contiguous, dirichlet, iid, quantity, sh",
+    ),
     "short": ({"names": NAMES[:4]}, "each of 9 rows, got 4 names"),
-    "all small": ({"min_rows": 5}, "no group has min_rows=5 rows, the largest has 4: use min_rows <= 4"),
-    "too many": ({"clients": 4, "min_rows": 2}, r"are 3 groups with min_rows=2 rows, got clients=4: use at most 3 cl"),
+    "all small": (
+        {"min_rows": 5},
+        "no group has min_rows=5 rows, the largest has 4: use min_rows <= 4",
+    ),
+    "too many": (
+        {"clients": 4, "min_rows": 2},
+        r"are 3 groups with min_rows=2 rows, got clients=4: use at most 3 cl",
+    ),
     "no clients": ({"clients": 0}, "clients must be an integer >= 1, got clients=0"),
     "min_rows": ({"min_rows": 0}, "min_rows must be an integer >= 1, got min_rows=0"),
 }
@@ -219,7 +246,9 @@ def test_rows_move_from_the_largest_client_and_the_note_counts_them() -> None:
     uneven = torch.tensor([0] * 90 + [1] * 10)
     parts = classes(uneven, 2, classes_per_client=1, seed=0, min_rows=25)
     assert sorted(map(len, parts.rows)) == [25, 75]
-    assert parts.notes == ("15 rows moved from the largest clients so that 1 clients have min_rows=25",)
+    assert parts.notes == (
+        "15 rows moved from the largest clients so that 1 clients have min_rows=25",
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -240,7 +269,9 @@ def test_a_table_is_kept_exactly_and_the_seed_chooses_the_rows() -> None:
 
 def test_the_published_tables_are_the_class_counts_of_their_data_sets() -> None:
     mnist = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]
-    columns = {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in TABLES.items()}
+    columns = {
+        name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in TABLES.items()
+    }
     assert columns == {"paper-20": mnist, "paper-3": mnist, "paper-fashion-3": [7000] * 10}
     assert {name: len(rows) for name, rows in TABLES.items()} == {
         "paper-20": 20,
@@ -286,11 +317,17 @@ def test_wrong_types_are_errors() -> None:
         with pytest.raises(InputError, match="min_rows must be an integer >= 1, got min_rows='a'"):
             PARTITIONS[name](y, 2, min_rows="a")
     for name in ("dirichlet", "quantity"):
-        with pytest.raises(InputError, match="concentration must be a number, got concentration='a'"):
+        with pytest.raises(
+            InputError, match="concentration must be a number, got concentration='a'"
+        ):
             PARTITIONS[name](y, 2, concentration="a")
-    with pytest.raises(InputError, match=r"classes_per_client must be an integer, got classes_per_client=1\.5"):
+    with pytest.raises(
+        InputError, match=r"classes_per_client must be an integer, got classes_per_client=1\.5"
+    ):
         PARTITIONS["classes"](y, 4, classes_per_client=1.5)
-    with pytest.raises(InputError, match=r"shards_per_client must be an integer >= 1, got shards_per_client=0"):
+    with pytest.raises(
+        InputError, match=r"shards_per_client must be an integer >= 1, got shards_per_client=0"
+    ):
         shards(y, 4, shards_per_client=0)
     with pytest.raises(InputError, match=r"unknown partition \[\]\. Known: classes"):
         options_of([])  # type: ignore[arg-type]
@@ -307,7 +344,10 @@ def test_classes_that_cannot_all_be_held_are_an_error() -> None:
 
 @pytest.mark.parametrize("name", ["dirichlet", "classes", "shards"])
 def test_label_partitions_refuse_real_targets(name: str) -> None:
-    with pytest.raises(InputError, match=r"needs class labels, y has dtype torch\.float32: use 'iid', 'quantity' or"):
+    with pytest.raises(
+        InputError,
+        match=r"needs class labels, y has dtype torch\.float32: use 'iid', 'quantity' or",
+    ):
         PARTITIONS[name](labels(100).float(), 3, seed=0)
 
 

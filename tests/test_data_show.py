@@ -27,11 +27,15 @@ from fedsso.report.federation import LINES, SHADES, _draw, _row_axis, picture, s
 from fedsso.support.picture import LOOK
 
 
-def holding(counts: Sequence[Sequence[int]], test_fraction: float = 0.0, **options: Any) -> Federation:
+def holding(
+    counts: Sequence[Sequence[int]], test_fraction: float = 0.0, **options: Any
+) -> Federation:
     """A federation whose client i holds counts[i][c] rows of label c."""
     labels = [np.repeat(np.arange(len(own)), own) for own in counts]
     pairs = [(np.zeros((len(y), 1), np.float32), y) for y in labels]
-    return Federation.from_clients(pairs, test_fraction=test_fraction, classes=len(counts[0]), **options)
+    return Federation.from_clients(
+        pairs, test_fraction=test_fraction, classes=len(counts[0]), **options
+    )
 
 
 @cache
@@ -53,9 +57,15 @@ def test_figures_of_hand_made_counts() -> None:
     assert {k: f[k] for k in ("clients", "rows", "rows_min", "rows_median", "rows_max")} == {
         "clients": 3, "rows": 10, "rows_min": 2, "rows_median": 4, "rows_max": 4
     }  # fmt: skip
-    assert f["size_gini"] == pytest.approx((4 * 2) / (2 * 3 * 10))  # |4 - 2| for each of 4 ordered pairs
+    assert f["size_gini"] == pytest.approx(
+        (4 * 2) / (2 * 3 * 10)
+    )  # |4 - 2| for each of 4 ordered pairs
     assert f["largest_share"] == pytest.approx(0.4)
-    distances = [(0.2 + 0.2 + 0.4) / 2, (0.3 + 0.3 + 0.6) / 2, (0.2 + 0.2 + 0.4) / 2]  # to (0.3, 0.3, 0.4)
+    distances = [
+        (0.2 + 0.2 + 0.4) / 2,
+        (0.3 + 0.3 + 0.6) / 2,
+        (0.2 + 0.2 + 0.4) / 2,
+    ]  # to (0.3, 0.3, 0.4)
     assert f["label_skew"] == pytest.approx(sum(distances) / 3)
     assert f["label_skew_max"] == pytest.approx(0.6)
     assert f["labels_held"] == pytest.approx(5 / 3)
@@ -65,20 +75,28 @@ def test_figures_of_hand_made_counts() -> None:
 def test_equal_clients_have_no_skew() -> None:
     f = skew(holding([[5, 5]] * 4, test_fraction=0.25))
     assert (f["size_gini"], f["label_skew"], f["label_skew_max"]) == (0, 0, 0)
-    assert (f["rows"], f["rows_min"], f["largest_share"]) == (40, 10, 0.25)  # training and test rows together
+    assert (f["rows"], f["rows_min"], f["largest_share"]) == (
+        40,
+        10,
+        0.25,
+    )  # training and test rows together
     assert f["effective_labels"] == pytest.approx(2)
 
 
 def test_gini_is_the_sum_over_pairs_and_stays_below_one() -> None:
     sizes = [1, 7, 2, 40, 40, 3]
     pairs = sum(abs(a - b) for a in sizes for b in sizes)
-    assert skew(holding([[n] for n in sizes]))["size_gini"] == pytest.approx(pairs / (2 * 6 * sum(sizes)))
+    assert skew(holding([[n] for n in sizes]))["size_gini"] == pytest.approx(
+        pairs / (2 * 6 * sum(sizes))
+    )
     assert skew(holding([[1], [100_000]]))["size_gini"] == pytest.approx(1 - 1 / 2, abs=1e-4)
 
 
 def test_the_label_skew_is_that_of_the_summary() -> None:
     fed = drawn(20, 10)
-    assert skew(fed)["label_skew"] == pytest.approx(float(label_skew(fed.label_counts()).mean()), rel=1e-12)
+    assert skew(fed)["label_skew"] == pytest.approx(
+        float(label_skew(fed.label_counts()).mean()), rel=1e-12
+    )
 
 
 def test_real_targets_have_figures_of_size_alone() -> None:
@@ -96,7 +114,11 @@ def table(fed: Federation, width: int = 100) -> list[str]:
 
 
 def test_a_line_shows_a_clients_labels_and_rows() -> None:
-    fed = holding([[60, 0, 40], [0, 50, 0], [1, 99, 100]], test_fraction=0.5, client_names=["Bern", "Ulm", "Zürich"])
+    fed = holding(
+        [[60, 0, 40], [0, 50, 0], [1, 99, 100]],
+        test_fraction=0.5,
+        client_names=["Bern", "Ulm", "Zürich"],
+    )
     heading, *lines = table(fed)
     assert heading.split() == ["client", "0", "1", "2", "rows"]
     assert [line.split() for line in lines] == [
@@ -183,7 +205,9 @@ def test_a_width_that_cannot_be_is_refused(width: Any) -> None:
 
 # ---- the picture ----
 
-NAMED = holding([[165, 138], [188, 106], [8, 115], [51, 149]], 0.25, client_names=["A", "B" * 60, "$ ü_^", "VA"])
+NAMED = holding(
+    [[165, 138], [188, 106], [8, 115], [51, 149]], 0.25, client_names=["A", "B" * 60, "$ ü_^", "VA"]
+)
 TINY = holding([[4, 1], [2, 6]])
 CASES = {
     "hospitals": NAMED,
@@ -212,13 +236,18 @@ def figure_of(case: str) -> Figure:
 def drawn_texts(made: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Bbox]]:
     """What is written where, ticks outside the axes left out."""
     seen, draw = [], Text.draw
-    monkeypatch.setattr(Text, "draw", lambda self, renderer: (seen.append(self), draw(self, renderer)))
+    monkeypatch.setattr(
+        Text, "draw", lambda self, renderer: (seen.append(self), draw(self, renderer))
+    )
     made.draw_without_rendering()
     return [(t.get_text(), t.get_window_extent()) for t in seen if t.get_text() and t.get_visible()]
 
 
 def overlapping(boxes: Sequence[tuple[str, Bbox]]) -> list[tuple[str, str]]:
-    low, high = (np.array([corner(box) for _, box in boxes]) for corner in (lambda b: b.min + 1, lambda b: b.max - 1))
+    low, high = (
+        np.array([corner(box) for _, box in boxes])
+        for corner in (lambda b: b.min + 1, lambda b: b.max - 1)
+    )
     overlap = (low[:, None] < high).all(2) & (low < high[:, None]).all(2)
     return [(boxes[i][0], boxes[j][0]) for i, j in np.argwhere(np.triu(overlap, 1))]
 
@@ -250,10 +279,14 @@ def test_a_bubble_has_the_area_of_its_rows_and_fits(case: str) -> None:
     (bubbles,) = [c for c in axes.collections if isinstance(c, EllipseCollection)]
     places = bubbles.get_offsets().astype(int)
     counts = fed.label_counts().numpy()
-    assert {(i, c) for c, i in places.tolist()} == set(zip(*(v.tolist() for v in counts.nonzero()), strict=True))
+    assert {(i, c) for c, i in places.tolist()} == set(
+        zip(*(v.tolist() for v in counts.nonzero()), strict=True)
+    )
     wide = np.asarray(bubbles.get_widths())
     rows = np.array([counts[i, c] for c, i in places])
-    assert wide.tolist() == pytest.approx([0.95 * max(math.sqrt(n / counts.max()), 0.12) for n in rows])
+    assert wide.tolist() == pytest.approx(
+        [0.95 * max(math.sqrt(n / counts.max()), 0.12) for n in rows]
+    )
     x, y = np.abs(np.diff(axes.transData.transform([(0, 0), (1, 1)]), axis=0)[0])
     assert bubbles._units == ("x" if x < y else "y")  # type: ignore[attr-defined]
 
@@ -275,7 +308,9 @@ def test_many_clients_become_a_heat_map_of_shares() -> None:
     counts = fed.label_counts().double()
     assert np.allclose(image.get_array(), counts / counts.sum(1, keepdim=True))
     labels = figure(holding([[i % 2, 1 - i % 2] for i in range(2000)])).axes
-    assert np.allclose(labels[0].images[0].get_array(), 0.5)  # pairs of neighbours that hold one label each
+    assert np.allclose(
+        labels[0].images[0].get_array(), 0.5
+    )  # pairs of neighbours that hold one label each
     assert labels[-1].get_ylabel() == "share of the client's rows, mean of neighbours"
 
 
@@ -294,16 +329,24 @@ def test_the_head_says_what_is_shown() -> None:
     assert "| test" not in words(figure_of("untested"))
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")])
-def test_a_picture_has_its_format_and_is_the_same_again(tmp_path: Path, suffix: str, magic: bytes) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")]
+)
+def test_a_picture_has_its_format_and_is_the_same_again(
+    tmp_path: Path, suffix: str, magic: bytes
+) -> None:
     once, again = (picture(TINY, str(tmp_path / f"{name}{suffix}")) for name in "ab")
     assert once == tmp_path / f"a{suffix}"
     assert once.read_bytes().startswith(magic)
     assert once.read_bytes() == again.read_bytes()
 
 
-def test_a_picture_that_cannot_be_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"unknown picture format '\.jpg'.*Known: \.pdf, \.png, \.svg"):
+def test_a_picture_that_cannot_be_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        InputError, match=r"unknown picture format '\.jpg'.*Known: \.pdf, \.png, \.svg"
+    ):
         picture(NAMED, tmp_path / "p.jpg")
     with pytest.raises(InputError, match="unknown picture format ''"):
         picture(NAMED, tmp_path / "p")

@@ -1,4 +1,5 @@
-"""Named data sets: their defaults, their files, the tables of the paper on real data, known minimisers."""
+"""Named data sets: their defaults, their files, the tables of the paper on real data, known
+minimisers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from fedsso.data import PARTITIONS, TABLES, Federation, datasets, load, quadrati
 from fedsso.errors import InputError
 from fedsso.models import MODELS
 
-needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
+)
 
 
 def write(folder: Path, name: str = "mnist", rows: int = 120, **arrays: Any) -> Path:
@@ -30,7 +33,9 @@ def write(folder: Path, name: str = "mnist", rows: int = 120, **arrays: Any) -> 
         "x": numbers.integers(0, 256, (rows, 28, 28), np.uint8),
         "y": np.arange(rows, dtype=np.uint8) % 10,
     }
-    np.savez(folder / f"{name}.npz", **{k: v for k, v in {**content, **arrays}.items() if v is not None})
+    np.savez(
+        folder / f"{name}.npz", **{k: v for k, v in {**content, **arrays}.items() if v is not None}
+    )
     return folder / f"{name}.npz"
 
 
@@ -40,7 +45,12 @@ def small(folder: Path, **options: Any) -> Federation:
 
 def test_digits_is_skewed_over_twenty_clients_by_default() -> None:
     fed = load("digits")
-    assert (fed.clients, fed.classes, fed.sample_shape, fed.x.dtype) == (20, 10, (1, 8, 8), torch.uint8)
+    assert (fed.clients, fed.classes, fed.sample_shape, fed.x.dtype) == (
+        20,
+        10,
+        (1, 8, 8),
+        torch.uint8,
+    )
     assert len(fed.train_rows) + len(fed.test_rows) == 1797
     assert int((fed.train_sizes + fed.test_sizes).min()) >= 8
     assert (fed.source["partition"], fed.source["concentration"]) == ("dirichlet", 0.1)
@@ -61,7 +71,13 @@ def test_pixels_span_the_range(tmp_path: Path) -> None:
     "options",
     [
         {"name": "digits"},
-        {"name": "digits", "partition": "classes", "classes_per_client": 3, "clients": 7, "seed": 5},
+        {
+            "name": "digits",
+            "partition": "classes",
+            "classes_per_client": 3,
+            "clients": 7,
+            "seed": 5,
+        },
         {"name": "digits", "partition": "quantity", "concentration": 2.0, "test_fraction": 0.5},
         {"name": "digits", "partition": "iid", "min_rows": 20, "pixel_range": [0, 1]},
         {"name": "synthetic"},
@@ -69,7 +85,9 @@ def test_pixels_span_the_range(tmp_path: Path) -> None:
         {"name": "synthetic", "kind": "logistic", "dim": 3, "test_fraction": 0.4, "noise": 0.2},
     ],
 )
-def test_the_source_rebuilds_the_federation_and_the_seed_changes_it(options: dict[str, Any]) -> None:
+def test_the_source_rebuilds_the_federation_and_the_seed_changes_it(
+    options: dict[str, Any],
+) -> None:
     fed = load(**options)
     source: dict[str, Any] = dict(fed.source)
     again = load(**source)
@@ -86,11 +104,17 @@ def test_the_source_of_a_file_does_not_say_where_it_was(tmp_path: Path) -> None:
     assert load(**dict(fed.source), data_dir=tmp_path).digest() == fed.digest()  # type: ignore[arg-type]
 
 
-def test_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_through_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path))
     known = {dataset.name: dataset for dataset in datasets()}
-    assert {name for name, dataset in known.items() if dataset.present()} == {"digits", "mnist", "synthetic"}
+    assert {name for name, dataset in known.items() if dataset.present()} == {
+        "digits",
+        "mnist",
+        "synthetic",
+    }
     found = known["mnist"].find()
     assert found is not None
     assert found[1] == [path]
@@ -105,8 +129,26 @@ def test_files_are_found_through_the_environment(tmp_path: Path, monkeypatch: py
 
 
 NAMES = [
-    *("digits", "mnist", "fashion_mnist", "emnist_digits", "emnist_letters", "emnist_balanced", "cifar10"),
-    *("shakespeare", "sentiment140", "ijcnn1", "a9a", "phishing", "heart", "synthetic", "csv", "svmlight"),
+    *(
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "emnist_digits",
+        "emnist_letters",
+        "emnist_balanced",
+        "cifar10",
+    ),
+    *(
+        "shakespeare",
+        "sentiment140",
+        "ijcnn1",
+        "a9a",
+        "phishing",
+        "heart",
+        "synthetic",
+        "csv",
+        "svmlight",
+    ),
 ]
 
 
@@ -121,7 +163,8 @@ def test_every_data_set_says_what_it_is() -> None:
 
 
 def test_what_is_fetched_is_what_is_read() -> None:
-    """The files that the downloads leave are those of the first form; digits comes with scikit-learn."""
+    """The files that the downloads leave are those of the first form; digits comes with
+    scikit-learn."""
     for d in datasets():
         fetched = {target for remote in d.remotes for target in remote.targets()}
         assert set(d.forms[0].files if d.forms else ()) <= fetched, d.name
@@ -130,7 +173,10 @@ def test_what_is_fetched_is_what_is_read() -> None:
 
 def test_all_forms_of_a_set_take_the_same_options() -> None:
     for d in datasets():
-        kinds = {tuple(p for p in signature(form.read).parameters if p not in ("paths", "_")) for form in d.forms}
+        kinds = {
+            tuple(p for p in signature(form.read).parameters if p not in ("paths", "_"))
+            for form in d.forms
+        }
         assert len(kinds) <= 1, d.name
 
 
@@ -144,7 +190,9 @@ def idx_files(folder: Path, rows: int, start: str = "", test: str = "t10k") -> N
         name = f"{start}{part}-images-idx3-ubyte.gz"
         (folder / name).write_bytes(gzip.compress(head + images.tobytes()))
         name = f"{start}{part}-labels-idx1-ubyte.gz"
-        (folder / name).write_bytes(gzip.compress(struct.pack(">2i", 0x801, len(labels)) + labels.tobytes()))
+        (folder / name).write_bytes(
+            gzip.compress(struct.pack(">2i", 0x801, len(labels)) + labels.tobytes())
+        )
 
 
 def test_official_and_plain_files_give_the_same_federation(tmp_path: Path) -> None:
@@ -183,8 +231,12 @@ def test_own_csv_files_by_name(tmp_path: Path) -> None:
     assert load(**source).digest() == fed.digest()
     for name in ("north", "south"):
         text = (tmp_path / f"{name}.csv").read_text()
-        (tmp_path / f"{name}.csv").write_text("\n".join(line.rpartition(",")[0] for line in text.split("\n")))
-    fed = load("csv", files=[str(tmp_path / f"{name}.csv") for name in ("south", "north")], target="ill")
+        (tmp_path / f"{name}.csv").write_text(
+            "\n".join(line.rpartition(",")[0] for line in text.split("\n"))
+        )
+    fed = load(
+        "csv", files=[str(tmp_path / f"{name}.csv") for name in ("south", "north")], target="ill"
+    )
     assert fed.client_names == ("south", "north")
     assert fed.train_sizes.tolist() == [7, 9]
 
@@ -194,7 +246,9 @@ def test_own_svmlight_files_by_name(tmp_path: Path) -> None:
     path.write_text("\n".join(f"{1 if i % 3 else -1} 1:{i} 3:0.5" for i in range(40)))
     fed = load("svmlight", files=[path], clients=4)
     assert (fed.clients, fed.sample_shape, fed.classes) == (4, (3,), 2)
-    with pytest.raises(InputError, match=r"mine.svm: line 1: has feature 3, expected at most dim=2"):
+    with pytest.raises(
+        InputError, match=r"mine.svm: line 1: has feature 3, expected at most dim=2"
+    ):
         load("svmlight", files=path, dim=2)
 
 
@@ -239,8 +293,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         r"y must be integers \[120\], one per image, got uint8 \[119\]",
     ),
     "float y": ({"y": np.zeros(120)}, "y must be integers"),
-    "large y": ({"y": np.arange(120, dtype=np.uint8) % 11}, "mnist.npz: row 10 has label 10, mnist has 0 to 9"),
-    "pickled y": ({"y": np.array([None] * 120)}, "cannot be read as .npz.*y.npy holds object, which are no numbers"),
+    "large y": (
+        {"y": np.arange(120, dtype=np.uint8) % 11},
+        "mnist.npz: row 10 has label 10, mnist has 0 to 9",
+    ),
+    "pickled y": (
+        {"y": np.array([None] * 120)},
+        "cannot be read as .npz.*y.npy holds object, which are no numbers",
+    ),
     "no rows": (
         {"x": np.zeros((0, 28, 28), np.uint8), "y": np.zeros(0, np.uint8)},
         "need 32 rows, there are 0",
@@ -280,9 +340,13 @@ def test_a_corrupt_file_is_an_error(tmp_path: Path) -> None:
         small(tmp_path)
 
 
-def test_a_missing_file_names_the_place_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_names_the_place_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     get = f"`fedsso data get mnist --data-dir {tmp_path}`"
-    remedy = rf"{get} fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+    remedy = (
+        rf"{get} fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+    )
     with pytest.raises(InputError, match=rf"'mnist' is not in {tmp_path} \(data_dir\): {remedy}"):
         load("mnist", data_dir=tmp_path)
     monkeypatch.setenv("FEDSSO_DATA", str(tmp_path / "none"))
@@ -313,12 +377,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "range order": ({"name": "digits", "pixel_range": (1, -1)}, "low < high, got"),
     "range nan": ({"name": "digits", "pixel_range": (float("nan"), 1.0)}, "two finite numbers"),
     "range length": ({"name": "digits", "pixel_range": (0, 1, 2)}, "pixel_range must be 2 numbers"),
-    "range type": ({"name": "digits", "pixel_range": ("a", 1)}, "pixel_range must be a number, got pixel_range='a'"),
+    "range type": (
+        {"name": "digits", "pixel_range": ("a", 1)},
+        "pixel_range must be a number, got pixel_range='a'",
+    ),
     "table": (
         {"name": "digits", "partition": "paper-20"},
         "needs 6903 rows of label 0, the data set has 178",
     ),
-    "table clients": ({"name": "digits", "partition": "paper-3", "clients": 4}, "clients must be 3"),
+    "table clients": (
+        {"name": "digits", "partition": "paper-3", "clients": 4},
+        "clients must be 3",
+    ),
     "too many": ({"name": "digits", "clients": 225}, "use at most 224 clients"),
     "test": ({"name": "digits", "test_fraction": 1}, r"test_fraction must be in \[0, 1\)"),
     "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
@@ -327,19 +397,43 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "dim type": ({"name": "synthetic", "dim": 2.5}, "dim must be an integer, got dim=2.5"),
     "no clients": ({"name": "synthetic", "clients": 0}, "clients=0"),
     "heterogeneity": ({"name": "synthetic", "heterogeneity": -1.0}, "heterogeneity=-1.0"),
-    "condition": ({"name": "synthetic", "condition": 0.5}, "condition must be >= 1 and finite, got 0.5"),
+    "condition": (
+        {"name": "synthetic", "condition": 0.5},
+        "condition must be >= 1 and finite, got 0.5",
+    ),
     "noise": ({"name": "synthetic", "kind": "logistic", "noise": 0.5}, "noise=0.5"),
-    "condition inf": ({"name": "synthetic", "condition": float("inf")}, "condition must be >= 1 and finite, got inf"),
-    "endless": ({"name": "synthetic", "heterogeneity": float("inf")}, "finite heterogeneity >= 0, got .*=inf"),
-    "too large": ({"name": "synthetic", "clients": 10**9}, "got clients=1000000000, .*need at most 268435456"),
-    "too long": ({"name": "synthetic", "kind": "logistic", "rows": 10**12}, "1000000000000 rows each make"),
+    "condition inf": (
+        {"name": "synthetic", "condition": float("inf")},
+        "condition must be >= 1 and finite, got inf",
+    ),
+    "endless": (
+        {"name": "synthetic", "heterogeneity": float("inf")},
+        "finite heterogeneity >= 0, got .*=inf",
+    ),
+    "too large": (
+        {"name": "synthetic", "clients": 10**9},
+        "got clients=1000000000, .*need at most 268435456",
+    ),
+    "too long": (
+        {"name": "synthetic", "kind": "logistic", "rows": 10**12},
+        "1000000000000 rows each make",
+    ),
     "wide range": ({"name": "digits", "pixel_range": (-1e308, 1e308)}, "two finite numbers"),
     "name int": ({"name": 5}, "unknown data set 5. Known: a9a, cifar10"),
     "name none": ({"name": None}, "unknown data set None. Known: a9a, cifar10"),
     "name list": ({"name": []}, r"unknown data set \[\]. Known: a9a, cifar10"),
-    "kind list": ({"name": "synthetic", "kind": []}, r"unknown kind \[\]. Known: logistic, quadratic"),
-    "data_dir": ({"name": "mnist", "data_dir": 5}, "data_dir must be the path of a file or folder, got 5"),
-    "separable": ({"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2}, "no finite minimiser"),
+    "kind list": (
+        {"name": "synthetic", "kind": []},
+        r"unknown kind \[\]. Known: logistic, quadratic",
+    ),
+    "data_dir": (
+        {"name": "mnist", "data_dir": 5},
+        "data_dir must be the path of a file or folder, got 5",
+    ),
+    "separable": (
+        {"name": "synthetic", "kind": "logistic", "rows": 2, "clients": 2},
+        "no finite minimiser",
+    ),
 }
 
 
@@ -369,10 +463,16 @@ def test_a_wrong_wish_is_an_error(case: str) -> None:
         ("partition", 5, "unknown partition 5. Known: classes"),
         ("concentration", "a", "concentration must be a number, got concentration='a'"),
         ("concentration", 10**400, "concentration must be a number below 1e308"),
-        ("classes_per_client", 1.5, "classes_per_client must be an integer, got classes_per_client=1.5"),
+        (
+            "classes_per_client",
+            1.5,
+            "classes_per_client must be an integer, got classes_per_client=1.5",
+        ),
     ],
 )
-def test_every_data_set_checks_the_common_options(name: str, option: str, value: Any, message: str) -> None:
+def test_every_data_set_checks_the_common_options(
+    name: str, option: str, value: Any, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         load(name, **{option: value})
 
@@ -384,7 +484,9 @@ def test_a_concentration_that_is_no_number_is_an_error() -> None:
 
 def test_numpy_options_give_a_plain_source() -> None:
     options = {"clients": 4, "seed": 5, "min_rows": 9}
-    fed = load("digits", concentration=np.float64(0.5), **{k: np.int64(v) for k, v in options.items()})  # type: ignore[arg-type]
+    fed = load(
+        "digits", concentration=np.float64(0.5), **{k: np.int64(v) for k, v in options.items()}
+    )  # type: ignore[arg-type]
     assert fed.digest() == load("digits", concentration=0.5, **options).digest()  # type: ignore[arg-type]
     assert {type(v) for k, v in fed.source.items() if k != "pixel_range"} == {str, int, float}
     assert load("synthetic", dim=np.int64(3)).source["dim"] == 3
@@ -405,7 +507,8 @@ def gradient(fed: Federation, loss: Callable[[Tensor, Tensor], Tensor], w: Tenso
 
 
 def test_a_quadratic_worked_out_by_hand() -> None:
-    """f_1 = x^2/2 + 2y^2, f_2 = (x-2)^2/2 + 2(y-3)^2 and p = (1/4, 3/4): the minimum is at (3/2, 9/4)."""
+    """f_1 = x^2/2 + 2y^2, f_2 = (x-2)^2/2 + 2(y-3)^2 and p = (1/4, 3/4): the minimum is at (3/2,
+    9/4)."""
     A = [[[1.0, 0.0], [0.0, 4.0]]] * 2
     fed = quadratic(A, [[0.0, 0.0], [2.0, 3.0]], p=[0.25, 0.75])
     assert fed.optimum is not None
@@ -442,7 +545,9 @@ def test_a_wrong_quadratic_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("heterogeneity", [0.0, 1.0, 10.0])
-@pytest.mark.parametrize(("kind", "loss"), [("quadratic", mse), ("logistic", binary_cross_entropy_with_logits)])
+@pytest.mark.parametrize(
+    ("kind", "loss"), [("quadratic", mse), ("logistic", binary_cross_entropy_with_logits)]
+)
 def test_the_known_optimum_has_no_gradient(
     kind: str, loss: Callable[[Tensor, Tensor], Tensor], heterogeneity: float
 ) -> None:
@@ -480,14 +585,17 @@ def _optimum(fed: Federation) -> Tensor:
 
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "table"), [("mnist", "paper-20"), ("mnist", "paper-3"), ("fashion_mnist", "paper-fashion-3")]
+    ("name", "table"),
+    [("mnist", "paper-20"), ("mnist", "paper-3"), ("fashion_mnist", "paper-fashion-3")],
 )
 def test_the_papers_tables_on_real_images(name: str, table: str) -> None:
     fed, other = (load(name, partition=table, seed=seed) for seed in (0, 1))
     assert fed.label_counts().tolist() == other.label_counts().tolist() == TABLES[table]
     assert len({*fed.train_rows.tolist(), *fed.test_rows.tolist()}) == 70000
     assert fed.digest() != other.digest()
-    assert torch.allclose(fed.test_sizes / (fed.train_sizes + fed.test_sizes), torch.tensor(0.25), atol=1e-3)
+    assert torch.allclose(
+        fed.test_sizes / (fed.train_sizes + fed.test_sizes), torch.tensor(0.25), atol=1e-3
+    )
     assert fed.notes == ()
 
 

@@ -1,4 +1,5 @@
-"""Tables: CSV files, svmlight files, the four hospitals, and columns standardised by the training rows."""
+"""Tables: CSV files, svmlight files, the four hospitals, and columns standardised by the training
+rows."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from fedsso.data import Federation
 from fedsso.data.tables import FEATURES, HOSPITALS, csv, heart, read_csv, svmlight
 from fedsso.errors import InputError
 
-needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
+)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -30,7 +33,8 @@ def file(folder: Path, text: str | bytes, name: str = "a.csv") -> Path:
     return path
 
 
-# ---- CSV -------------------------------------------------------------------------------------------------------------
+# ---- CSV
+# -------------------------------------------------------------------------------------------------------------
 
 GOOD = "age,dose,ill\n50,1.5,1\n60,?,0\n70,-2e1,1\n"
 FORMS: dict[str, str | bytes] = {
@@ -72,15 +76,24 @@ def test_classes_may_be_named(tmp_path: Path) -> None:
     assert fed.notes == ("labels no to yes are numbered 0 to 2 in sorted order",)
     with pytest.raises(InputError, match="holds names such as 'yes', a regression needs numbers"):
         Federation.from_csv(paths, "y", classes=0)
-    with pytest.raises(InputError, match=r"b.csv: has numbers in column 'y', .*a.csv has names: write all in one way"):
+    with pytest.raises(
+        InputError,
+        match=r"b.csv: has numbers in column 'y', .*a.csv has names: write all in one way",
+    ):
         Federation.from_csv([paths[0], file(tmp_path, "a,y\n3,1\n", "b.csv")], "y")
 
 
 def test_a_folder_and_a_column_that_names_the_client(tmp_path: Path) -> None:
     file(tmp_path, "id,ward,age,y\n1,b,50,0\n2,a,60,1\n3,b,70,0\n")
     fed = Federation.from_csv(tmp_path, "y", features=["age"], group="ward", test_fraction=0)
-    assert (fed.client_names, fed.train_sizes.tolist(), fed.sample_shape) == (("b", "a"), [2, 1], (1,))
-    with pytest.raises(InputError, match=r"a.csv: line 1: unknown column 'wards'; did you mean 'ward'"):
+    assert (fed.client_names, fed.train_sizes.tolist(), fed.sample_shape) == (
+        ("b", "a"),
+        [2, 1],
+        (1,),
+    )
+    with pytest.raises(
+        InputError, match=r"a.csv: line 1: unknown column 'wards'; did you mean 'ward'"
+    ):
         Federation.from_csv(tmp_path, "y", features=["age"], group="wards")
     file(tmp_path, "ward,age,y\na,1,0\n,2,1\n")
     with pytest.raises(InputError, match=r"a.csv: line 3: has no 'ward', which names the client"):
@@ -93,7 +106,9 @@ def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None
     scaling = fed.scaling
     assert scaling is not None
     assert scaling.columns == ("age", "dose")
-    torch.testing.assert_close(scaling([[50.0, 1], [60, NAN], [70, 3]]), fed.x[fed.train_rows.sort().values])
+    torch.testing.assert_close(
+        scaling([[50.0, 1], [60, NAN], [70, 3]]), fed.x[fed.train_rows.sort().values]
+    )
     assert scaling([60, NAN]).shape == (1, 2)
     frame = pd.DataFrame({"dose": [1.0], "name": ["x"], "age": [50]})
     torch.testing.assert_close(scaling(frame), scaling([50.0, 1]))
@@ -118,7 +133,10 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "target twice": ("a,y,y\n1,2,3\n", "line 1: 2 columns are called 'y'"),
     "unnamed": (",a,y\n0,1,2\n", "line 1: column 1 has no name: name it, or choose features"),
     "lonely": ("y\n1\n", "line 1: need at least 1 feature column"),
-    "text": ("a,y\n1,0\nfew,1\n", "line 3: has 'few' in column 'a', expected a number such as -1.5, or a gap .*'NA'"),
+    "text": (
+        "a,y\n1,0\nfew,1\n",
+        "line 3: has 'few' in column 'a', expected a number such as -1.5, or a gap .*'NA'",
+    ),
     "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a', expected a number such as -1.5"),
     "thousands": ("a;y\n1.000,5;0\n", "line 2: has '1.000,5' in column 'a'"),
     "date": ("a,y\n2020-01-01,0\n", "line 2: has '2020-01-01' in column 'a'"),
@@ -126,8 +144,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "infinite": ("a,y\ninf,0\n", "line 2: has 'inf' in column 'a'"),
     "large": ("a,y\n1e39,0\n", "line 2: has '1e39' in column 'a'"),
     "other gap": ("a,y\nNaN,0\n", "line 2: has 'NaN' in column 'a', .* written as one of '', "),
-    "target gap": ("a,y\n1,0\n1,\n", "line 3: has no 'y', the target: fill it in, or remove the row"),
-    "target text": ("a,y\n1,0\n1,yes\n", "line 3: has 'yes' in column 'y', expected a number .* as other rows have"),
+    "target gap": (
+        "a,y\n1,0\n1,\n",
+        "line 3: has no 'y', the target: fill it in, or remove the row",
+    ),
+    "target text": (
+        "a,y\n1,0\n1,yes\n",
+        "line 3: has 'yes' in column 'y', expected a number .* as other rows have",
+    ),
     "short": ("a,y\n1,0\n\n1\n", "line 4: has 1 cells, expected 2"),
     "long": ("a,y\n1,0,3\n", "line 2: has 3 cells, expected 2"),
     "after a quoted line end": ('a,y\n"1\n",0\nx,1\n', "line 4: has 'x'"),
@@ -159,7 +183,9 @@ def test_a_broken_csv_file_is_an_error_with_its_line(case: str, tmp_path: Path) 
         ({"missing": ["-9"]}, r"line 3: has '\?' in column 'dose', .*one of '-9'"),
     ],
 )
-def test_a_wrong_wish_for_columns_is_an_error(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_wish_for_columns_is_an_error(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=message):
         read_csv(file(tmp_path, GOOD), "ill", **options)
 
@@ -183,12 +209,18 @@ def test_a_federation_of_csv_files(tmp_path: Path) -> None:
     fed = Federation.from_csv(paths, "ill", test_fraction=0)
     assert fed.client_names == ("north", "east")
     assert fed.train_sizes.tolist() == [3, 2]
-    raw = np.array([[50, 1.5], [60, 1.25], [70, -20], [40, 1], [80, 3]])  # 1.25 is the median of 1.5, -20, 1, 3
+    raw = np.array(
+        [[50, 1.5], [60, 1.25], [70, -20], [40, 1], [80, 3]]
+    )  # 1.25 is the median of 1.5, -20, 1, 3
     np.testing.assert_allclose(fed.x, (raw - raw.mean(0)) / raw.std(0), rtol=1e-6)
-    named = Federation.from_csv({"B": str(paths[1]), "A": paths[0]}, "ill", features=["age"], standardise=False)
+    named = Federation.from_csv(
+        {"B": str(paths[1]), "A": paths[0]}, "ill", features=["age"], standardise=False
+    )
     assert (named.client_names, named.sample_shape) == (("B", "A"), (1,))
     assert named.x[:, 0].tolist() == [40, 80, 50, 60, 70]
-    with pytest.raises(InputError, match=r"x has NaN or Inf in row 1, column 1: .*standardise=True"):
+    with pytest.raises(
+        InputError, match=r"x has NaN or Inf in row 1, column 1: .*standardise=True"
+    ):
         Federation.from_csv(paths, "ill", standardise=False)
 
 
@@ -214,12 +246,18 @@ def test_own_marks_of_a_gap(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
-    "extra": (lambda f: [file(f, "a,y\n1,0\n"), file(f, "a,b,y\n1,2,0\n", "b.csv")], "b.csv: column 'b' is not in the"),
+    "extra": (
+        lambda f: [file(f, "a,y\n1,0\n"), file(f, "a,b,y\n1,2,0\n", "b.csv")],
+        "b.csv: column 'b' is not in the",
+    ),
     "fewer": (
         lambda f: [file(f, "a,b,y\n1,2,0\n"), file(f, "a,y\n1,0\n", "b.csv")],
         "b.csv: lacks the column 'b', which the first file has",
     ),
-    "no value": (lambda f: [file(f, "a,b,y\n1,?,0\n1,NA,1\n")], "column 'b' has no value in any file"),
+    "no value": (
+        lambda f: [file(f, "a,b,y\n1,?,0\n1,NA,1\n")],
+        "column 'b' has no value in any file",
+    ),
     "same name": (
         lambda f: [file(f, "a,y\n1,0\n"), f / "sub" / "a.csv"],
         r"two clients would be called 'a': rename a file, or pass \{name: path\}",
@@ -228,7 +266,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "one path": (lambda f: f / "a.csv", "cannot read .*a.csv: No such file"),
     "text": (lambda f: str(f / "a.csv"), "cannot read .*a.csv: No such file"),
     "none": (lambda _: [], "there are no files"),
-    "number": (lambda _: [5], r"files must be a path, a list of paths or a folder, got files=\[5\]"),
+    "number": (
+        lambda _: [5],
+        r"files must be a path, a list of paths or a folder, got files=\[5\]",
+    ),
     "not iterable": (lambda _: 5, "a list of paths or a folder, got files=5"),
     "absent": (lambda f: [f / "none.csv"], "cannot read .*none.csv: No such file"),
     "folder": (lambda f: [f], r"no file \*\.csv in the folder"),
@@ -249,10 +290,13 @@ def test_named_features_admit_further_columns(tmp_path: Path) -> None:
     assert fed.x.tolist() == [[1], [3]]
 
 
-# ---- standardise -----------------------------------------------------------------------------------------------------
+# ---- standardise
+# -----------------------------------------------------------------------------------------------------
 
 
-def table(rows: int = 40) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def table(
+    rows: int = 40,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     draw = np.random.default_rng(0)
     x = draw.normal((5, -3, 0), (2, 1e-4, 1e3), (rows, 3)).astype(np.float32)
     x[draw.random(x.shape) < 0.2] = NAN
@@ -266,7 +310,9 @@ def test_columns_are_filled_and_scaled_by_the_training_rows_alone() -> None:
     np.testing.assert_array_equal(x, before)  # the caller's array is not written to
     train = fed.train_rows.numpy()
     filled = np.where(np.isnan(x), np.nanmedian(x[train].astype(np.float64), 0), x)
-    np.testing.assert_allclose(fed.x, (filled - filled[train].mean(0)) / filled[train].std(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        fed.x, (filled - filled[train].mean(0)) / filled[train].std(0), rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(fed.x[train].double().mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(fed.x[train].double().std(0, correction=0), 1, atol=1e-6)
     assert fed.x[fed.test_rows].mean(0).abs().min() > 1e-3
@@ -275,7 +321,9 @@ def test_columns_are_filled_and_scaled_by_the_training_rows_alone() -> None:
 def test_standardise_changes_neither_split_nor_targets() -> None:
     x, y, who = table()
     plain, scaled = (
-        Federation.from_arrays(np.nan_to_num(x), y, who, weights=[0.2, 0.3, 0.5], seed=3, standardise=s)
+        Federation.from_arrays(
+            np.nan_to_num(x), y, who, weights=[0.2, 0.3, 0.5], seed=3, standardise=s
+        )
         for s in (False, True)
     )
     for name in ("train_rows", "train_start", "test_rows", "test_start", "y", "weights"):
@@ -307,7 +355,9 @@ def test_three_ways_to_the_same_table() -> None:
     ],
 )
 def test_a_column_worked_out_by_hand(column: list[float], expected: list[float]) -> None:
-    fed = Federation.from_rows(np.array(column)[:, None], [0, 1, 0], [[0, 1, 2]], test_fraction=0, standardise=True)
+    fed = Federation.from_rows(
+        np.array(column)[:, None], [0, 1, 0], [[0, 1, 2]], test_fraction=0, standardise=True
+    )
     assert fed.x[:, 0].tolist() == pytest.approx(expected)
 
 
@@ -319,8 +369,14 @@ def test_a_column_constant_in_training_is_zero_everywhere() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "image": (np.zeros((2, 1, 3, 3), np.float32), r"standardise needs a table x .*got torch.float32 of shape \(2, 1,"),
-    "bytes": (np.zeros((2, 3), np.uint8), r"standardise needs a table x .*got torch.uint8 of shape \(2, 3\)"),
+    "image": (
+        np.zeros((2, 1, 3, 3), np.float32),
+        r"standardise needs a table x .*got torch.float32 of shape \(2, 1,",
+    ),
+    "bytes": (
+        np.zeros((2, 3), np.uint8),
+        r"standardise needs a table x .*got torch.uint8 of shape \(2, 3\)",
+    ),
     "infinite": ([[1.0], [INF]], "x has Inf in row 1"),
     "empty column": ([[1.0, NAN], [2.0, NAN]], "column 1 of x has no value in any training row"),
 }
@@ -343,7 +399,8 @@ def test_a_test_row_beyond_every_scale_is_an_error() -> None:
         Federation.from_rows(x, [0] * 4, [range(4)], standardise=True)
 
 
-# ---- svmlight --------------------------------------------------------------------------------------------------------
+# ---- svmlight
+# --------------------------------------------------------------------------------------------------------
 
 SPARSE = "-1 1:0.5 3:-2 # a comment\n\n+1 2:1e-3\r\n# nothing\n-1.0\n"
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -358,7 +415,9 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 def test_an_svmlight_file_is_read_packed_or_not(pack: str, tmp_path: Path) -> None:
     pool = svmlight([file(tmp_path, PACK[pack](SPARSE.encode()), "data")])
     assert pool.x.dtype == torch.float32
-    np.testing.assert_array_equal(pool.x, np.array([[0.5, 0, -2], [0, 1e-3, 0], [0, 0, 0]], np.float32))
+    np.testing.assert_array_equal(
+        pool.x, np.array([[0.5, 0, -2], [0, 1e-3, 0], [0, 0, 0]], np.float32)
+    )
     assert (pool.y.dtype, pool.y.tolist()) == (torch.int64, [0, 1, 0])
     assert pool.notes == ("labels -1 to 1 are numbered 0 to 1 in sorted order",)
     assert (pool.group, pool.standardise) == (None, False)
@@ -374,7 +433,9 @@ def test_an_svmlight_file_is_read_packed_or_not(pack: str, tmp_path: Path) -> No
         (["0.5", "-3", "0"], [0.5, -3.0, 0.0]),
     ],
 )
-def test_labels_are_numbered_in_sorted_order(labels: list[str], expected: list[float], tmp_path: Path) -> None:
+def test_labels_are_numbered_in_sorted_order(
+    labels: list[str], expected: list[float], tmp_path: Path
+) -> None:
     pool = svmlight([file(tmp_path, "".join(f"{label} 1:1\n" for label in labels))])
     assert pool.y.tolist() == expected
     assert pool.y.is_floating_point() == (labels[0] == "0.5")
@@ -386,7 +447,9 @@ def test_several_svmlight_files_are_pooled_in_order(tmp_path: Path) -> None:
     assert pool.x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert pool.y.tolist() == [1, 0, 0]
     assert svmlight(paths, dim=5).x.shape == (3, 5)
-    with pytest.raises(InputError, match=r"written in different ways: .*a has -1/1; .*b has 0/1: number them alike"):
+    with pytest.raises(
+        InputError, match=r"written in different ways: .*a has -1/1; .*b has 0/1: number them alike"
+    ):
         svmlight([paths[0], file(tmp_path, "0 1:1\n1 1:1\n", "b")])
     many = [file(tmp_path, "0 1:1\n1 1:1\n2 1:1\n", "a"), file(tmp_path, "1 1:1\n3 1:1\n", "b")]
     assert svmlight(many).y.tolist() == [0, 1, 2, 1, 3]
@@ -438,7 +501,9 @@ def test_a_packed_file_cut_short_is_an_error(pack: str, keep: int, tmp_path: Pat
     noise = np.random.default_rng(0).random(200)
     data = PACK[pack]("".join(f"1 1:{value}\n" for value in noise).encode())
     path = file(tmp_path, data[:keep])
-    with pytest.raises(InputError, match=f"cannot be read as {pack}, corrupt or cut short .*: fetch it again"):
+    with pytest.raises(
+        InputError, match=f"cannot be read as {pack}, corrupt or cut short .*: fetch it again"
+    ):
         svmlight([path])
     middle = len(data) // 2
     file(tmp_path, data[:middle] + bytes(20) + data[middle + 20 :])
@@ -452,11 +517,13 @@ def test_svmlight_sizes_that_cannot_be_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no feature in any row"):
         svmlight([file(tmp_path, "1\n-1\n")])
     with pytest.raises(
-        InputError, match=r"line 1: has 500000000 columns, at most 1048576 are read; set FEDSSO_MAX_COL"
+        InputError,
+        match=r"line 1: has 500000000 columns, at most 1048576 are read; set FEDSSO_MAX_COL",
     ):
         svmlight([file(tmp_path, "1 500000000:1\n-1 1:1\n")])
     with pytest.raises(
-        InputError, match="line 1: has feature 10000000000000000000000, expected at most dim=2147483647"
+        InputError,
+        match="line 1: has feature 10000000000000000000000, expected at most dim=2147483647",
     ):
         svmlight([file(tmp_path, "1 10000000000000000000000:1\n")])
     with pytest.raises(InputError, match="dim must be an integer >= 0, got dim=-1"):
@@ -466,7 +533,9 @@ def test_svmlight_sizes_that_cannot_be_are_errors(tmp_path: Path) -> None:
 
 
 @needs_data
-@pytest.mark.parametrize(("name", "shape"), [("phishing.bz2", (11055, 68)), ("a9a.t.bz2", (16281, 123))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("phishing.bz2", (11055, 68)), ("a9a.t.bz2", (16281, 123))]
+)
 def test_real_files_are_read_as_scikit_learn_does(name: str, shape: tuple[int, int]) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     path = Path(os.environ["FEDSSO_DATA"]) / name
@@ -478,7 +547,8 @@ def test_real_files_are_read_as_scikit_learn_does(name: str, shape: tuple[int, i
     np.testing.assert_array_equal(pool.y, y > 0)
 
 
-# ---- heart disease ---------------------------------------------------------------------------------------------------
+# ---- heart disease
+# ---------------------------------------------------------------------------------------------------
 
 PATIENT = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0"
 OTHER = "28,1,2,130,132,0,2,185,0,.7,?,?,?,3"
@@ -506,7 +576,10 @@ def test_hospitals_are_groups_and_a_diagnosis_above_0_is_the_label(tmp_path: Pat
         (f"{OTHER},1", "line 2: has 15 cells, expected 14"),
         (OTHER.replace("28", "old"), "line 2: has 'old' in column 'age', expected a number"),
         (OTHER.replace("28", ""), r"line 2: has '' in column 'age', .* written as one of '\?'"),
-        (f"{OTHER[:-1]}5", "line 2: has '5' in column 'num', the diagnosis, expected 0, 1, 2, 3 or 4"),
+        (
+            f"{OTHER[:-1]}5",
+            "line 2: has '5' in column 'num', the diagnosis, expected 0, 1, 2, 3 or 4",
+        ),
         (f"{OTHER[:-1]}0.5", "line 2: has '0.5' in column 'num'"),
         (f"{OTHER[:-1]}?", "line 2: has '\\?' in column 'num', the diagnosis, expected 0, 1"),
     ],
@@ -536,7 +609,12 @@ def test_the_real_hospitals() -> None:
     pool = heart(paths)
     assert pool.group is not None
     assert np.unique(pool.group, return_counts=True)[1].tolist() == [303, 294, 123, 200]
-    assert [int(pool.y[torch.from_numpy(pool.group == name)].sum()) for name in HOSPITALS] == [139, 106, 115, 149]
+    assert [int(pool.y[torch.from_numpy(pool.group == name)].sum()) for name in HOSPITALS] == [
+        139,
+        106,
+        115,
+        149,
+    ]
     assert int(pool.x.isnan().any(1).sum()) == 621
     fed = Federation.from_arrays(pool.x, pool.y, pool.group, standardise=pool.standardise)
     assert bool(fed.x.isfinite().all())

@@ -1,4 +1,5 @@
-"""Readers of text: rows that share no character, speakers, bags of words, word vectors, damaged files."""
+"""Readers of text: rows that share no character, speakers, bags of words, word vectors, damaged
+files."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from fedsso.data.pool import Pool
 from fedsso.data.text import sentiment140, shakespeare
 from fedsso.errors import InputError
 
-needs_data = pytest.mark.skipif(not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
+)
 
 PLAY = "ANNA:\nHow now?\n\nSecond Lord:\nWell:\nquite well.\n\nANNA:\nGood.\n"
 TWEETS = [
@@ -51,7 +54,8 @@ def official(path: Path, tweets: Sequence[tuple[str, str, str]] = TWEETS) -> Pat
     with path.open("w", encoding="latin-1", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
         writer.writerows(
-            [label, i, "Mon Apr 06", "NO_QUERY", user, text] for i, (label, user, text) in enumerate(tweets)
+            [label, i, "Mon Apr 06", "NO_QUERY", user, text]
+            for i, (label, user, text) in enumerate(tweets)
         )
     return path
 
@@ -62,7 +66,8 @@ def headed(path: Path, tweets: Sequence[tuple[str, str, str]] = TWEETS) -> Path:
         writer = csv.writer(file)
         writer.writerow(["polarity", "id", "date", "query", "user", "text"])
         writer.writerows(
-            [label, i, "Mon Apr 06", "NO_QUERY", user, text] for i, (label, user, text) in enumerate(tweets)
+            [label, i, "Mon Apr 06", "NO_QUERY", user, text]
+            for i, (label, user, text) in enumerate(tweets)
         )
     return path
 
@@ -76,7 +81,12 @@ def zipped(path: Path, **members: str) -> Path:
 
 def alike(a: Pool, b: Pool) -> bool:
     assert a.group is not None
-    return torch.equal(a.x, b.x) and torch.equal(a.y, b.y) and np.array_equal(a.group, b.group) and a.notes == b.notes
+    return (
+        torch.equal(a.x, b.x)
+        and torch.equal(a.y, b.y)
+        and np.array_equal(a.group, b.group)
+        and a.notes == b.notes
+    )
 
 
 def decoded(pool: Pool, alphabet: Sequence[str]) -> list[str]:
@@ -88,7 +98,11 @@ def decoded(pool: Pool, alphabet: Sequence[str]) -> list[str]:
 
 def test_rows_are_the_text_cut_into_consecutive_pieces(tmp_path: Path) -> None:
     pool, alphabet = play(tmp_path, length=6), sorted(set(PLAY))
-    assert (pool.x.shape, pool.x.dtype, pool.y.dtype) == ((8, 6, len(alphabet)), torch.uint8, torch.int64)
+    assert (pool.x.shape, pool.x.dtype, pool.y.dtype) == (
+        (8, 6, len(alphabet)),
+        torch.uint8,
+        torch.int64,
+    )
     assert (pool.x.sum(2) == 1).all()
     assert "".join(decoded(pool, alphabet)) == PLAY[:56]
     assert len(PLAY) == 60  # 4 characters make no row
@@ -98,9 +112,13 @@ def test_a_row_belongs_to_who_speaks_at_its_start(tmp_path: Path) -> None:
     pool = play(tmp_path, length=1)
     starts = {name: PLAY.index(f"{name}:\n") for name in ("ANNA", "Second Lord")}
     again = PLAY.rindex("ANNA:")
-    speaker = ["Second Lord" if starts["Second Lord"] <= 2 * i < again else "ANNA" for i in range(30)]
+    speaker = [
+        "Second Lord" if starts["Second Lord"] <= 2 * i < again else "ANNA" for i in range(30)
+    ]
     assert pool.group is not None
-    assert pool.group.tolist() == speaker  # the line "Well:" is no name: the line above it is not blank
+    assert (
+        pool.group.tolist() == speaker
+    )  # the line "Well:" is no name: the line above it is not blank
     windows = play(tmp_path, PLAY.replace("\n", "\r\n"), length=1)
     assert windows.group is not None
     assert set(windows.group) == set(speaker)
@@ -115,13 +133,17 @@ def test_characters_may_be_any_unicode_and_come_in_sorted_order(tmp_path: Path) 
 
 
 def test_a_text_that_makes_no_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"play\.txt: has 50 characters, one row takes 51: use a smaller length"):
+    with pytest.raises(
+        InputError, match=r"play\.txt: has 50 characters, one row takes 51: use a smaller length"
+    ):
         play(tmp_path, "a" * 50)
     assert len(play(tmp_path, "a" * 51).x) == 1
     with pytest.raises(InputError, match="length must be an integer >= 1, got length=0"):
         play(tmp_path, length=0)
     many = "".join(map(chr, range(0x4E00, 0x4E00 + 256)))
-    with pytest.raises(InputError, match=r"play\.txt: has 256 distinct characters, need at most 255: replace"):
+    with pytest.raises(
+        InputError, match=r"play\.txt: has 256 distinct characters, need at most 255: replace"
+    ):
         play(tmp_path, many)
     assert play(tmp_path, many[1:]).x.shape == (5, 50, 255)
     (tmp_path / "play.txt").write_bytes(b"one\ntwo \xff\n" * 9)
@@ -131,17 +153,25 @@ def test_a_text_that_makes_no_rows_is_an_error(tmp_path: Path) -> None:
         shakespeare([tmp_path / "none.txt"])
 
 
-def test_samples_beyond_the_memory_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_beyond_the_memory_are_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDSSO_MAX_SAMPLES", "99")
-    with pytest.raises(InputError, match=r"play\.txt: the rows take 500 bytes, need at most 99: cut the file"):
+    with pytest.raises(
+        InputError, match=r"play\.txt: the rows take 500 bytes, need at most 99: cut the file"
+    ):
         play(tmp_path, "ab" * 50, length=1)
     path = official(tmp_path / "t.csv")
-    with pytest.raises(InputError, match=r"3 tweets take 102 bytes, need at most 99: use rows=2, or fewer buckets"):
+    with pytest.raises(
+        InputError, match=r"3 tweets take 102 bytes, need at most 99: use rows=2, or fewer buckets"
+    ):
         sentiment140([path], buckets=34)
     assert len(sentiment140([path], buckets=34, rows=2).x) == 2
     vectors = tmp_path / "v.txt"
     vectors.write_text("great" + " 1" * 10)
-    with pytest.raises(InputError, match=r"3 tweets take 120 bytes.*use rows=2, or shorter vectors"):
+    with pytest.raises(
+        InputError, match=r"3 tweets take 120 bytes.*use rows=2, or shorter vectors"
+    ):
         sentiment140([path], vectors=vectors)
 
 
@@ -166,7 +196,9 @@ def test_a_tweet_is_the_counts_of_its_words(write: Any, tmp_path: Path) -> None:
 
 def test_words_may_share_a_bucket_and_the_rest_of_a_long_tweet_is_left_out(tmp_path: Path) -> None:
     path = official(tmp_path / "t.csv")
-    assert torch.equal(sentiment140([path], buckets=1).x, torch.tensor([[6], [5], [6]], dtype=torch.uint8))
+    assert torch.equal(
+        sentiment140([path], buckets=1).x, torch.tensor([[6], [5], [6]], dtype=torch.uint8)
+    )
     assert sentiment140([path], buckets=1, length=5).x.flatten().tolist() == [5, 5, 5]
     long = official(tmp_path / "long.csv", [("0", "u", "no " * 300)])
     assert int(sentiment140([long], length=255).x.max()) == 255
@@ -174,7 +206,9 @@ def test_words_may_share_a_bucket_and_the_rest_of_a_long_tweet_is_left_out(tmp_p
         sentiment140([long], length=256)
 
 
-def test_more_tweets_than_are_counted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tweets_than_are_counted_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = official(tmp_path / "t.csv", [TWEETS[i % 2] for i in range(7)] + [("4", "u", "...")])
     whole = sentiment140([path]).x
     assert whole[-1].sum() == 0
@@ -223,7 +257,10 @@ def test_a_sample_is_fixed_in_order_and_fair(tmp_path: Path) -> None:
     assert numbers == sorted(set(numbers))
     assert 75 <= int(pool.y.sum()) <= 125  # sorted by label in the file
     assert alike(sentiment140([path], rows=600, buckets=4), sentiment140([path], buckets=4))
-    with pytest.raises(InputError, match="rows must be at most 600, the tweets there are, got rows=601: use 0 for all"):
+    with pytest.raises(
+        InputError,
+        match="rows must be at most 600, the tweets there are, got rows=601: use 0 for all",
+    ):
         sentiment140([path], rows=601)
     with pytest.raises(InputError, match="rows must be an integer >= 0, got rows=-1"):
         sentiment140([path], rows=-1)
@@ -253,7 +290,9 @@ def test_with_vectors_a_tweet_is_the_mean_of_its_known_words(tmp_path: Path) -> 
 
 def test_only_the_words_that_occur_are_kept_in_memory(tmp_path: Path) -> None:
     path, vectors = official(tmp_path / "t.csv"), tmp_path / "glove.txt"
-    vectors.write_text("".join(f"word{i}{' 1.5' * 100}\n" for i in range(5000)) + "great" + " 1" * 100)
+    vectors.write_text(
+        "".join(f"word{i}{' 1.5' * 100}\n" for i in range(5000)) + "great" + " 1" * 100
+    )
     tracemalloc.start()
     try:
         sentiment140([path], vectors=vectors)
@@ -269,7 +308,10 @@ def test_odd_words_of_real_vectors_are_no_error(tmp_path: Path) -> None:
 
 
 BAD_VECTORS = {
-    "short": ("great 1 2\nday 1\n", r"v\.txt: line 2: has 1 numbers after the word, expected 2: use a GloVe"),
+    "short": (
+        "great 1 2\nday 1\n",
+        r"v\.txt: line 2: has 1 numbers after the word, expected 2: use a GloVe",
+    ),
     "long": ("great 1 2\nelse 1 2 3\n", "line 2: has 3 numbers after the word, expected 2"),
     "no numbers": ("great\nday\n", "line 1: has 0 numbers after the word, expected one or more"),
     "blank line": ("great 1 2\n\nday 1 2\n", "line 2: has 0 numbers"),
@@ -298,26 +340,41 @@ def test_an_archive_must_have_one_text(tmp_path: Path) -> None:
     path = official(tmp_path / "t.csv")
     two = zipped(tmp_path / "two.zip", glove25=GLOVE, glove50=GLOVE)
     with pytest.raises(
-        InputError, match=r"two\.zip: need one \.txt or \.csv file in it, got glove25\.txt, glove50\.txt"
+        InputError,
+        match=r"two\.zip: need one \.txt or \.csv file in it, got glove25\.txt, glove50\.txt",
     ):
         sentiment140([path], vectors=two)
     with pytest.raises(InputError, match=r"got none: unpack it and name the one to use"):
         sentiment140([zipped(tmp_path / "none.zip")])
-    with pytest.raises(InputError, match=r"cannot read .*absent\.txt: No such file or directory; check the name"):
+    with pytest.raises(
+        InputError, match=r"cannot read .*absent\.txt: No such file or directory; check the name"
+    ):
         sentiment140([path], vectors=tmp_path / "absent.txt")
 
 
 LINE = '"0","1","date","NO_QUERY","bob","well"\n'
 HEAD = "polarity,id,date,query,user,text\n"
 BAD_TWEETS = {
-    "few cells": (LINE + '"0","1"\n', r"t\.csv: line 2: has 2 cells, the first '0'; expected 6, polarity,id,date"),
+    "few cells": (
+        LINE + '"0","1"\n',
+        r"t\.csv: line 2: has 2 cells, the first '0'; expected 6, polarity,id,date",
+    ),
     "many cells": (HEAD + "0,1,date,NO_QUERY,bob,well,well\n", "line 2: has 7 cells"),
-    "polarity": (LINE * 2 + LINE.replace('"0"', '"3"'), "line 3: has 6 cells, the first '3'.*polarity of 0, 2 or 4"),
+    "polarity": (
+        LINE * 2 + LINE.replace('"0"', '"3"'),
+        "line 3: has 6 cells, the first '3'.*polarity of 0, 2 or 4",
+    ),
     "other header": ("target,ids,date,flag,user,text\n", "line 1: has 6 cells, the first 'target'"),
-    "other order": ("polarity,user,text,id,date,query\n", "line 1: has 6 cells, the first 'polarity'"),
+    "other order": (
+        "polarity,user,text,id,date,query\n",
+        "line 1: has 6 cells, the first 'polarity'",
+    ),
     "second header": (HEAD + HEAD, "line 2: has 6 cells, the first 'polarity'"),
     "lines in quotes": (LINE.replace("well", "a\n\nb") + '"0"\n', "line 4: has 1 cells"),
-    "open quotes": (LINE + LINE[:-3], r"t\.csv: the quotes of the last row are not closed, the file is cut short"),
+    "open quotes": (
+        LINE + LINE[:-3],
+        r"t\.csv: the quotes of the last row are not closed, the file is cut short",
+    ),
     "one endless cell": (LINE + '"' + "x\n" * 70_000, "line 2: is not CSV .*field limit"),
     "bare return": (HEAD + "0,1,date,NO_QUERY,bob,a\rb\n", "line 2: is not CSV"),
     "neutral only": (LINE.replace('"0"', '"2"'), "has no tweet of polarity 0 or 4"),
@@ -336,8 +393,12 @@ def test_wrong_tweets_name_the_file_and_the_line(case: str, tmp_path: Path) -> N
 
 def test_below_a_header_the_text_must_be_utf8(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_bytes((HEAD + "0,1,date,NO_QUERY,bob,well\n0,1,date,NO_QUERY,bob,schön\n").encode("latin-1"))
-    with pytest.raises(InputError, match=r"t\.csv: line 3: is not UTF-8 text: save the file as UTF-8"):
+    path.write_bytes(
+        (HEAD + "0,1,date,NO_QUERY,bob,well\n0,1,date,NO_QUERY,bob,schön\n").encode("latin-1")
+    )
+    with pytest.raises(
+        InputError, match=r"t\.csv: line 3: is not UTF-8 text: save the file as UTF-8"
+    ):
         sentiment140([path])
 
 
@@ -367,7 +428,8 @@ def test_a_damaged_file_is_an_error_that_names_it(kind: str, tmp_path: Path) -> 
     for keep in (4, 5, 12, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:keep])
         with pytest.raises(
-            InputError, match=rf"t\.csv: cannot be read as {kind}, corrupt or cut short \(.+\): fetch it"
+            InputError,
+            match=rf"t\.csv: cannot be read as {kind}, corrupt or cut short \(.+\): fetch it",
         ):
             sentiment140([path])
     failed = 0
@@ -396,7 +458,9 @@ def test_the_real_play_in_its_own_memory() -> None:
     assert {"First Citizen", "ROMEO", "GLOUCESTER"} <= set(pool.group)
     assert len(set(pool.group)) == 300
     text = path.read_text()
-    assert decoded(Pool(pool.x[777:778], pool.y[777:778]), sorted(set(text))) == [text[777 * 51 : 778 * 51]]
+    assert decoded(Pool(pool.x[777:778], pool.y[777:778]), sorted(set(text))) == [
+        text[777 * 51 : 778 * 51]
+    ]
 
 
 @needs_data

@@ -1,4 +1,5 @@
-"""What the documentation takes from the code is up to date, what it shows still comes out, and its code runs."""
+"""What the documentation takes from the code is up to date, what it shows still comes out, and its
+code runs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ import torch
 from torch import nn
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     import click
     from typer.main import get_command
     from typer.testing import CliRunner
@@ -37,7 +40,17 @@ from fedsso.support import exits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
-ABSENT = ["AIDE", "DiSCO", "Newton-Learn", "MOCHA", "HarmoFL", "FedPD", "FedCM", "pFedMe", "Per-FedAvg"]
+ABSENT = [
+    "AIDE",
+    "DiSCO",
+    "Newton-Learn",
+    "MOCHA",
+    "HarmoFL",
+    "FedPD",
+    "FedCM",
+    "pFedMe",
+    "Per-FedAvg",
+]
 
 
 @cache
@@ -51,16 +64,23 @@ def module(path: str) -> ModuleType:
     return made
 
 
-@pytest.mark.parametrize("name", ["algorithms.md", "datasets.md", "robustness.md", "../results/README.md"])
+@pytest.mark.parametrize(
+    "name", ["algorithms.md", "datasets.md", "robustness.md", "../results/README.md"]
+)
 def test_the_tables_are_the_registrys(name: str) -> None:
-    assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), "run `make docs`"
+    assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), (
+        "run `make docs`"
+    )
 
 
 def test_every_data_set_at_hand_was_tried_with_each_of_its_models() -> None:
     """All but the two whose official files could not be had."""
     found = json.loads((ROOT / "docs" / "smoke.json").read_text())
     asked = {f"{d.name} {model}" for d in datasets() if not d.yours for model in d.models}
-    assert {name.split()[0] for name in asked - found.keys()} == {"emnist_letters", "emnist_balanced"}
+    assert {name.split()[0] for name in asked - found.keys()} == {
+        "emnist_letters",
+        "emnist_balanced",
+    }
     assert found.keys() <= asked
 
 
@@ -105,10 +125,17 @@ def test_where_algorithms_end_up() -> None:
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- not run: (.+?) -->\n+\Z")
-PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md")), "results/README.md"]
+PAGES = [
+    "README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md")),
+    "results/README.md",
+]
 ELSEWHERE = {"docs/faq.md"}  # test_faq.py runs it
 RUN, READ = {"python", "sh", "toml"}, {""}
-MARKED = {"docs/flower.md": 1, "docs/frameworks.md": 2}  # how many blocks say `<!-- not run: why -->`
+MARKED = {
+    "docs/flower.md": 1,
+    "docs/frameworks.md": 2,
+}  # how many blocks say `<!-- not run: why -->`
 OTHERS = {
     "pip": "installs",
     ".venv/bin/python": "runs the campaign, which test_campaign.py does",
@@ -149,8 +176,12 @@ def test_blocks_are_of_known_languages_and_few_are_marked() -> None:
     assert marked == MARKED
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p not in ELSEWHERE and any(b.language in RUN for b in blocks(p))])
-def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p not in ELSEWHERE and any(b.language in RUN for b in blocks(p))]
+)
+def test_the_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, Python in one namespace, all in one folder with a few tables in it."""
     monkeypatch.chdir(tmp_path)
     if page != "docs/start.md":  # which makes its own
@@ -189,13 +220,19 @@ def test_the_page_of_an_algorithm(name: str) -> None:
     (call,) = re.findall(r"```python\nimport fedsso\n\n(.*?)\n```", text)
     perform(shlex.split(f"{shell} --clients 3"))
     exec(
-        call.replace('load("digits")', 'load("digits", clients=3)').replace("rounds=20", "rounds=1"), {"fedsso": fedsso}
+        call.replace('load("digits")', 'load("digits", clients=3)').replace(
+            "rounds=20", "rounds=1"
+        ),
+        {"fedsso": fedsso},
     )
 
 
 def test_the_lines_of_the_paper_are_shown_with_their_code() -> None:
     build = module("docs/build.py")
-    lines = {where: code for where, code, _ in build.cited((ROOT / "src/fedsso/algorithms/fedsso.py").read_text())}
+    lines = {
+        where: code
+        for where, code, _ in build.cited((ROOT / "src/fedsso/algorithms/fedsso.py").read_text())
+    }
     assert lines["Alg. 1, line 11"] == "`g = delta / (-alpha * cohort.steps)`"
     assert lines["Alg. 1, line 14"] == "`new = x + move`"
     assert [where.split()[-1] for where in lines] == ["4-8", "11", "12", "13", "14"]
@@ -212,13 +249,30 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs `make site`")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    pages = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.html")}
-    assert {"index.html", "results/index.html", *(f"algorithms/{name}.html" for name in ALGORITHMS)} <= pages
+    pages = {
+        p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.html")
+    }
+    assert {
+        "index.html",
+        "results/index.html",
+        *(f"algorithms/{name}.html" for name in ALGORITHMS),
+    } <= pages
     loaded = re.compile(r"""<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//""")
-    assert not [p for p in pages if loaded.search((tmp_path / "site" / p).read_text(encoding="utf-8"))]
+    assert not [
+        p for p in pages if loaded.search((tmp_path / "site" / p).read_text(encoding="utf-8"))
+    ]
     assert not list((tmp_path / "site").rglob("robustness.json"))
 
 
@@ -237,7 +291,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def perform(words: list[str]) -> None:
-    """Run a command of this package in this process, `make` without its work; other programs must be known."""
+    """Run a command of this package in this process, `make` without its work; other programs must
+    be known."""
     program, *rest = words
     if program == "make":
         subprocess.run(["make", "-n", "-C", str(ROOT), *rest], check=True, capture_output=True)
@@ -250,8 +305,12 @@ def perform(words: list[str]) -> None:
     else:
         few = ["--rounds", str(ROUNDS)] if rest[0] in TRAINING else []  # the last one counts
         told = CliRunner().invoke(app, [*rest, *few], env={"COLUMNS": "200"})
-        missed = bool(few) and "--target" in rest and "missed: no setting reached" in told.stderr  # in so few rounds
-        assert told.exit_code == (exits.DIVERGED if missed else exits.FINISHED), f"{shlex.join(words)}\n{told.output}"
+        missed = (
+            bool(few) and "--target" in rest and "missed: no setting reached" in told.stderr
+        )  # in so few rounds
+        assert told.exit_code == (exits.DIVERGED if missed else exits.FINISHED), (
+            f"{shlex.join(words)}\n{told.output}"
+        )
 
 
 def parse(words: list[str]) -> None:
@@ -270,13 +329,18 @@ def absent(words: list[str]) -> str:
 
 
 def tables(folder: Path) -> None:
-    """Hospitals in a folder and beside it, the same as one table, and an svmlight file: what the pages speak of."""
+    """Hospitals in a folder and beside it, the same as one table, and an svmlight file: what the
+    pages speak of."""
     rows = [f"{i % 7 + 0.5},{i % 2},{i % 5},{int(i % 7 > 3)}" for i in range(40)]
     (folder / "hospitals").mkdir()
     for name in ("hospitals/east", "hospitals/west", "north", "south"):
-        (folder / f"{name}.csv").write_text("\n".join(["age,sex,dose,outcome", *rows]), encoding="utf-8")
+        (folder / f"{name}.csv").write_text(
+            "\n".join(["age,sex,dose,outcome", *rows]), encoding="utf-8"
+        )
     both = [f"{row},{name}" for name in ("east", "west") for row in rows]
-    (folder / "all.csv").write_text("\n".join(["age,sex,dose,outcome,hospital", *both]), encoding="utf-8")
+    (folder / "all.csv").write_text(
+        "\n".join(["age,sex,dose,outcome,hospital", *both]), encoding="utf-8"
+    )
     svm = [f"{int(i % 7 > 3)} 1:{i % 7} 2:{i % 5}" for i in range(400)]
     (folder / "train.svm").write_text("\n".join(svm), encoding="utf-8")
 
@@ -289,7 +353,13 @@ def given(page: str) -> dict[str, Any]:
         model = nn.Linear(3, 1)
         moved = [(w, [p.detach() - w for p in model.parameters()]) for w in (0.25, 0.75)]
         loop = {"model": model, "answers": lambda _: moved, "rounds": 3}
-        return {"ServerBFGS": ServerBFGS, "params": model.parameters(), "local_lr": 0.1, "local_steps": 5, **loop}
+        return {
+            "ServerBFGS": ServerBFGS,
+            "params": model.parameters(),
+            "local_lr": 0.1,
+            "local_steps": 5,
+            **loop,
+        }
     if page in ("README.md", "docs/flower.md"):
         return on_flower()
     return {"fedsso": fedsso} if page == "docs/datasets.md" else {}
@@ -302,7 +372,8 @@ def answered(reply: Any) -> Any:
 
 
 def on_flower() -> dict[str, Any]:
-    """A federation of three clients inside this process, with a client app as a user of Flower writes it."""
+    """A federation of three clients inside this process, with a client app as a user of Flower
+    writes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Flower's dependencies deprecate
         from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -326,7 +397,10 @@ def on_flower() -> dict[str, Any]:
                 for p, g in zip(model.parameters(), grads, strict=True):
                     p -= 0.01 * g
         metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y)})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     @clients.evaluate()
     def evaluate(message: Any, context: Any) -> Any:
@@ -340,4 +414,11 @@ def on_flower() -> dict[str, Any]:
         return fed.x[own].flatten(1).float() / 16, fed.y[own]
 
     grid = local_grid(clients, [{"partition-id": i} for i in range(3)], answered)
-    return {"grid": grid, "Net": net, "ArrayRecord": ArrayRecord, "app": ServerApp(), "load": rows, "fed": fed}
+    return {
+        "grid": grid,
+        "Net": net,
+        "ArrayRecord": ArrayRecord,
+        "app": ServerApp(),
+        "load": rows,
+        "fed": fed,
+    }

@@ -25,7 +25,13 @@ from fedsso.experiment.settings import complete
 from fedsso.objective import unravel_into
 
 MakeFederation = Callable[..., Federation]
-BASE: dict[str, Any] = {"rounds": 4, "local_steps": 2, "batch_size": 4, "dtype": "float64", "device": "cpu"}
+BASE: dict[str, Any] = {
+    "rounds": 4,
+    "local_steps": 2,
+    "batch_size": 4,
+    "dtype": "float64",
+    "device": "cpu",
+}
 
 
 def same(a: Plan, b: Plan) -> bool:
@@ -43,7 +49,8 @@ def simulation(fed: Federation, **options: Any) -> Simulation:
     return Simulation(context(fed, "mclr", full).job(full), [FedAvg(alpha=0.1)])
 
 
-# --- draws ------------------------------------------------------------------------------------------------------------
+# --- draws
+# ------------------------------------------------------------------------------------------------------------
 def test_draws_are_pure_functions(fed: Federation) -> None:
     protocol = Protocol(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=3)
     forward, backward = Rounds(fed, protocol), Rounds(fed, protocol)
@@ -53,20 +60,26 @@ def test_draws_are_pure_functions(fed: Federation) -> None:
         plan, rows = backward.plan(k), batch(backward, i, 5 * k)
         assert same(plan, seen[k, i][0])
         assert np.array_equal(rows, seen[k, i][1])
-    other = Rounds(fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=4))
+    other = Rounds(
+        fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=4)
+    )
     assert not all(same(other.plan(k), forward.plan(k)) for k in range(1, 9))
 
 
 def test_options_do_not_move_each_others_draws(fed: Federation) -> None:
     """Turning stragglers or drop-outs on leaves the cohorts and the mini-batches as they were."""
     plain = Rounds(fed, Protocol(batch_size=4, participation=0.6))
-    busy = Rounds(fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.4, stragglers=0.5, local_steps=9))
+    busy = Rounds(
+        fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.4, stragglers=0.5, local_steps=9)
+    )
     for k in range(1, 10):
         assert torch.equal(plain.plan(k).chosen, busy.plan(k).chosen)
         assert np.array_equal(batch(plain, 1, k), batch(busy, 1, k))
 
 
-@pytest.mark.parametrize(("participation", "size"), [(1.0, 5), (0.8, 4), (0.5, 2), (0.3, 2), (0.01, 1)])
+@pytest.mark.parametrize(
+    ("participation", "size"), [(1.0, 5), (0.8, 4), (0.5, 2), (0.3, 2), (0.01, 1)]
+)
 def test_cohort_sizes(fed: Federation, participation: float, size: int) -> None:
     rounds = Rounds(fed, Protocol(participation=participation))
     chosen = [rounds.plan(k).chosen for k in range(1, 60)]
@@ -120,10 +133,13 @@ def test_many_batches_at_once_are_the_same_as_one_by_one(fed: Federation) -> Non
 
 
 def test_batches_are_weighted_and_padded(fed: Federation) -> None:
-    """Weights sum to one per client and step; padding has weight 0; a small client uses all its rows."""
+    """Weights sum to one per client and step; padding has weight 0; a small client uses all its
+    rows."""
     rounds = Rounds(fed, Protocol(batch_size=6))
     clients = np.arange(fed.clients)
-    local = Chunk(Gather(fed, torch.float64), rounds, 1, clients, np.zeros(5, np.int64), np.full(5, 4))
+    local = Chunk(
+        Gather(fed, torch.float64), rounds, 1, clients, np.zeros(5, np.int64), np.full(5, 4)
+    )
     for j in range(4):
         seen = local.batch(j)
         assert seen.x.shape == (5, 6, 4)
@@ -134,7 +150,8 @@ def test_batches_are_weighted_and_padded(fed: Federation) -> None:
             assert torch.equal(seen.x[i, : len(rows)], fed.x[rows])
             assert torch.equal(seen.y[i, : len(rows)], fed.y[rows])
             assert torch.equal(
-                seen.weight[i, : len(rows)], torch.full((len(rows),), 1 / len(rows), dtype=torch.float64)
+                seen.weight[i, : len(rows)],
+                torch.full((len(rows),), 1 / len(rows), dtype=torch.float64),
             )
 
 
@@ -143,7 +160,10 @@ def test_a_batch_larger_than_the_client_is_all_its_rows(fed: Federation) -> None
         rounds = Rounds(fed, Protocol(batch_size=size))
         for i in range(fed.clients):
             assert sorted(batch(rounds, i, 3).tolist()) == sorted(fed.rows_of(i).tolist())
-    a, b = (simulate(fed, "mclr", FedAvg(alpha=0.1), **{**BASE, "batch_size": size}) for size in (None, 1000))
+    a, b = (
+        simulate(fed, "mclr", FedAvg(alpha=0.1), **{**BASE, "batch_size": size})
+        for size in (None, 1000)
+    )
     assert torch.equal(a.x, b.x)
 
 
@@ -157,7 +177,9 @@ def test_local_epochs_give_every_client_its_own_number_of_steps(fed: Federation)
 
 def test_rows_are_widened_and_scaled(fed: Federation) -> None:
     pixels = torch.arange(24, dtype=torch.uint8).view(6, 1, 2, 2)
-    images = Federation.from_clients([(pixels[:3], [0, 1, 0]), (pixels[3:], [1, 1, 0])], test_fraction=0)
+    images = Federation.from_clients(
+        [(pixels[:3], [0, 1, 0]), (pixels[3:], [1, 1, 0])], test_fraction=0
+    )
     object.__setattr__(images, "affine", (2 / 255, -1.0))
     gather = Gather(images, torch.float32)
     x, y = gather(torch.tensor([[4, 0], [1, 1]]))
@@ -168,7 +190,8 @@ def test_rows_are_widened_and_scaled(fed: Federation) -> None:
     assert wide.dtype == torch.float32
 
 
-# --- rounds -----------------------------------------------------------------------------------------------------------
+# --- rounds
+# -----------------------------------------------------------------------------------------------------------
 def test_positions_persist_and_move_only_for_those_who_answer(fed: Federation) -> None:
     sim = simulation(fed, participation=0.6, drop_rate=0.3, stragglers=0.5, local_steps=4)
     expected = np.zeros(fed.clients, np.int64)
@@ -220,13 +243,23 @@ def test_a_round_that_nobody_answers_keeps_the_model_and_is_recorded(
 def test_the_first_rounds_may_be_silent_and_checkpointed(fed: Federation, tmp_path: Any) -> None:
     options = {**BASE, "rounds": 12, "participation": 0.2, "drop_rate": 0.9}
     assert len(Rounds(fed, Protocol(participation=0.2, drop_rate=0.9)).plan(1).answered) == 0
-    kept = simulate(fed, "mclr", FedSSO(alpha=0.1), out=tmp_path / "run", checkpoint_every=1, **options)
+    kept = simulate(
+        fed, "mclr", FedSSO(alpha=0.1), out=tmp_path / "run", checkpoint_every=1, **options
+    )
     assert torch.equal(kept.x, simulate(fed, "mclr", FedSSO(alpha=0.1), **options).x)
 
 
 def test_weights_are_renormalised_over_those_who_answer(quad: Federation) -> None:
-    """One round of FedAvg with one step: x = sum w_i alpha A_i b_i with w = p / sum p over the cohort."""
-    options = {**BASE, "batch_size": None, "local_steps": 1, "rounds": 1, "participation": 0.5, "seed": 5}
+    """One round of FedAvg with one step: x = sum w_i alpha A_i b_i with w = p / sum p over the
+    cohort."""
+    options = {
+        **BASE,
+        "batch_size": None,
+        "local_steps": 1,
+        "rounds": 1,
+        "participation": 0.5,
+        "seed": 5,
+    }
     chosen = Rounds(quad, Protocol(participation=0.5, seed=5)).plan(1).answered
     assert len(chosen) == 2
     x = simulate(quad, "linear", FedAvg(alpha=0.1), **options).x
@@ -295,18 +328,22 @@ def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form
     for one in (sim, resumed):
         assert torch.equal(one.server.x, whole.server.x)
         assert all(
-            torch.equal(a["grad_norm"], b["grad_norm"]) for a, b in zip(one.rows[1:], whole.rows[1:], strict=True)
+            torch.equal(a["grad_norm"], b["grad_norm"])
+            for a, b in zip(one.rows[1:], whole.rows[1:], strict=True)
         )
 
 
-# --- evaluation ------------------------------------------------------------------------------------------------------
+# --- evaluation
+# ------------------------------------------------------------------------------------------------------
 def test_evaluation_equals_a_hand_computation(fed: Federation) -> None:
     result = simulate(fed, "mlp", FedAvg(alpha=0.1), eval_train=True, **BASE)
     z = result.model(fed.x[fed.test_rows]).detach()
     y = fed.y[fed.test_rows]
     trace = result.trace
     assert trace["test_loss"][-1] == pytest.approx(float(F.cross_entropy(z, y)), rel=1e-12)
-    assert trace["test_accuracy"][-1] == pytest.approx(float((z.argmax(1) == y).double().mean()), rel=1e-12)
+    assert trace["test_accuracy"][-1] == pytest.approx(
+        float((z.argmax(1) == y).double().mean()), rel=1e-12
+    )
     train = [
         float(F.cross_entropy(result.model(fed.x[rows]), fed.y[rows]).detach())
         for rows in (fed.rows_of(i) for i in range(fed.clients))
@@ -320,19 +357,27 @@ def test_evaluation_equals_a_hand_computation(fed: Federation) -> None:
 def test_evaluation_in_pieces(make_fed: MakeFederation) -> None:
     fed = make_fed(sizes=[4 * PIECE, 5000])
     assert len(fed.test_rows) > PIECE
-    result = simulate(fed, "mclr", FedAvg(alpha=0.1), metrics=("auc", "f1"), **{**BASE, "rounds": 2})
+    result = simulate(
+        fed, "mclr", FedAvg(alpha=0.1), metrics=("auc", "f1"), **{**BASE, "rounds": 2}
+    )
     z, y = result.model(fed.x[fed.test_rows]).detach(), fed.y[fed.test_rows]
     assert result.final("test_loss") == pytest.approx(float(F.cross_entropy(z, y)), rel=1e-12)
     expected = roc_auc_score(y, z.softmax(1), multi_class="ovr")
     assert result.final("test_auc") == pytest.approx(expected, rel=1e-12)
-    assert result.final("test_f1") == pytest.approx(f1_score(y, z.argmax(1), average="macro"), rel=1e-12)
+    assert result.final("test_f1") == pytest.approx(
+        f1_score(y, z.argmax(1), average="macro"), rel=1e-12
+    )
 
 
 def test_own_weights_count_in_the_full_training_loss(make_fed: MakeFederation) -> None:
     fed = make_fed(sizes=[8, 20], weights=[0.9, 0.1])
     result = simulate(fed, "mclr", FedAvg(alpha=0.1), eval_train=True, **BASE)
-    losses = [F.cross_entropy(result.model(fed.x[r]), fed.y[r]).detach() for r in map(fed.rows_of, (0, 1))]
-    assert result.final("full_train_loss") == pytest.approx(float(0.9 * losses[0] + 0.1 * losses[1]), rel=1e-12)
+    losses = [
+        F.cross_entropy(result.model(fed.x[r]), fed.y[r]).detach() for r in map(fed.rows_of, (0, 1))
+    ]
+    assert result.final("full_train_loss") == pytest.approx(
+        float(0.9 * losses[0] + 0.1 * losses[1]), rel=1e-12
+    )
 
 
 def test_the_running_loss_is_the_weighted_mean_of_the_mini_batch_losses(fed: Federation) -> None:
@@ -362,7 +407,9 @@ def test_eval_every(fed: Federation) -> None:
     seldom = simulate(fed, "mclr", FedAvg(alpha=0.1), **{**BASE, "rounds": 7, "eval_every": 3})
     evaluated = [0, 3, 6, 7]
     assert np.flatnonzero(np.isfinite(seldom.trace["test_loss"])).tolist() == evaluated
-    np.testing.assert_array_equal(seldom.trace["test_loss"][evaluated], often.trace["test_loss"][evaluated])
+    np.testing.assert_array_equal(
+        seldom.trace["test_loss"][evaluated], often.trace["test_loss"][evaluated]
+    )
     np.testing.assert_array_equal(seldom.trace["train_loss"], often.trace["train_loss"])
     assert torch.equal(often.x, seldom.x)
 
@@ -374,10 +421,14 @@ def test_stop_at_ends_each_trial_at_its_own_round(fed: Federation) -> None:
     target = 0.5
     hits = [run_.rounds_to(target) for run_ in whole]
     assert len(set(hits)) == 3
-    for full, stopped, hit in zip(whole, sweep(fed, "mlp", records, stop_at=target, **options), hits, strict=True):
+    for full, stopped, hit in zip(
+        whole, sweep(fed, "mlp", records, stop_at=target, **options), hits, strict=True
+    ):
         length = 25 if hit is None else hit
         assert len(stopped.trace) == length + 1
-        np.testing.assert_array_equal(stopped.trace["test_loss"], full.trace["test_loss"][: length + 1])
+        np.testing.assert_array_equal(
+            stopped.trace["test_loss"], full.trace["test_loss"][: length + 1]
+        )
         again: Run = simulate(fed, "mlp", full.spec.record, **{**options, "rounds": max(1, length)})
         torch.testing.assert_close(stopped.x, again.x, rtol=1e-12, atol=1e-14)
 
@@ -391,7 +442,8 @@ def test_a_federation_without_test_rows(make_fed: MakeFederation) -> None:
 
 
 def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
-    """alpha = 3 > 2/L: the loss grows by a factor (1 - alpha L)^2 = 4 per step and stays finite for long."""
+    """alpha = 3 > 2/L: the loss grows by a factor (1 - alpha L)^2 = 4 per step and stays finite for
+    long."""
     options = {**BASE, "batch_size": None, "local_steps": 1}
     result = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": 60})
     end = result.diverged
@@ -399,17 +451,23 @@ def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
     losses = result.trace["train_loss"]
     assert losses[end] > 1e3 * losses[1] >= losses[end - 1]
     assert np.isnan(result.trace["test_loss"][end])
-    # the model of the round before has that loss already: if it is the last one, the evaluation tells
+    # the model of the round before has that loss already: if it is the last one, the evaluation
+    # tells
     last = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 1})
     assert last.diverged == end - 1
     assert np.isnan(last.trace["test_loss"][end - 1])
-    assert simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 2}).diverged is None
+    assert (
+        simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 2}).diverged
+        is None
+    )
 
 
 def with_test_row(x: float, y: float, test: bool = True) -> Federation:
     """Rows of y = x in one column for training, and one other row for testing."""
     a = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
-    fed = Federation.from_arrays(torch.cat([a, a.new_tensor([[x]])]), [*a[:, 0].tolist(), y], [0] * 10, test_fraction=0)
+    fed = Federation.from_arrays(
+        torch.cat([a, a.new_tensor([[x]])]), [*a[:, 0].tolist(), y], [0] * 10, test_fraction=0
+    )
     rows, start = torch.arange(10), torch.tensor([0, 9])
     held = {"test_rows": rows[9:], "test_start": start // 9} if test else {}
     return replace(fed, train_rows=rows[:9], train_start=start, **held)
@@ -417,7 +475,9 @@ def with_test_row(x: float, y: float, test: bool = True) -> Federation:
 
 def test_a_large_test_loss_beside_a_good_fit_is_no_divergence() -> None:
     """The fit y = x is 999 away from the row that is tested, the start y = 0 is 1 away."""
-    result = simulate(with_test_row(1e3, 1.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **BASE)
+    result = simulate(
+        with_test_row(1e3, 1.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **BASE
+    )
     assert result.diverged is None
     assert result.final("test_loss") > 1e5
     assert result.trace["train_loss"][-1] < 0.01
@@ -426,14 +486,21 @@ def test_a_large_test_loss_beside_a_good_fit_is_no_divergence() -> None:
 def test_a_test_loss_that_is_no_number_is_a_divergence() -> None:
     """In float32, where the square of 1e30 is none."""
     options = {**BASE, "dtype": "float32", "rounds": 3}
-    result = simulate(with_test_row(1e30, 0.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **options)
+    result = simulate(
+        with_test_row(1e30, 0.0), "linear", FedAvg(alpha=0.5), init=torch.zeros(1), **options
+    )
     assert result.diverged == 1
 
 
 def test_without_test_rows_the_last_model_is_judged_by_the_training_rows() -> None:
     options = {**BASE, "batch_size": None, "local_steps": 1, "init": torch.zeros(1)}
-    fed = with_test_row(0.0, 0.0, test=False)  # f has the second derivative 5/6: a step of 20 makes 245 of a loss of 1
-    wild = [simulate(fed, "linear", FedAvg(alpha=20.0), **{**options, "rounds": k}).diverged for k in (1, 2, 3)]
+    fed = with_test_row(
+        0.0, 0.0, test=False
+    )  # f has the second derivative 5/6: a step of 20 makes 245 of a loss of 1
+    wild = [
+        simulate(fed, "linear", FedAvg(alpha=20.0), **{**options, "rounds": k}).diverged
+        for k in (1, 2, 3)
+    ]
     assert wild == [None, 2, 3]  # or by the loss of the next round
 
 
@@ -441,10 +508,19 @@ def test_without_test_rows_the_last_model_is_judged_by_the_training_rows() -> No
 def test_a_skewed_first_cohort_with_a_tiny_loss_is_no_divergence(test_fraction: float) -> None:
     """The start fits client 0 to nine digits; client 1, who comes later, it does not fit at all."""
     draw = torch.Generator().manual_seed(0)
-    x, w = torch.randn(2, 16, 3, generator=draw, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    fed = Federation.from_clients([(x[0], x[0] @ w), (x[1], -x[1] @ w)], test_fraction=test_fraction)
+    x, w = (
+        torch.randn(2, 16, 3, generator=draw, dtype=torch.float64),
+        torch.ones(3, dtype=torch.float64),
+    )
+    fed = Federation.from_clients(
+        [(x[0], x[0] @ w), (x[1], -x[1] @ w)], test_fraction=test_fraction
+    )
     options = {**BASE, "participation": 0.5, "rounds": 8}
-    seed = next(s for s in range(9) if Rounds(fed, Protocol(participation=0.5, seed=s)).plan(1).chosen.tolist() == [0])
+    seed = next(
+        s
+        for s in range(9)
+        if Rounds(fed, Protocol(participation=0.5, seed=s)).plan(1).chosen.tolist() == [0]
+    )
     result = simulate(fed, "linear", FedAvg(alpha=0.01), init=w + 1e-9, seed=seed, **options)
     losses = result.trace["train_loss"]
     assert losses[1] < 1e-15
@@ -453,7 +529,9 @@ def test_a_skewed_first_cohort_with_a_tiny_loss_is_no_divergence(test_fraction: 
 
 
 @pytest.mark.parametrize("eval_every", [1, 2])
-def test_a_diverged_trial_has_the_same_trace_alone_and_among_others(fed: Federation, eval_every: int) -> None:
+def test_a_diverged_trial_has_the_same_trace_alone_and_among_others(
+    fed: Federation, eval_every: int
+) -> None:
     options = {**BASE, "rounds": 9, "eval_every": eval_every, "metrics": ("f1",)}
     sick = FedSSO(alpha=1e6, guard="none")
     alone = simulate(fed, "mlp", sick, **options)
@@ -470,7 +548,9 @@ def test_a_diverged_trial_has_the_same_trace_alone_and_among_others(fed: Federat
     assert list(alone.trace.columns) == list(among.trace.columns)
     for name in alone.trace.columns:
         if name not in ("trial", "seconds"):
-            np.testing.assert_allclose(alone.trace[name], among.trace[name], rtol=1e-9, err_msg=name)
+            np.testing.assert_allclose(
+                alone.trace[name], among.trace[name], rtol=1e-9, err_msg=name
+            )
 
 
 def test_a_start_that_reaches_stop_at_is_the_end(fed: Federation) -> None:
@@ -483,12 +563,16 @@ def test_a_start_that_reaches_stop_at_is_the_end(fed: Federation) -> None:
 
 
 def test_fedsgd_scales_its_step_by_eta(fed: Federation) -> None:
-    a, b = (simulate(fed, "mclr", record, **BASE) for record in (FedSGD(eta=0.5, alpha=0.3), FedSGD(alpha=0.15)))
+    a, b = (
+        simulate(fed, "mclr", record, **BASE)
+        for record in (FedSGD(eta=0.5, alpha=0.3), FedSGD(alpha=0.15))
+    )
     assert torch.equal(a.x, b.x)
     assert not torch.equal(a.x, simulate(fed, "mclr", FedSGD(alpha=0.3), **BASE).x)
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
+# --- metrics
+# ---------------------------------------------------------------------------------------------------------
 def outputs(classes: int, seed: int = 0, rows: int = 60) -> tuple[Tensor, Tensor]:
     """Outputs of two trials with ties, and labels."""
     draw = torch.Generator().manual_seed(seed)
@@ -502,7 +586,9 @@ def test_auc_and_f1_of_one_output(seed: int) -> None:
     for t in range(2):
         assert float(auc(z, y)[t]) == pytest.approx(roc_auc_score(y, z[t, 0]), rel=1e-12)
         assert float(f1(z, y)[t]) == pytest.approx(f1_score(y, z[t, 0] > 0), rel=1e-12)
-        assert float(accuracy(z, y)[t]) == pytest.approx(float(((z[t, 0] > 0) == y.bool()).double().mean()))
+        assert float(accuracy(z, y)[t]) == pytest.approx(
+            float(((z[t, 0] > 0) == y.bool()).double().mean())
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -517,11 +603,17 @@ def test_auc_and_f1_of_two_classes(seed: int) -> None:
 def test_auc_and_f1_of_many_classes(seed: int) -> None:
     z, y = outputs(4, seed)
     draw = torch.Generator().manual_seed(seed)
-    z = z + 0.1 * torch.randn(z.shape, generator=draw, dtype=torch.float64)  # no ties: rounding would decide them
-    z = z + torch.randn(2, 1, 60, generator=draw, dtype=torch.float64)  # a softmax does not see a shift of a row
+    z = z + 0.1 * torch.randn(
+        z.shape, generator=draw, dtype=torch.float64
+    )  # no ties: rounding would decide them
+    z = z + torch.randn(
+        2, 1, 60, generator=draw, dtype=torch.float64
+    )  # a softmax does not see a shift of a row
     for t in range(2):
         share = z[t].softmax(0).mT
-        assert float(auc(z, y)[t]) == pytest.approx(roc_auc_score(y, share, multi_class="ovr"), rel=1e-12)
+        assert float(auc(z, y)[t]) == pytest.approx(
+            roc_auc_score(y, share, multi_class="ovr"), rel=1e-12
+        )
         expected = f1_score(y, z[t].argmax(0), average="macro", labels=range(4), zero_division=0)
         assert float(f1(z, y)[t]) == pytest.approx(expected, rel=1e-12)
 
@@ -550,7 +642,8 @@ def test_a_users_metric_sees_rows_first() -> None:
         metric("acuracy")
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
+# --- errors
+# ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -31,13 +31,17 @@ def test_an_example_is_short_and_runs_anywhere(script: Path, tmp_path: Path) -> 
 def test_own_data_takes_a_folder_and_a_column(tmp_path: Path) -> None:
     for name, shift in (("alpha", 0), ("omega", 5)):
         rows = [f"{i % 7 + shift},{i % 5 or '?'},{int(i % 7 > 3)}" for i in range(40)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["dose,weight,cured", *rows]), encoding="utf-8")
+        (tmp_path / f"{name}.csv").write_text(
+            "\n".join(["dose,weight,cured", *rows]), encoding="utf-8"
+        )
     text = run(FOLDER / "own_data.py", str(tmp_path), "cured", cwd=tmp_path)
     assert "2 clients, 60 train + 20 test rows, sample 2 float32, 2 classes" in text
     assert text.count("alpha  ") == text.count("omega  ") == 2
 
 
-def test_the_demo_writes_its_page_picture_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_writes_its_page_picture_and_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With five rounds and one seed, which take a moment instead of a minute."""
     spec = importlib.util.spec_from_file_location("demo", FOLDER / "demo.py")
     assert spec is not None
@@ -47,8 +51,14 @@ def test_the_demo_writes_its_page_picture_and_table(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(demo, "ROUNDS", 5)
     monkeypatch.setattr(demo, "SEEDS", (0,))
     demo.main(tmp_path / "demo")
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["curves.png", "index.html", "table.md"]
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "curves.png",
+        "index.html",
+        "table.md",
+    ]
     html = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
     assert "<h1>fedsso: rounds to a target accuracy</h1>" in html
     assert "Twenty clients hold handwritten digits" in html
-    assert html.count("<tr>") == 1 + 3 + 1 + 15  # the best of each algorithm, then all five client steps of each
+    assert (
+        html.count("<tr>") == 1 + 3 + 1 + 15
+    )  # the best of each algorithm, then all five client steps of each

@@ -1,4 +1,5 @@
-"""What a round is made of beyond one exchange: full passes, second samples, client states, compressed uploads."""
+"""What a round is made of beyond one exchange: full passes, second samples, client states,
+compressed uploads."""
 
 from __future__ import annotations
 
@@ -37,10 +38,18 @@ from fedsso.experiment.problem import context
 from fedsso.experiment.settings import complete
 from fedsso.support.trees import Scalar, leaves
 
-BASE: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
+BASE: dict[str, Any] = {
+    "rounds": 4,
+    "local_steps": 3,
+    "batch_size": 4,
+    "dtype": "float64",
+    "device": "cpu",
+}
 
 
-def simulation(fed: Federation, record: Algorithm, model: Any = "mclr", **options: Any) -> Simulation:
+def simulation(
+    fed: Federation, record: Algorithm, model: Any = "mclr", **options: Any
+) -> Simulation:
     full = complete({**BASE, **options})
     return Simulation(context(fed, model, full).job(full), [record])
 
@@ -48,7 +57,14 @@ def simulation(fed: Federation, record: Algorithm, model: Any = "mclr", **option
 def chunk(fed: Federation, clients: Sequence[int], k: int = 1, **protocol: Any) -> Chunk:
     rounds = Rounds(fed, Protocol(**{"batch_size": 4, **protocol}))
     n = len(clients)
-    return Chunk(Gather(fed, torch.float64), rounds, k, np.array(clients), np.zeros(n, np.int64), np.zeros(n, np.int64))
+    return Chunk(
+        Gather(fed, torch.float64),
+        rounds,
+        k,
+        np.array(clients),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+    )
 
 
 # ---- full passes and draws ----
@@ -61,7 +77,9 @@ def test_a_full_pass_sees_every_row_once(
 ) -> None:
     monkeypatch.setitem(gather.BUDGET, "cpu", budget)
     clients = [4, 0, 2]
-    pieces = [(b.x.clone(), b.weight.clone()) for b in chunk(fed, clients, batch_size=batch_size).full()]
+    pieces = [
+        (b.x.clone(), b.weight.clone()) for b in chunk(fed, clients, batch_size=batch_size).full()
+    ]
     for m, client in enumerate(clients):
         rows = fed.x[fed.rows_of(client)].double()
         seen = torch.cat([x[m][w[m] > 0] for x, w in pieces])
@@ -71,7 +89,14 @@ def test_a_full_pass_sees_every_row_once(
 
 def test_a_full_pass_and_mini_batches_do_not_disturb_each_other(fed: Federation) -> None:
     rounds = Rounds(fed, Protocol(batch_size=4))
-    both = Chunk(Gather(fed, torch.float64), rounds, 1, np.array([0, 4]), np.zeros(2, np.int64), np.array([2, 2]))
+    both = Chunk(
+        Gather(fed, torch.float64),
+        rounds,
+        1,
+        np.array([0, 4]),
+        np.zeros(2, np.int64),
+        np.array([2, 2]),
+    )
     first = both.batch(0).x.clone()
     whole = next(both.full()).x.clone()
     assert torch.equal(both.batch(0).x, first)
@@ -82,7 +107,11 @@ def test_draws_belong_to_client_purpose_and_round(fed: Federation) -> None:
     together, alone = chunk(fed, [0, 3]).uniform("labels", 5), chunk(fed, [3]).uniform("labels", 5)
     assert torch.equal(together[1], alone[0])
     assert ((together > 0) & (together < 1)).all()
-    others = (together[0], chunk(fed, [3]).uniform("rows", 5)[0], chunk(fed, [3], k=2).uniform("labels", 5)[0])
+    others = (
+        together[0],
+        chunk(fed, [3]).uniform("rows", 5)[0],
+        chunk(fed, [3], k=2).uniform("labels", 5)[0],
+    )
     assert all(not torch.equal(alone[0], other) for other in others)
 
 
@@ -91,7 +120,9 @@ def test_draws_belong_to_client_purpose_and_round(fed: Federation) -> None:
 
 def test_a_second_sample_is_another_one(fed: Federation) -> None:
     rounds = Rounds(fed, Protocol(participation=0.4))
-    first, second = ([rounds.plan(k, sample).chosen.tolist() for k in range(1, 20)] for sample in (0, 1))
+    first, second = (
+        [rounds.plan(k, sample).chosen.tolist() for k in range(1, 20)] for sample in (0, 1)
+    )
     assert first != second
     assert all(len(chosen) == 2 for chosen in second)
 
@@ -113,7 +144,9 @@ def test_who_is_slow_is_slow_for_the_whole_round(fed: Federation) -> None:
 
 @pytest.mark.parametrize("name", [name for name, cls in ALGORITHMS.items() if cls.needs_all])
 @pytest.mark.parametrize("absent", [{"participation": 0.5}, {"drop_rate": 0.1}])
-def test_an_algorithm_that_needs_everybody_is_refused(fed: Federation, name: str, absent: dict[str, float]) -> None:
+def test_an_algorithm_that_needs_everybody_is_refused(
+    fed: Federation, name: str, absent: dict[str, float]
+) -> None:
     variant = ALGORITHMS[name].needs_all
     assert not ALGORITHMS[variant].needs_all
     with pytest.raises(InputError, match=f"needs all clients in every round.*or {variant}"):
@@ -146,7 +179,9 @@ def test_a_clients_state_has_memory_of_its_own(fed: Federation) -> None:
     run(sim, 2)
     kept = [leaf for own in sim.own for leaf in leaves(own)] + list(sim.errors.values())
     assert len(kept) == 3 * fed.clients
-    assert all(leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size() for leaf in kept)
+    assert all(
+        leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size() for leaf in kept
+    )
 
 
 @hyper
@@ -162,7 +197,9 @@ class Relay(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase(self.broadcast, self.count, lambda server, _mean, _cohort: server, self.local_steps),
+            Phase(
+                self.broadcast, self.count, lambda server, _mean, _cohort: server, self.local_steps
+            ),
             Phase(lambda server: (server.x, server.seen), self.report, self.collect, none),
         )
 
@@ -175,7 +212,9 @@ class Relay(Algorithm):
     def count(self, f: Objective, x: Tensor, own: Tensor, local: Local) -> Reply:  # noqa: ARG002
         return Reply((), own + self.step)
 
-    def report(self, f: Objective, message: tuple[Tensor, Tensor], own: Tensor, local: Local) -> Reply:  # noqa: ARG002
+    def report(
+        self, f: Objective, message: tuple[Tensor, Tensor], own: Tensor, local: Local
+    ) -> Reply:
         return Reply(own, own)
 
     def collect(self, server: State, mean: Tensor, cohort: Cohort) -> State:
@@ -186,9 +225,13 @@ class Relay(Algorithm):
 def test_a_state_written_in_one_exchange_is_read_in_the_next(fed: Federation) -> None:
     sim = simulation(fed, Relay())
     run(sim, 3)
-    assert sim.server.seen.item() == pytest.approx(3, abs=1e-14)  # every client has counted three rounds
+    assert sim.server.seen.item() == pytest.approx(
+        3, abs=1e-14
+    )  # every client has counted three rounds
     torch.testing.assert_close(sim.models(), torch.full((1, 15), 6.0, dtype=torch.float64))
-    assert sim.position.tolist() == [9] * 5  # three steps of the first exchange alone, in each round
+    assert (
+        sim.position.tolist() == [9] * 5
+    )  # three steps of the first exchange alone, in each round
     assert sim.rows[-1]["bytes_down"].item() == 5 * (15 + 1) * 8  # x goes once
     assert sim.rows[-1]["bytes_up"].item() == 5 * 8
 
@@ -224,7 +267,8 @@ def test_each_client_is_tested_with_its_own_model(fed: Federation, tmp_path: Pat
 
 
 def test_error_feedback_by_hand() -> None:
-    """One client, f = |x - b|^2 / 2 with b = (4, 2, 1), alpha = 1/2, one step, the larger third of the update is sent.
+    """One client, f = |x - b|^2 / 2 with b = (4, 2, 1), alpha = 1/2, one step, the larger third of
+    the update is sent.
 
     Round 1   update (2, 1, 1/2), sent (2, 0, 0); x = (2, 0, 0), left over (0, 1, 1/2)
     Round 2   update (1, 1, 1/2) and the rest: (1, 2, 1), sent (0, 2, 0); x = (2, 2, 0), left over (1, 0, 1)
@@ -241,11 +285,15 @@ def test_error_feedback_by_hand() -> None:
 
 @pytest.mark.parametrize("compress", ["topk:0.1", "int8", "rank:1"])
 @pytest.mark.parametrize("name", ["fedsso", "scaffold", "feddane", "fednl", "giant", "fedper"])
-def test_compressed_stacked_equals_looped_and_sends_less(fed: Federation, name: str, compress: str) -> None:
+def test_compressed_stacked_equals_looped_and_sends_less(
+    fed: Federation, name: str, compress: str
+) -> None:
     model = "mlp" if name == "fedper" else "mclr"
     options = {**BASE, "batch_size": None, "compress": compress}
     plain = simulate(fed, model, name, **{**options, "compress": None})
-    stacked, looped = (simulate(fed, model, name, engine=engine, **options) for engine in ("auto", "loop"))
+    stacked, looped = (
+        simulate(fed, model, name, engine=engine, **options) for engine in ("auto", "loop")
+    )
     torch.testing.assert_close(stacked.x, looped.x, rtol=1e-8, atol=1e-9)
     np.testing.assert_array_equal(stacked.trace["bytes_up"], looped.trace["bytes_up"])
     assert 0 < stacked.trace["bytes_up"][1] < plain.trace["bytes_up"][1]
@@ -258,7 +306,9 @@ def test_what_is_lost_is_sent_later(fed: Federation) -> None:
     sim = simulation(fed, Owed(), compress="topk:0.2")
     run(sim, 6)
     owed = sum(p * sim.errors[f"0.0.{i}"] for i, p in enumerate(fed.p))
-    torch.testing.assert_close(sim.models() + owed, torch.arange(15.0, dtype=torch.float64).mul(6).unsqueeze(0))
+    torch.testing.assert_close(
+        sim.models() + owed, torch.arange(15.0, dtype=torch.float64).mul(6).unsqueeze(0)
+    )
     assert sim.models().count_nonzero() > 3  # not the same three in every round
 
 
@@ -293,8 +343,11 @@ def test_a_compressed_run_resumes_to_the_bit(fed: Federation, name: str, tmp_pat
 
 
 @pytest.mark.parametrize("compress", ["topk:0.5", "int8"])
-def test_what_an_algorithm_has_compressed_itself_is_left_alone(quad: Federation, compress: str) -> None:
-    """Six values of a Hessian are no vector of six parameters: server and clients learn the same matrix."""
+def test_what_an_algorithm_has_compressed_itself_is_left_alone(
+    quad: Federation, compress: str
+) -> None:
+    """Six values of a Hessian are no vector of six parameters: server and clients learn the same
+    matrix."""
     sim = simulation(quad, FedNL(compressor="topk:6"), "linear", batch_size=None, compress=compress)
     run(sim, 8)
     mean = sum(p * own[0] for p, own in zip(quad.p, sim.own, strict=True))
@@ -313,7 +366,9 @@ def test_wrong_compressors_are_refused(fed: Federation, compress: Any) -> None:
         simulate(fed, "mclr", compress=compress, **BASE)
 
 
-def test_a_rank_that_saves_nothing_is_refused_before_anything_is_written(fed: Federation, tmp_path: Path) -> None:
+def test_a_rank_that_saves_nothing_is_refused_before_anything_is_written(
+    fed: Federation, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="rank:4"):
         simulate(fed, "mclr", compress="rank:4", out=tmp_path / "run", **BASE)
     assert not (tmp_path / "run").exists()
@@ -329,7 +384,13 @@ def test_divergence_within_the_first_round_is_seen(fed: Federation) -> None:
 
 def test_a_start_at_the_optimum_does_not_diverge() -> None:
     fed = quadratic([[[1.0]], [[2.0]]], [[3.0], [3.0]])
-    done = simulate(fed, "linear", FedAvg(alpha=0.1), init=torch.tensor([3.0 + 1e-9]), **{**BASE, "batch_size": None})
+    done = simulate(
+        fed,
+        "linear",
+        FedAvg(alpha=0.1),
+        init=torch.tensor([3.0 + 1e-9]),
+        **{**BASE, "batch_size": None},
+    )
     assert done.diverged is None
 
 
@@ -353,7 +414,9 @@ def test_batch_norm_with_full_passes(fed: Federation, monkeypatch: pytest.Monkey
     """Seven rows, three at a time, are 3 + 2 + 2: BatchNorm cannot take a single one."""
     monkeypatch.setitem(gather.BUDGET, "cpu", 200)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    done = simulate(fed, net, make("giant", {"mu": 1.0}), rounds=2, batch_size=5, dtype="float64", device="cpu")
+    done = simulate(
+        fed, net, make("giant", {"mu": 1.0}), rounds=2, batch_size=5, dtype="float64", device="cpu"
+    )
     assert done.diverged is None
     assert done.buffers.isfinite().all()
 
@@ -361,7 +424,9 @@ def test_batch_norm_with_full_passes(fed: Federation, monkeypatch: pytest.Monkey
 # ---- what a round asks for, found before it begins ----
 
 
-def test_dropout_draws_anew_in_every_round(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_draws_anew_in_every_round(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where no mini-batch is drawn; within a round a line search compares like with like."""
     seen: list[int] = []
     draw = objective._seeded
@@ -383,7 +448,9 @@ def margin(z: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).asks()])
-def test_a_loss_that_cannot_do_what_is_asked_is_refused_at_once(fed: Federation, name: str, tmp_path: Path) -> None:
+def test_a_loss_that_cannot_do_what_is_asked_is_refused_at_once(
+    fed: Federation, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"second derivatives|loss"):
         simulate(fed, "mclr", name, loss=margin, out=tmp_path / "run", **BASE)
     assert not (tmp_path / "run").exists()
@@ -392,7 +459,9 @@ def test_a_loss_that_cannot_do_what_is_asked_is_refused_at_once(fed: Federation,
 
 def test_states_beyond_the_machines_memory_are_refused(make_fed: Any) -> None:
     fed = make_fed(sizes=[8] * 3000, dim=784, classes=10)
-    with pytest.raises(InputError, match=r"FedNL keeps 74\d GB at the server and 3000 clients.*use fedsso"):
+    with pytest.raises(
+        InputError, match=r"FedNL keeps 74\d GB at the server and 3000 clients.*use fedsso"
+    ):
         simulate(fed, "mclr", FedNL(), rounds=1, device="cpu")
 
 
@@ -407,7 +476,9 @@ class Fickle(Relay):
 
 
 def test_a_state_that_changes_its_shape_is_refused(fed: Federation) -> None:
-    with pytest.raises(InputError, match=r"Fickle: a client keeps \['own'\], but client_init gave it \[\]"):
+    with pytest.raises(
+        InputError, match=r"Fickle: a client keeps \['own'\], but client_init gave it \[\]"
+    ):
         simulate(fed, "mclr", Fickle(), **BASE)
 
 
@@ -452,7 +523,13 @@ def test_types_that_are_no_text_are_swept_too() -> None:
 
 
 def _made(hint: Any) -> type:
-    return hyper(type("Own", (Algorithm,), {"__annotations__": {"alpha": hint}, "alpha": param(default=1.0, doc="")}))
+    return hyper(
+        type(
+            "Own",
+            (Algorithm,),
+            {"__annotations__": {"alpha": hint}, "alpha": param(default=1.0, doc="")},
+        )
+    )
 
 
 def test_an_option_of_the_algorithm_is_pointed_out() -> None:

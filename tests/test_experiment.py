@@ -63,7 +63,8 @@ def trained(digits: Federation) -> Run:
     return simulate(digits, "mclr", FedSSO(alpha=0.01), rounds=15, batch_size=50, device="cpu")
 
 
-# --- the tour of the README ------------------------------------------------------------------------------------------
+# --- the tour of the README
+# ------------------------------------------------------------------------------------------
 def test_a_run_answers_questions(trained: Run, digits: Federation) -> None:
     trace = trained.trace
     accuracy = trace["test_accuracy"]
@@ -159,9 +160,12 @@ def test_a_sweep_tables_and_ranks_its_runs(digits: Federation, tmp_path: Path) -
 def test_a_target_that_one_seed_misses_does_not_win(digits: Federation) -> None:
     """Settings are ranked by the mean over seeds; a miss counts as never."""
     quick, slow, failed = (
-        simulate(digits, "mclr", FedAvg(alpha=a), rounds=12, device="cpu") for a in (0.1, 0.03, 1e-9)
+        simulate(digits, "mclr", FedAvg(alpha=a), rounds=12, device="cpu")
+        for a in (0.1, 0.03, 1e-9)
     )
-    failed = replace(failed, spec=replace(failed.spec, short=quick.spec.short))  # "another seed" of the quick setting
+    failed = replace(
+        failed, spec=replace(failed.spec, short=quick.spec.short)
+    )  # "another seed" of the quick setting
     target = 0.845
     assert (quick.rounds_to(target) or 99) < (slow.rounds_to(target) or 99) < 99
     assert failed.rounds_to(target) is None
@@ -172,7 +176,9 @@ def test_a_target_that_one_seed_misses_does_not_win(digits: Federation) -> None:
 
 
 def test_settings_that_differ_in_the_seventh_digit_are_two(fed: Federation, tmp_path: Path) -> None:
-    runs = sweep(fed, "mclr", [FedAvg(alpha=a) for a in (0.1234567, 0.1234568)], out=tmp_path, **FAST)
+    runs = sweep(
+        fed, "mclr", [FedAvg(alpha=a) for a in (0.1234567, 0.1234568)], out=tmp_path, **FAST
+    )
     assert list(runs.settings()) == ["fedavg alpha=0.1234567", "fedavg alpha=0.1234568"]
     for twice in (["fedavg", FedAvg()], [FedAvg(alpha=1), FedAvg(alpha=1.0)]):
         with pytest.raises(InputError, match="same settings was given twice; give several seeds"):
@@ -193,7 +199,14 @@ def test_the_best_of_losses_is_the_smallest(quad: Federation, fed: Federation) -
 
 
 def test_compare_uses_the_same_cohorts_and_batches(fed: Federation) -> None:
-    runs = compare(fed, "mclr", ["fedavg", "fedsgd", FedSSO(guard="none")], **FAST, participation=0.6, drop_rate=0.3)
+    runs = compare(
+        fed,
+        "mclr",
+        ["fedavg", "fedsgd", FedSSO(guard="none")],
+        **FAST,
+        participation=0.6,
+        drop_rate=0.3,
+    )
     assert [run.spec.algorithm for run in runs] == ["fedavg", "fedsgd", "fedsso"]
     for run in runs:
         np.testing.assert_array_equal(run.trace["bytes_up"], runs[0].trace["bytes_up"])
@@ -206,7 +219,8 @@ def test_names_and_records_mean_the_same(fed: Federation) -> None:
     equal(simulate(fed, **FAST), simulate(fed, "mclr", FedSSO(), **FAST))
 
 
-# --- seeds, lists, starts --------------------------------------------------------------------------------------------
+# --- seeds, lists, starts
+# --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seeds", [(3, 1), range(2), np.arange(2)])
 def test_seeds_give_one_run_each(fed: Federation, seeds: Any, tmp_path: Path) -> None:
     runs = simulate(fed, "mlp", "fedavg", seeds=seeds, out=tmp_path, **FAST)
@@ -216,7 +230,12 @@ def test_seeds_give_one_run_each(fed: Federation, seeds: Any, tmp_path: Path) ->
         alone = simulate(fed, "mlp", "fedavg", seed=run.spec.seed, **FAST)
         equal(
             run,
-            replace(alone, trace=replace(alone.trace, columns={**alone.trace.columns, "trial": run.trace["trial"]})),
+            replace(
+                alone,
+                trace=replace(
+                    alone.trace, columns={**alone.trace.columns, "trial": run.trace["trial"]}
+                ),
+            ),
         )
     assert not torch.equal(runs[0].x, runs[1].x)
     for a, b in zip(load_runs(tmp_path), runs, strict=True):
@@ -246,7 +265,10 @@ def test_a_long_list_is_cut_into_chunks(fed: Federation) -> None:
 def test_starts(fed: Federation, tmp_path: Path) -> None:
     def first(model: str | nn.Module, init: Any, **options: Any) -> Tensor:
         run: Run = simulate(
-            fed, model, FedAvg(alpha=1e-38, eta=1e-30), **{**FAST, "rounds": 1, "init": init, **options}
+            fed,
+            model,
+            FedAvg(alpha=1e-38, eta=1e-30),
+            **{**FAST, "rounds": 1, "init": init, **options},
         )
         return run.x
 
@@ -275,7 +297,12 @@ def test_dtypes(fed: Federation) -> None:
 
 def test_numbers_of_numpy_are_numbers(fed: Federation, tmp_path: Path) -> None:
     alpha = np.float32(0.1)
-    options: dict[str, Any] = {**FAST, "rounds": np.int64(2), "participation": np.float64(0.6), "seed": np.int32(-1)}
+    options: dict[str, Any] = {
+        **FAST,
+        "rounds": np.int64(2),
+        "participation": np.float64(0.6),
+        "seed": np.int32(-1),
+    }
     run = simulate(fed, "mclr", FedAvg(alpha=alpha), out=tmp_path, **options)  # type: ignore[arg-type]
     same = {**FAST, "rounds": 2, "participation": 0.6, "seed": -1}
     equal(run, simulate(fed, "mclr", FedAvg(alpha=float(alpha)), **same))
@@ -288,15 +315,24 @@ def test_numbers_of_numpy_are_numbers(fed: Federation, tmp_path: Path) -> None:
 def test_other_forms_of_the_same_call(fed: Federation, tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 15)
     run = simulate(
-        fed, "mclr", "fedsso", init=x, metrics="auc", **{**FAST, "device": torch.device("cpu")}, out=tmp_path
+        fed,
+        "mclr",
+        "fedsso",
+        init=x,
+        metrics="auc",
+        **{**FAST, "device": torch.device("cpu")},
+        out=tmp_path,
     )
     assert load_run(tmp_path).spec.options["device"] == "cpu"
     equal(run, simulate(fed, "mclr", "fedsso", init=torch.from_numpy(x), metrics=("auc",), **FAST))
     assert 0 <= run.final("test_auc") <= 1
-    assert torch.equal(sweep(fed, "mclr", "fedsso", **FAST)[0].x, simulate(fed, "mclr", "fedsso", **FAST).x)
+    assert torch.equal(
+        sweep(fed, "mclr", "fedsso", **FAST)[0].x, simulate(fed, "mclr", "fedsso", **FAST).x
+    )
 
 
-# --- own modules, losses, metrics, data -------------------------------------------------------------------------------
+# --- own modules, losses, metrics, data
+# -------------------------------------------------------------------------------
 class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +366,9 @@ def test_own_module_loss_and_metric(fed: Federation, tmp_path: Path) -> None:
         _ = back.model
     with pytest.raises(InputError, match="module of your own"):
         resume_again(tmp_path / "run")
-    with pytest.raises(InputError, match="used loss of your own: it can be resumed only by calling simulate again"):
+    with pytest.raises(
+        InputError, match="used loss of your own: it can be resumed only by calling simulate again"
+    ):
         resume_again(tmp_path / "run", federation=fed, model=module)
 
 
@@ -343,7 +381,9 @@ def resume_again(folder: Path, **given: Any) -> Runs:
         (folder / CHECKPOINT).touch()
 
 
-def test_a_run_with_an_own_metric_says_so_when_it_is_resumed(fed: Federation, tmp_path: Path) -> None:
+def test_a_run_with_an_own_metric_says_so_when_it_is_resumed(
+    fed: Federation, tmp_path: Path
+) -> None:
     def largest(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
         return float(z.max())
 
@@ -366,7 +406,13 @@ def test_federations_from_arrays_and_clients_agree() -> None:
 @pytest.mark.parametrize(("kind", "loss"), [("quadratic", None), ("logistic", "bce")])
 def test_synthetic_problems_are_solved(kind: str, loss: str | None) -> None:
     fed = load("synthetic", kind=kind, clients=4, dim=5)
-    options: dict[str, Any] = {"batch_size": None, "local_steps": 1, "dtype": "float64", "device": "cpu", "loss": loss}
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "local_steps": 1,
+        "dtype": "float64",
+        "device": "cpu",
+        "loss": loss,
+    }
     run = simulate(fed, "linear", FedSSO(alpha=0.1), rounds=60, **options)
     assert fed.optimum is not None
     torch.testing.assert_close(run.x, fed.optimum, rtol=1e-6, atol=1e-8)
@@ -385,7 +431,8 @@ def test_two_classes_as_one_output() -> None:
     assert two.x.numel() == 8
 
 
-# --- folders, checkpoints, resuming -----------------------------------------------------------------------------------
+# --- folders, checkpoints, resuming
+# -----------------------------------------------------------------------------------
 class Stop(Exception):
     pass
 
@@ -403,7 +450,12 @@ def stop_after(k: int) -> Callable[..., None]:
 def test_a_killed_run_goes_on_bit_for_bit(
     digits: Federation, tmp_path: Path, k: int, kill: type[BaseException]
 ) -> None:
-    options: dict[str, Any] = {"rounds": 10, "participation": 0.6, "stragglers": 0.3, "device": "cpu"}
+    options: dict[str, Any] = {
+        "rounds": 10,
+        "participation": 0.6,
+        "stragglers": 0.3,
+        "device": "cpu",
+    }
     whole = simulate(digits, "mclr", FedSSO(alpha=0.01, R=6), **options)
 
     def progress(label: str, round_: int, rounds: int, numbers: dict[str, float]) -> None:  # noqa: ARG001
@@ -430,7 +482,9 @@ def test_a_killed_run_goes_on_bit_for_bit(
     equal(resume(tmp_path / "a")[0], whole)
 
 
-def test_ctrl_c_in_an_evaluation_leaves_a_checkpoint_that_works(fed: Federation, tmp_path: Path) -> None:
+def test_ctrl_c_in_an_evaluation_leaves_a_checkpoint_that_works(
+    fed: Federation, tmp_path: Path
+) -> None:
     calls = []
 
     def f1(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
@@ -453,9 +507,13 @@ def sweep_into(fed: Federation, folder: Path, options: dict[str, Any]) -> Run:
     return sweep(fed, "mclr", ["fedsso"], out=folder.parent / "sweep", **options)[0]
 
 
-def test_own_data_is_given_again_to_resume(fed: Federation, quad: Federation, tmp_path: Path) -> None:
+def test_own_data_is_given_again_to_resume(
+    fed: Federation, quad: Federation, tmp_path: Path
+) -> None:
     with pytest.raises(Stop):
-        simulate(fed, "mclr", "fedsso", out=tmp_path, checkpoint_every=1, progress=stop_after(2), **FAST)
+        simulate(
+            fed, "mclr", "fedsso", out=tmp_path, checkpoint_every=1, progress=stop_after(2), **FAST
+        )
     with pytest.raises(InputError, match="arrays of your own: give the federation"):
         resume(tmp_path)
     with pytest.raises(InputError, match="not the one of the run: their digests differ"):
@@ -526,10 +584,14 @@ def scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda z, y: factor * plain(z, y)
 
 
-def two_layers(activation: type[nn.Module] = nn.ReLU, frozen: str = "", offset: float = 0.0) -> nn.Module:
+def two_layers(
+    activation: type[nn.Module] = nn.ReLU, frozen: str = "", offset: float = 0.0
+) -> nn.Module:
     """Always the same weights, but for an offset in the bias of the first layer."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 4), activation(), nn.Linear(4, 4), activation(), nn.Linear(4, 3))
+    module = nn.Sequential(
+        nn.Linear(4, 4), activation(), nn.Linear(4, 4), activation(), nn.Linear(4, 3)
+    )
     module.get_parameter("0.bias").data.add_(offset)
     if frozen:
         module.get_submodule(frozen).requires_grad_(False)
@@ -551,7 +613,10 @@ def seeded(kind: type[nn.Module]) -> nn.Module:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "code of a loss": ({"loss": lambda z, y: plain(z, y)}, {"loss": lambda z, y: 100 * plain(z, y)}),
+    "code of a loss": (
+        {"loss": lambda z, y: plain(z, y)},
+        {"loss": lambda z, y: 100 * plain(z, y)},
+    ),
     "closure of a loss": ({"loss": scaled(1.0)}, {"loss": scaled(100.0)}),
     "arguments of a loss": (
         {"loss": partial(F.cross_entropy, reduction="none")},
@@ -563,14 +628,19 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "code of a metric": ({"metrics": [lambda z, y: 0.0]}, {"metrics": [lambda z, y: 1.0]}),  # noqa: ARG005
     "activation": ({"model": two_layers(nn.ReLU)}, {"model": two_layers(nn.Tanh)}),
-    "values of a frozen layer": ({"model": two_layers(frozen="0")}, {"model": two_layers(frozen="0", offset=0.1)}),
+    "values of a frozen layer": (
+        {"model": two_layers(frozen="0")},
+        {"model": two_layers(frozen="0", offset=0.1)},
+    ),
     "frozen layer": ({"model": two_layers(frozen="0")}, {"model": two_layers(frozen="2")}),
     "code of a module": ({"model": seeded(Own)}, {"model": seeded(Bent)}),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_sweep_is_done_only_if_nothing_of_it_has_changed(fed: Federation, tmp_path: Path, name: str) -> None:
+def test_a_sweep_is_done_only_if_nothing_of_it_has_changed(
+    fed: Federation, tmp_path: Path, name: str
+) -> None:
     first, second = CHANGES[name]
     done = sweep(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **first})
     with pytest.raises(InputError, match="holds a run already"):
@@ -586,7 +656,9 @@ def never(*_: object) -> None:
     raise AssertionError("a round was run")
 
 
-def killed_at_once(fed: Federation, folder: Path, model: str | nn.Module = "mclr", **options: Any) -> None:
+def killed_at_once(
+    fed: Federation, folder: Path, model: str | nn.Module = "mclr", **options: Any
+) -> None:
     """A run killed before its first checkpoint."""
     with pytest.raises(Stop):
         simulate(fed, model, "fedavg", out=folder, progress=stop_after(1), **{**FAST, **options})
@@ -594,7 +666,8 @@ def killed_at_once(fed: Federation, folder: Path, model: str | nn.Module = "mclr
 
 
 def write_unsealed(path: Path, text: str) -> None:
-    """A spec as earlier versions wrote it, without a seal: whoever edits it must do without the checksum's help."""
+    """A spec as earlier versions wrote it, without a seal: whoever edits it must do without the
+    checksum's help."""
     path.write_text(re.sub(r"\n# fedsso-sha256:.*\n", "", text))
 
 
@@ -623,7 +696,9 @@ def test_resume_with_another_start_is_refused(fed: Federation, tmp_path: Path) -
         ('trial = "q"', "trial must be an integer >= 0, got trial='q'"),
     ],
 )
-def test_an_edited_spec_is_refused(fed: Federation, tmp_path: Path, line: str, message: str) -> None:
+def test_an_edited_spec_is_refused(
+    fed: Federation, tmp_path: Path, line: str, message: str
+) -> None:
     killed_at_once(fed, tmp_path)
     key = line.partition(" ")[0]
     text, edits = re.subn(rf"(?m)^{key} = .*$", line, (tmp_path / SPEC).read_text())
@@ -658,7 +733,9 @@ def test_a_run_of_another_version_goes_on_with_a_warning(
 ) -> None:
     killed_at_once(fed, tmp_path)
     spec = tmp_path / SPEC
-    write_unsealed(spec, spec.read_text().replace(f'version = "{fedsso.__version__}"', 'version = "0.0.7"'))
+    write_unsealed(
+        spec, spec.read_text().replace(f'version = "{fedsso.__version__}"', 'version = "0.0.7"')
+    )
     with caplog.at_level("WARNING", "fedsso"):
         (run,) = resume(tmp_path, federation=fed)
     assert f"this run was begun by fedsso 0.0.7, this is {fedsso.__version__}" in caplog.text
@@ -682,7 +759,9 @@ def test_a_wrong_call_leaves_nothing_behind(fed: Federation, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("call", [simulate, sweep])
-def test_a_metric_that_raises_can_be_corrected(fed: Federation, tmp_path: Path, call: Callable[..., Any]) -> None:
+def test_a_metric_that_raises_can_be_corrected(
+    fed: Federation, tmp_path: Path, call: Callable[..., Any]
+) -> None:
     def score(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
         raise RuntimeError("mine")
 
@@ -705,8 +784,12 @@ Disguised.__name__ = "FedAvg"
 
 @pytest.mark.parametrize("record", [Mine(alpha=0.1), Disguised(alpha=0.1)])
 def test_an_algorithm_outside_the_registry(fed: Federation, tmp_path: Path, record: FedAvg) -> None:
-    assert torch.equal(simulate(fed, "mclr", record, **FAST).x, simulate(fed, "mclr", FedAvg(alpha=0.1), **FAST).x)
-    with pytest.raises(InputError, match=r"not registered.*set fedsso\.algorithms\.ALGORITHMS\['.*'\] first"):
+    assert torch.equal(
+        simulate(fed, "mclr", record, **FAST).x, simulate(fed, "mclr", FedAvg(alpha=0.1), **FAST).x
+    )
+    with pytest.raises(
+        InputError, match=r"not registered.*set fedsso\.algorithms\.ALGORITHMS\['.*'\] first"
+    ):
         simulate(fed, "mclr", record, out=tmp_path / "run", **FAST)
     assert not (tmp_path / "run").exists()
 
@@ -731,14 +814,20 @@ def test_damaged_and_foreign_folders(fed: Federation, tmp_path: Path) -> None:
 
 
 def test_schedules_and_none_survive_the_folder(fed: Federation, tmp_path: Path) -> None:
-    algorithm = FedSSO(alpha=Decay(0.5, 2.0), eta=Decay(1.0, 0.0, 0.5), R=None, form="dfp", lam=1e-3)
+    algorithm = FedSSO(
+        alpha=Decay(0.5, 2.0), eta=Decay(1.0, 0.0, 0.5), R=None, form="dfp", lam=1e-3
+    )
     options = {**FAST, "batch_size": None, "stop_at": 0.99, "eval_every": 2, "metrics": ("auc",)}
     run = simulate(fed, "mclr", algorithm, out=tmp_path / "a", **options)
     back = load_run(tmp_path / "a")
     equal(back, run)
     assert back.spec.record == algorithm
     assert dict(back.spec.options) == dict(run.spec.options)
-    assert back.label == run.label == "fedsso alpha=decay(0.5,2,1) eta=decay(1,0,0.5) lam=0.001 form=dfp"
+    assert (
+        back.label
+        == run.label
+        == "fedsso alpha=decay(0.5,2,1) eta=decay(1,0,0.5) lam=0.001 form=dfp"
+    )
 
 
 def test_a_diverged_run_survives_the_folder(fed: Federation, tmp_path: Path) -> None:
@@ -750,11 +839,20 @@ def test_a_diverged_run_survives_the_folder(fed: Federation, tmp_path: Path) -> 
     assert run.last_below(0.1) is None
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
+# --- progress
+# --------------------------------------------------------------------------------------------------------
 def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[str, int, int, dict[str, float]]] = []
-    run = simulate(fed, "mclr", FedAvg(), progress=lambda *call: calls.append(call), **{**FAST, "eval_every": 2})
-    assert [(label, k, n) for label, k, n, _ in calls] == [("fedavg alpha=0.01", k, 3) for k in (1, 2, 3)]
+    run = simulate(
+        fed,
+        "mclr",
+        FedAvg(),
+        progress=lambda *call: calls.append(call),
+        **{**FAST, "eval_every": 2},
+    )
+    assert [(label, k, n) for label, k, n, _ in calls] == [
+        ("fedavg alpha=0.01", k, 3) for k in (1, 2, 3)
+    ]
     assert calls[0][3] == {}
     assert calls[2][3] == {"test_accuracy": run.final()}
     simulate(fed, "mclr", FedAvg(), progress=True, **FAST)
@@ -766,7 +864,11 @@ def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_whole_float_targets_are_told_to_be_a_regression(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(12, 2)
-    for y, told in ((torch.arange(12) % 2 * 1.0, 1), (torch.rand(12), 0), (torch.arange(12) % 2, 0)):
+    for y, told in (
+        (torch.arange(12) % 2 * 1.0, 1),
+        (torch.rand(12), 0),
+        (torch.arange(12) % 2, 0),
+    ):
         caplog.clear()
         simulate(Federation.from_arrays(x, y, [0] * 6 + [1] * 6), rounds=1)
         assert len([m for m in caplog.messages if "give integers for classes" in m]) == told
@@ -777,7 +879,8 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
     assert repr(run) == f"Run(fedavg alpha=0.01, seed 0, 3 rounds, accuracy {run.final():.4f})"
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
+# --- errors
+# ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -786,26 +889,47 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"rounds": 2.5}, r"rounds must be an integer >= 1, got rounds=2.5"),
         ({"eval_every": 0}, r"eval_every must be an integer >= 1, got eval_every=0"),
         ({"stop_at": 90}, r"stop_at is an accuracy in \(0, 1\], got stop_at=90"),
-        ({"dtype": "float16"}, r"unknown dtype 'float16'; did you mean 'float64'\?|unknown dtype 'float16'"),
+        (
+            {"dtype": "float16"},
+            r"unknown dtype 'float16'; did you mean 'float64'\?|unknown dtype 'float16'",
+        ),
         ({"device": "gpu"}, r"unknown device 'gpu'; use 'auto', 'cpu' or 'cuda'"),
         ({"device": "meta"}, r"device 'meta' is not supported; use 'auto', 'cpu' or 'cuda'"),
         ({"engine": "fast"}, r"unknown engine 'fast'"),
         ({"loss": "hinge"}, r"unknown loss 'hinge'\. Known: bce, cross_entropy, mse\."),
-        ({"loss": "bce"}, r"'bce' needs targets 0 and 1, this federation has 3 classes; use 'cross_entropy'"),
+        (
+            {"loss": "bce"},
+            r"'bce' needs targets 0 and 1, this federation has 3 classes; use 'cross_entropy'",
+        ),
         ({"seed": 1.5}, r"seed must be an integer, got seed=1.5"),
-        ({"algorithm": FedAvg}, r"an algorithm is a name or a record such as FedAvg\(alpha=0.01\), got <class"),
+        (
+            {"algorithm": FedAvg},
+            r"an algorithm is a name or a record such as FedAvg\(alpha=0.01\), got <class",
+        ),
         ({"model": nn.Linear(5, 3)}, r"the model does not take samples of shape \(4,\)"),
-        ({"model": nn.Sequential(nn.Linear(5, 3), nn.GELU())}, r"the model does not take samples of shape \(4,\)"),
-        ({"model": nn.Linear(4, 2)}, r"the model has 2 outputs for 3 classes; give it one per class"),
+        (
+            {"model": nn.Sequential(nn.Linear(5, 3), nn.GELU())},
+            r"the model does not take samples of shape \(4,\)",
+        ),
+        (
+            {"model": nn.Linear(4, 2)},
+            r"the model has 2 outputs for 3 classes; give it one per class",
+        ),
         ({"metrics": ("acuracy",)}, r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
         ({"local_steps": [1, 2]}, r"local_steps must be an integer >= 1, got local_steps=\[1, 2\]"),
         ({"participation": 2}, r"participation must lie in \(0, 1\], got participation=2"),
         ({"init": torch.zeros(3)}, r"init has 3 numbers, the model has d = 15 parameters"),
         ({"init": torch.full((15,), torch.nan)}, r"init holds complex, NaN or infinite numbers"),
-        ({"init": "no/such.safetensors"}, r"init='no/such.safetensors' is neither 'zero', 'default' nor"),
+        (
+            {"init": "no/such.safetensors"},
+            r"init='no/such.safetensors' is neither 'zero', 'default' nor",
+        ),
         ({"algorithm": "fedsso2"}, r"unknown algorithm 'fedsso2'; did you mean 'fedsso'\?"),
         ({"model": "mclr2"}, r"unknown model 'mclr2'; did you mean 'mclr'\?"),
-        ({"checkpoint_every": 0}, r"checkpoint_every must be an integer >= 1, got checkpoint_every=0"),
+        (
+            {"checkpoint_every": 0},
+            r"checkpoint_every must be an integer >= 1, got checkpoint_every=0",
+        ),
         ({"rounds": True}, r"rounds must be an integer >= 1, got rounds=True"),
         ({"rounds": "3"}, r"rounds must be an integer >= 1, got rounds='3'"),
         ({"rounds": None}, r"rounds must be an integer >= 1, got rounds=None"),
@@ -818,7 +942,9 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"metrics": 3}, r"a metric is a name or a function, got metrics=3"),
     ],
 )
-def test_wrong_input_names_value_bound_and_remedy(fed: Federation, options: dict[str, Any], message: str) -> None:
+def test_wrong_input_names_value_bound_and_remedy(
+    fed: Federation, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         simulate(fed, **{**FAST, **options})
 
@@ -837,7 +963,9 @@ def test_other_wrong_calls(fed: Federation, quad: Federation) -> None:
         simulate(fed, seeds=(1, 1), **FAST)
     with pytest.raises(InputError, match=r"seeds must be different and at least one, got \(\)"):
         simulate(fed, seeds=(), **FAST)
-    with pytest.raises(InputError, match="'cross_entropy' needs class labels, this federation has real targets"):
+    with pytest.raises(
+        InputError, match="'cross_entropy' needs class labels, this federation has real targets"
+    ):
         simulate(quad, "linear", loss="cross_entropy", **FAST)
     with pytest.raises(InputError, match="local_steps must list at least one value each"):
         sweep(fed, **{**FAST, "local_steps": []})
@@ -853,9 +981,13 @@ def named(name: str) -> Callable[[Tensor, Tensor], float]:
     return score
 
 
-@pytest.mark.parametrize("names", [("score", "score"), ("loss",), ("a,b",), ("a\nb",), ("",), ("accuracy",)])
+@pytest.mark.parametrize(
+    "names", [("score", "score"), ("loss",), ("a,b",), ("a\nb",), ("",), ("accuracy",)]
+)
 def test_metrics_need_names_of_their_own(fed: Federation, names: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match="metrics need different plain names, and none may be 'loss'"):
+    with pytest.raises(
+        InputError, match="metrics need different plain names, and none may be 'loss'"
+    ):
         simulate(fed, metrics=[named(name) for name in names], **FAST)
     assert simulate(fed, metrics=[named("score")], **FAST).final("test_score") == 0.0
 
@@ -863,7 +995,9 @@ def test_metrics_need_names_of_their_own(fed: Federation, names: tuple[str, ...]
 @pytest.mark.parametrize("y", [-0.5, 1.5])
 def test_logistic_loss_needs_targets_between_0_and_1(y: float) -> None:
     fed = Federation.from_clients([(np.eye(2), np.array([0.5, y]))], test_fraction=0)
-    with pytest.raises(InputError, match=rf"loss 'bce' needs targets in \[0, 1\], got .*{y:g}.*; use 'mse'"):
+    with pytest.raises(
+        InputError, match=rf"loss 'bce' needs targets in \[0, 1\], got .*{y:g}.*; use 'mse'"
+    ):
         simulate(fed, "linear", loss="bce", **FAST)
 
 
@@ -886,7 +1020,9 @@ def test_l2_ends_at_the_regularised_minimiser(quad: Federation) -> None:
     once = {"local_steps": 1, "batch_size": None, "dtype": "float64", "eval_train": True}
     run = simulate(quad, "linear", fedsso.FedSSO(alpha=0.1), rounds=40, l2=0.5, loss="mse", **once)
     x = quad.x[quad.train_rows].double()
-    p = quad.p.repeat_interleave(quad.train_sizes) / quad.train_sizes.repeat_interleave(quad.train_sizes)
+    p = quad.p.repeat_interleave(quad.train_sizes) / quad.train_sizes.repeat_interleave(
+        quad.train_sizes
+    )
     H = 2 * (x * p[:, None]).mT @ x
     optimum = torch.linalg.solve(H + 0.5 * torch.eye(len(H)), H @ quad.optimum)
     torch.testing.assert_close(run.x, optimum, rtol=1e-10, atol=1e-10)
@@ -900,11 +1036,15 @@ def test_a_wrong_l2_is_refused(fed: Federation, l2: Any) -> None:
         simulate(fed, "mclr", rounds=1, l2=l2)
 
 
-def test_a_run_of_ones_own_module_needs_its_architecture_alone(fed: Federation, tmp_path: Path) -> None:
+def test_a_run_of_ones_own_module_needs_its_architecture_alone(
+    fed: Federation, tmp_path: Path
+) -> None:
     """Another process has other initial weights, and perhaps not the data."""
 
     def net(hidden: int = 5) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3))
+        return nn.Sequential(
+            nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3)
+        )
 
     run = simulate(fed, net(), rounds=2, batch_size=5)
     run.save(tmp_path)

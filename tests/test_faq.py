@@ -12,7 +12,9 @@ import pytest
 import torch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
     from fedsso.cli.main import app
@@ -20,7 +22,9 @@ with warnings.catch_warnings():
 import fedsso
 
 PAGE = (Path(__file__).parents[1] / "docs" / "faq.md").read_text(encoding="utf-8")
-ENTRY = re.compile(r"^### ([^\n]+)\n\n```(sh|python)\n(.*?)```\n\n```\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(
+    r"^### ([^\n]+)\n\n```(sh|python)\n(.*?)```\n\n```\n(.*?)\n```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Entry(NamedTuple):

@@ -39,14 +39,28 @@ from fedsso.report.tables import Curve, legend_shape, style
 from fedsso.support.picture import LOOK
 
 NAN = math.nan
-NAMES = {"FedSSO": "fedsso", "FedAvg": "fedavg", "SCAFFOLD": "scaffold", "FedDANE": "feddane", "FedNL": "fednl"}
+NAMES = {
+    "FedSSO": "fedsso",
+    "FedAvg": "fedavg",
+    "SCAFFOLD": "scaffold",
+    "FedDANE": "feddane",
+    "FedNL": "fednl",
+}
 
 
 def trace(*accuracies: float, diverged: int | None = None) -> Trace:
     """As the simulator leaves it: the loss begins with round 1 and ends with the finite numbers."""
     end = len(accuracies) if diverged is None else diverged
     rows = [
-        {"trial": 0, "seed": 0, "round": k, "overridden": 0, "skipped": 0, "bytes_up": 1, "bytes_down": 1}
+        {
+            "trial": 0,
+            "seed": 0,
+            "round": k,
+            "overridden": 0,
+            "skipped": 0,
+            "bytes_up": 1,
+            "bytes_down": 1,
+        }
         | {"test_accuracy": accuracy, "train_loss": 1 / k if 0 < k < end else NAN}
         for k, accuracy in enumerate(accuracies)
     ]
@@ -58,12 +72,26 @@ def curve(label: str, *traces: Trace) -> Curve:
 
 
 LOST = curve("FedDANE", trace(0.1, 0.3, 0.2, 0.0, 0.0, diverged=3))
-RELEASED = [Dots("released by the authors", name, [0, 2], [0.1, 0.7]) for name in ("fedsso", "fedavg")]
+RELEASED = [
+    Dots("released by the authors", name, [0, 2], [0.1, 0.7]) for name in ("fedsso", "fedavg")
+]
 GRID = Heat(
-    "FedSSO", "α", "η", ["0.01", "0.1"], ["0.1", "0.3", "1"], np.array([[NAN, 50, 7], [0, 200, NAN]]), np.eye(2, 3) > 0
+    "FedSSO",
+    "α",
+    "η",
+    ["0.01", "0.1"],
+    ["0.1", "0.3", "1"],
+    np.array([[NAN, 50, 7], [0, 200, NAN]]),
+    np.eye(2, 3) > 0,
 )
-STRIP = Heat("FedAvg", "α", "", ["0.01", "0.1"], [""], np.array([[NAN], [30.0]]), np.zeros((2, 1), bool))
-BARS: list[Bar] = [("FedAvg", "fedavg", 150.0, None), ("FedNL", "fednl", None, None), ("FedSSO", "fedsso", 20.0, 1.5)]
+STRIP = Heat(
+    "FedAvg", "α", "", ["0.01", "0.1"], [""], np.array([[NAN], [30.0]]), np.zeros((2, 1), bool)
+)
+BARS: list[Bar] = [
+    ("FedAvg", "fedavg", 150.0, None),
+    ("FedNL", "fednl", None, None),
+    ("FedSSO", "fedsso", 20.0, 1.5),
+]
 
 
 def blank() -> Figure:
@@ -93,7 +121,12 @@ def inside(figure: Figure) -> bool:
 def test_a_column_has_loss_above_accuracy_and_names_its_axes_once() -> None:
     _, losses, accuracies = columns(Panel("a", [curve("FedSSO")]), Panel("b", [curve("FedSSO")]))
     assert [axes.get_title() for axes in losses] == ["a", "b"]
-    assert [axes.get_yscale() for axes in (*losses, *accuracies)] == ["log", "log", "linear", "linear"]
+    assert [axes.get_yscale() for axes in (*losses, *accuracies)] == [
+        "log",
+        "log",
+        "linear",
+        "linear",
+    ]
     assert [axes.get_ylabel() for axes in accuracies] == ["test accuracy", ""]
     assert [axes.get_xlabel() for axes in (losses[0], accuracies[0])] == ["", "communication round"]
     assert losses[0].get_shared_x_axes().joined(losses[0], accuracies[0])
@@ -108,10 +141,15 @@ def test_equal_labels_stand_in_the_legend_once() -> None:
 
 @pytest.mark.parametrize("form", ["{} α={} η=1", "{}, α={} η=1", "{} (α={} η=1)"])
 def test_settings_that_differ_between_panels_stand_below_them(form: str) -> None:
-    one, two = ([curve(form.format(name, alpha)) for name in ("FedSSO", "FedAvg")] for alpha in (0.1, 0.3))
+    one, two = (
+        [curve(form.format(name, alpha)) for name in ("FedSSO", "FedAvg")] for alpha in (0.1, 0.3)
+    )
     figure, _, accuracies = columns(Panel("a", one), Panel("b", [*two, curve("FedNL")]))
     assert entries(figure.legends[0]) == ["FedSSO", "FedAvg", "FedNL"]
-    assert [entries(axes.get_legend()) for axes in accuracies] == [["α=0.1 η=1"] * 2, ["α=0.3 η=1"] * 2]
+    assert [entries(axes.get_legend()) for axes in accuracies] == [
+        ["α=0.1 η=1"] * 2,
+        ["α=0.3 η=1"] * 2,
+    ]
     assert [line.get_color() for line in accuracies[1].lines] == [
         style(NAMES[n]).color for n in entries(figure.legends[0])
     ]
@@ -127,7 +165,9 @@ def test_settings_within_one_panel_stay_in_the_legend_and_keep_their_shades() ->
 
 
 def test_published_curves_are_dots_in_the_algorithms_colour() -> None:
-    figure, losses, accuracies = columns(Panel("a", [curve("FedSSO")], RELEASED), Panel("b", [], RELEASED[1:]))
+    figure, losses, accuracies = columns(
+        Panel("a", [curve("FedSSO")], RELEASED), Panel("b", [], RELEASED[1:])
+    )
     assert entries(figure.legends[0]) == ["FedSSO", "released by the authors"]
     for axes, names in zip(accuracies, (["fedsso", "fedavg"], ["fedavg"]), strict=True):
         dots = [line for line in axes.lines if line.get_linestyle() == "None"]
@@ -142,7 +182,9 @@ def test_bands_and_the_cross_at_the_last_finite_round_are_explained() -> None:
     assert entries(figure.legends[0]) == ["FedSSO", "FedDANE", "range over seeds", "diverged"]
     (cross,) = (line for line in accuracy.lines if line.get_marker() == "X")
     np.testing.assert_array_equal(cross.get_xydata(), [[2, 0.2]])
-    assert min(np.min(np.asarray(line.get_ydata())) for line in accuracy.lines) == 0.1  # not the zeros that follow
+    assert (
+        min(np.min(np.asarray(line.get_ydata())) for line in accuracy.lines) == 0.1
+    )  # not the zeros that follow
 
 
 @pytest.mark.parametrize("count", [2, 6])
@@ -151,7 +193,9 @@ def test_panels_keep_their_width_and_their_words(count: int) -> None:
     figure, _, accuracies = columns(
         *(
             Panel(
-                "Fashion-MNIST, MCLR", [Curve(f"{n} α=0.000{i} η=0.03", (trace(0.1, 0.5),), n) for n in names], RELEASED
+                "Fashion-MNIST, MCLR",
+                [Curve(f"{n} α=0.000{i} η=0.03", (trace(0.1, 0.5),), n) for n in names],
+                RELEASED,
             )
             for i in range(1, count + 1)
         )
@@ -176,7 +220,9 @@ def test_panels_keep_their_width_and_their_words(count: int) -> None:
         ([4], 1, (1, 1)),
     ],
 )
-def test_a_legend_takes_as_few_rows_as_fit(widths: Sequence[float], room: float, shape: tuple[int, int]) -> None:
+def test_a_legend_takes_as_few_rows_as_fit(
+    widths: Sequence[float], room: float, shape: tuple[int, int]
+) -> None:
     assert legend_shape(widths, room) == shape
 
 
@@ -197,13 +243,18 @@ def test_never_is_grey_and_few_rounds_are_dark() -> None:
     colours = cells(maps(GRID).axes[0])
     assert [tuple(colours[row, column]) for row, column in ((0, 0), (1, 2))] == [to_rgba(NEVER)] * 2
     light = colours[..., :3].sum(-1)
-    assert light[1, 0] == light[0, 2] < light[0, 1] < light[1, 1]  # 0 rounds as dark as the scale's end
+    assert (
+        light[1, 0] == light[0, 2] < light[0, 1] < light[1, 1]
+    )  # 0 rounds as dark as the scale's end
 
 
 def test_cells_hold_their_rounds_a_star_and_crosses() -> None:
     axes = maps(GRID).axes[0]
     assert [text.get_text() for text in axes.texts] == ["50", "7", "0", "200"]
-    marks = [(line.get_marker(), [math.floor(v) for v in np.ravel(line.get_xydata())]) for line in axes.lines]
+    marks = [
+        (line.get_marker(), [math.floor(v) for v in np.ravel(line.get_xydata())])
+        for line in axes.lines
+    ]
     assert marks == [("X", [0, 0]), ("X", [1, 1]), ("*", [0, 1])]
 
 
@@ -215,7 +266,11 @@ def test_cells_of_all_maps_are_equal_and_a_single_column_is_a_strip() -> None:
     assert (two.width, two.height) == pytest.approx((one.width / 3, one.height))
     assert [text.get_text() for text in second.get_xticklabels()] == [""]
     assert bar.get_xlabel() == "rounds to the target (log scale)"
-    assert entries(figure.legends[0]) == ["not with every seed in 200 rounds", "diverged", "fewest rounds of its map"]
+    assert entries(figure.legends[0]) == [
+        "not with every seed in 200 rounds",
+        "diverged",
+        "fewest rounds of its map",
+    ]
 
 
 def test_twelve_maps_wrap_without_touching() -> None:
@@ -228,7 +283,15 @@ def test_twelve_maps_wrap_without_touching() -> None:
 
 
 def test_small_cells_have_no_numbers() -> None:
-    wide = Heat("x", "α", "η", ["1"], [str(i) for i in range(40)], np.full((1, 40), 5.0), np.zeros((1, 40), bool))
+    wide = Heat(
+        "x",
+        "α",
+        "η",
+        ["1"],
+        [str(i) for i in range(40)],
+        np.full((1, 40), 5.0),
+        np.zeros((1, 40), bool),
+    )
     figure = maps(wide)
     assert list(figure.axes[0].texts) == []
     assert figure.get_size_inches()[0] <= 12
@@ -249,9 +312,17 @@ def bars(*groups: tuple[str, Sequence[Bar]]) -> Figure:
 def test_bars_are_sorted_and_ours_is_the_strong_one() -> None:
     (axes,) = bars(("MNIST", BARS)).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["FedSSO", "FedAvg", "FedNL"]
-    assert [tick.get_fontweight() for tick in axes.get_yticklabels()] == ["bold", "normal", "normal"]
+    assert [tick.get_fontweight() for tick in axes.get_yticklabels()] == [
+        "bold",
+        "normal",
+        "normal",
+    ]
     assert [bar.get_width() for bar in axes.patches] == [20, 150, 200]
-    assert [text.get_text() for text in axes.texts] == ["20.0 ± 1.5", "150", "not with every seed in 200 rounds"]
+    assert [text.get_text() for text in axes.texts] == [
+        "20.0 ± 1.5",
+        "150",
+        "not with every seed in 200 rounds",
+    ]
     ours, other, never = (bar.get_facecolor() for bar in axes.patches)
     assert (ours, never) == (to_rgba(style("fedsso").color), to_rgba(NEVER))
     assert sum(other) > sum(to_rgba(style("fedavg").color))
@@ -271,7 +342,11 @@ def test_every_group_has_its_axis_and_bars_are_equally_thick(count: int) -> None
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF")])
 def test_files_are_whole_and_the_same_again(tmp_path: Path, suffix: str, magic: bytes) -> None:
     for turn in ("1", "2"):
-        panels(tmp_path / f"p{turn}{suffix}", [Panel("$a_1", [curve("FedSSO $x"), LOST], RELEASED)], title="50 % of $")
+        panels(
+            tmp_path / f"p{turn}{suffix}",
+            [Panel("$a_1", [curve("FedSSO $x"), LOST], RELEASED)],
+            title="50 % of $",
+        )
         heat_maps(tmp_path / f"h{turn}{suffix}", [GRID, STRIP], title="x", most=200)
         rounds_bars(tmp_path / f"b{turn}{suffix}", [("MNIST", BARS)], most=200)
     for name in "phb":
@@ -288,7 +363,10 @@ def test_files_are_whole_and_the_same_again(tmp_path: Path, suffix: str, magic: 
         ([], "no panel to draw"),
         ([Panel("a", [])], "'a' is empty"),
         ([Panel("a", [Curve("x", (), "fedavg")])], "'x' has no traces"),
-        ([Panel("a", [], [Dots("y", "fedavg", [0, 5], [0.1])])], "'y' have 2 rounds and 1 accuracies"),
+        (
+            [Panel("a", [], [Dots("y", "fedavg", [0, 5], [0.1])])],
+            "'y' have 2 rounds and 1 accuracies",
+        ),
     ],
 )
 def test_unusable_panels_are_refused(tmp_path: Path, given: list[Panel], words: str) -> None:
@@ -325,6 +403,8 @@ def test_unusable_maps_are_refused(tmp_path: Path, given: list[Heat], words: str
         ([("MNIST", [("x", "fedavg", 3.0, -1.0)])], "sd=-1.0"),
     ],
 )
-def test_unusable_bars_are_refused(tmp_path: Path, given: list[tuple[str, list[Bar]]], words: str) -> None:
+def test_unusable_bars_are_refused(
+    tmp_path: Path, given: list[tuple[str, list[Bar]]], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         rounds_bars(tmp_path / "b.png", given, most=200)

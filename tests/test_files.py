@@ -90,7 +90,9 @@ def test_text_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_unreadable_toml_names_file_and_line(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_unreadable_toml_names_file_and_line(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "spec.toml"
     if content is not None:
         path.write_bytes(content)
@@ -105,11 +107,15 @@ def test_toml_text_is_what_one_would_write_by_hand() -> None:
         "data": {"clients": 20, "seed": None, "split": {"alpha": 0.1}},
         "lr": [0.1, 1e-05],
     }
-    assert to_toml(table) == ('name = "run"\nlr = [0.1, 1e-05]\n\n[data]\nclients = 20\n\n[data.split]\nalpha = 0.1\n')
+    assert to_toml(table) == (
+        'name = "run"\nlr = [0.1, 1e-05]\n\n[data]\nclients = 20\n\n[data.split]\nalpha = 0.1\n'
+    )
 
 
 def test_toml_writes_infinities_nan_and_numpy_floats() -> None:
-    back = tomllib.loads(to_toml({"a": math.inf, "b": -math.inf, "c": math.nan, "d": np.float64(0.1)}))
+    back = tomllib.loads(
+        to_toml({"a": math.inf, "b": -math.inf, "c": math.nan, "d": np.float64(0.1)})
+    )
     assert (back["a"], back["b"], back["d"]) == (math.inf, -math.inf, 0.1)
     assert math.isnan(back["c"])
 

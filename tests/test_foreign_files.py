@@ -1,4 +1,5 @@
-"""Files of others at every door: one sentence, no traceback, no waiting, bounded memory, and nothing of a row told."""
+"""Files of others at every door: one sentence, no traceback, no waiting, bounded memory, and
+nothing of a row told."""
 
 from __future__ import annotations
 
@@ -35,24 +36,37 @@ def refused(*args: object) -> str:
 
 
 def unsealed(path: Path) -> str:
-    """A TOML file as an earlier version or another program writes it, without a checksum in a comment."""
+    """A TOML file as an earlier version or another program writes it, without a checksum in a
+    comment."""
     return "".join(line for line in path.read_text().splitlines(True) if not line.startswith("#"))
 
 
 # ---- settings ----
 
 SETTINGS = {
-    "nested": ("a = " + "[" * 2000 + "]" * 2000, "line 1: has more than 64 brackets within each other"),
+    "nested": (
+        "a = " + "[" * 2000 + "]" * 2000,
+        "line 1: has more than 64 brackets within each other",
+    ),
     "digits": ("rounds = " + "1" * 5000, "line 1: has a number of 5000 digits, at most 1000"),
-    "rounds": ("rounds = 1" + "0" * 400, "rounds must be at most 1000000000, got rounds=an integer beyond"),
+    "rounds": (
+        "rounds = 1" + "0" * 400,
+        "rounds must be at most 1000000000, got rounds=an integer beyond",
+    ),
     "rounds, 10^12": ("rounds = 1000000000000", "rounds must be at most"),
     "evaluations": ("eval_every = 1" + "0" * 30, "eval_every must be at most"),
     "out": ('out = "a\\u0000b"', "out must be the path of a file or folder"),
     "init": ('init = "a\\u0000b"', "init must be the path of a file or folder"),
     "endless init": ('init = "/dev/zero"', "it is a device, not a regular file"),
-    "files": ('data.dataset = "csv"\ndata.target = "y"\ndata.files = ["a\\u0000b"]', "files must be the path"),
+    "files": (
+        'data.dataset = "csv"\ndata.target = "y"\ndata.files = ["a\\u0000b"]',
+        "files must be the path",
+    ),
     "folder": ('data.dataset = "mnist"\ndata.data_dir = "a\\u0000b"', "data_dir must be the path"),
-    "schedule": ('algorithm = "fedavg"\nfedavg.alpha.foo = 1', "unknown key of [fedavg.alpha] 'foo'"),
+    "schedule": (
+        'algorithm = "fedavg"\nfedavg.alpha.foo = 1',
+        "unknown key of [fedavg.alpha] 'foo'",
+    ),
     "no targets": ("targets = [nan]", "a target is an accuracy above 0 and at most 1"),
 }
 
@@ -62,7 +76,9 @@ def test_hostile_settings(name: str, tmp_path: Path) -> None:
     text, said = SETTINGS[name]
     (tmp_path / "c.toml").write_text(text)
     rounds = () if "rounds" in text else ("--rounds", 1)
-    assert said in refused("run", *rounds, "--clients", 3, "--device", "cpu", "--config", tmp_path / "c.toml")
+    assert said in refused(
+        "run", *rounds, "--clients", 3, "--device", "cpu", "--config", tmp_path / "c.toml"
+    )
 
 
 def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
@@ -87,9 +103,21 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SPECS = {
-    "label, number": ("[record.label]", "label = 5\n[other]", "record.label must be a table of texts"),
-    "label, list": ("[record.label]", "label = [1]\n[other]", "record.label must be a table of texts"),
-    "label of numbers": ("[record.label]", "[record.label]\nz = 5", "record.label must be a table of texts"),
+    "label, number": (
+        "[record.label]",
+        "label = 5\n[other]",
+        "record.label must be a table of texts",
+    ),
+    "label, list": (
+        "[record.label]",
+        "label = [1]\n[other]",
+        "record.label must be a table of texts",
+    ),
+    "label of numbers": (
+        "[record.label]",
+        "[record.label]\nz = 5",
+        "record.label must be a table of texts",
+    ),
     "no data set": ('dataset = "digits"\n', "", "[data] must name its data set"),
     "schedule": ("alpha = 0.1", "alpha = {foo = 1}", "unknown key of alpha, a schedule 'foo'"),
     "sample": ("sample = [1,", 'sample = ["x",', "sample must be an integer >= 1"),
@@ -115,10 +143,19 @@ def test_hostile_specs(name: str, run_folder: Path) -> None:
 HEADER = ",".join(COLUMNS)
 ROW = "0,0,{},1.5,1.5,0.5,1.5,1.5,0,0,1.5,{},8,0.1"
 TRACES = {
-    "end of int64": (f"{HEADER}\n{ROW.format(0, 2**63 - 1)}\n", "all bytes together at most 2^63 - 1"),
-    "sum": (f"{HEADER}\n{ROW.format(0, 2**62)}\n{ROW.format(1, 2**62)}\n", "all bytes together at most 2^63 - 1"),
+    "end of int64": (
+        f"{HEADER}\n{ROW.format(0, 2**63 - 1)}\n",
+        "all bytes together at most 2^63 - 1",
+    ),
+    "sum": (
+        f"{HEADER}\n{ROW.format(0, 2**62)}\n{ROW.format(1, 2**62)}\n",
+        "all bytes together at most 2^63 - 1",
+    ),
     "negative": (f"{HEADER}\n{ROW.format(0, -1)}\n", "must be >= 0"),
-    "digits": (f"{HEADER}\n{ROW.format('1' * 5000, 1)}\n", "line 2: round must be a 64-bit integer, got '111"),
+    "digits": (
+        f"{HEADER}\n{ROW.format('1' * 5000, 1)}\n",
+        "line 2: round must be a 64-bit integer, got '111",
+    ),
     "field": ("x" * 200_000, "line 1: the column trial is missing"),
     "twice": (f"{HEADER},round\n{ROW.format(0, 1)},0\n", "line 1: a column is there twice"),
 }
@@ -210,7 +247,9 @@ def test_folders_without_permission() -> None:
         Path(name).chmod(0o755)
         locked.chmod(0)
         done = subprocess.run(
-            [sys.executable, "-c", LOCKED, str(Path(__file__).parent), str(locked)], capture_output=True, text=True
+            [sys.executable, "-c", LOCKED, str(Path(__file__).parent), str(locked)],
+            capture_output=True,
+            text=True,
         )
         locked.chmod(0o700)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -265,7 +304,9 @@ def test_bombs_do_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "zeros.npz", x=x, y=x[:, 0, 0])
     paths = [tmp_path / name for name in ("column", "cells", "lines", "line", "zeros.npz")]
     command = [sys.executable, "-c", BOUNDED, *map(str, paths)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [
+    assert subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines() == [
         "column TooLarge COLUMNS",
         "cells TooLarge CELLS",
         "lines TooLarge ROWS",
@@ -276,7 +317,9 @@ def test_bombs_do_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
 
 def test_a_small_table_with_long_names_stays_small(tmp_path: Path) -> None:
     """Names in one array of a fixed width would take 400 kB each."""
-    (tmp_path / "a.csv").write_text("x,y,who\n" + f"1,{'n' * 100_000},{'w' * 100_000}\n" + "2,b,c\n" * 1000)
+    (tmp_path / "a.csv").write_text(
+        "x,y,who\n" + f"1,{'n' * 100_000},{'w' * 100_000}\n" + "2,b,c\n" * 1000
+    )
     pool = csv_pool([tmp_path / "a.csv"], "y", group="who")
     assert pool.y.tolist() == [1, *[0] * 1000]
     assert pool.group.nbytes <= 8 * 1001
@@ -305,9 +348,18 @@ def test_large_labels_stay_apart(tmp_path: Path) -> None:
 # ---- privacy ----
 
 LEAKS = {
-    "a feature": ("age,y\n1,0\n" + f"{SECRET},1\n" * 3, "column 'age': 3 cells are neither numbers nor gaps"),
-    "the target": (f"age,y\n1,0\n2,{SECRET}\n3,{SECRET}\n", "column 'y', the target: 2 cells are no numbers, 3 rows"),
-    "no target": (f"age,y\n1,\n2,0\n{SECRET},1\n".replace(SECRET, "3"), "column 'y', the target: 1 rows have no value"),
+    "a feature": (
+        "age,y\n1,0\n" + f"{SECRET},1\n" * 3,
+        "column 'age': 3 cells are neither numbers nor gaps",
+    ),
+    "the target": (
+        f"age,y\n1,0\n2,{SECRET}\n3,{SECRET}\n",
+        "column 'y', the target: 2 cells are no numbers, 3 rows",
+    ),
+    "no target": (
+        f"age,y\n1,\n2,0\n{SECRET},1\n".replace(SECRET, "3"),
+        "column 'y', the target: 1 rows have no value",
+    ),
     "too many cells": (f"age,y\n1,0,{SECRET}\n", "at least 1 row has 3 cells, expected 2"),
     "no header": (f"{SECRET},1\n{SECRET},0\n", "wrong input; details are in the client's own log"),
     "quotes": (f'age,y\n"{SECRET},1\n', "a file that is damaged; details"),
@@ -334,12 +386,16 @@ def test_names_where_numbers_are_needed_are_not_told(tmp_path: Path) -> None:
     assert error.value.public == "column 'y': holds names, a regression needs numbers"
 
 
-def test_the_report_does_not_open_what_a_foreign_file_names(run_folder: Path, tmp_path: Path, sweep: Path) -> None:
+def test_the_report_does_not_open_what_a_foreign_file_names(
+    run_folder: Path, tmp_path: Path, sweep: Path
+) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text(f"{SECRET},y\n" + f"{SECRET},1\n" * 20)
     paths = [str(secret), "/etc/passwd"]
     text = unsealed(sweep / "sweep.toml")
-    for number, own in enumerate((f'target = "y"\ngroup = "{SECRET[:6]}"', 'target = "y"', 'target = "absent"')):
+    for number, own in enumerate(
+        (f'target = "y"\ngroup = "{SECRET[:6]}"', 'target = "y"', 'target = "absent"')
+    ):
         data = f'[data]\ndataset = "csv"\nfiles = {json.dumps(paths[: 1 + number])}\n{own}\n'
         (sweep / "sweep.toml").write_text(text.partition("[data]")[0] + data)
         for asked in ((), ("--with-data",)):
@@ -358,7 +414,9 @@ def test_data_are_opened_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "a.csv").unlink()
     os.mkfifo(tmp_path / "a.csv")  # to open it would show
     (note,) = content([tmp_path / "run"]).notes
-    assert note.endswith("the data are no set by name; --with-data (in Python with_data=True) reads them.")
+    assert note.endswith(
+        "the data are no set by name; --with-data (in Python with_data=True) reads them."
+    )
     (note,) = content([tmp_path / "run"], with_data=True).notes
     assert note == "Who holds which labels is not shown: a file that cannot be read."
 
@@ -366,13 +424,17 @@ def test_data_are_opened_only_when_asked(tmp_path: Path) -> None:
 # ---- runs that are moved, data that are fewer ----
 
 
-def test_a_start_from_a_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_from_a_file_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed = fedsso.load("digits", clients=3)
     fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu").save(tmp_path / "first")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     start = "first/checkpoint.safetensors"
-    fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu", init=start).save(tmp_path / "second")
+    fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu", init=start).save(
+        tmp_path / "second"
+    )
     monkeypatch.chdir(tmp_path / "elsewhere")
     spec = fedsso.load_run(tmp_path / "second").spec
     assert spec.options["init"] == str(tmp_path.resolve() / start)
@@ -386,7 +448,10 @@ def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
     fed = fedsso.load("csv", files=[folder], target="y")
     run = fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu")
     folder.rename(tmp_path / "moved")
-    with pytest.raises(InputError, match=r"data/a\.csv: No such file .*put it back, or load it from elsewhere, in Pyt"):
+    with pytest.raises(
+        InputError,
+        match=r"data/a\.csv: No such file .*put it back, or load it from elsewhere, in Pyt",
+    ):
         run.spec.federation()
     again = fedsso.load("csv", files=[tmp_path / "moved"], target="y")
     assert run.spec.context(again).fed is again

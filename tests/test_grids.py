@@ -47,7 +47,11 @@ def test_a_list_replaces_or_adds_an_axis_and_one_value_is_fixed() -> None:
     ("name", "values", "message"),
     [
         ("fedso", {}, "did you mean 'fedsso'"),
-        ("fedavg", {"alpha": []}, "alpha must list different values, at least one; got alpha=\\[\\]"),
+        (
+            "fedavg",
+            {"alpha": []},
+            "alpha must list different values, at least one; got alpha=\\[\\]",
+        ),
         ("fedavg", {"alpha": [0.1, 0.3, 0.1]}, "alpha must list different values"),
         ("fedavg", {"alpha": [0.1, -1.0]}, "alpha must be > 0"),
         ("fedavg", {"alpah": [0.1]}, "did you mean 'alpha'"),
@@ -64,4 +68,6 @@ def test_what_was_tried_gives_the_grid_again() -> None:
     assert (values["alpha"], values["form"], values["lam"]) == ([0.3, 0.1], ["dfp", "bfgs"], [1e-4])
     again = grid("fedsso", {k: v if len(v) > 1 else v[0] for k, v in values.items()})
     assert set(map(repr, again)) == set(map(repr, records))
-    assert tried([FedAvg(alpha=Decay(1.0, 9.0))])["alpha"] == [{"scale": 1.0, "shift": 9.0, "power": 1.0}]
+    assert tried([FedAvg(alpha=Decay(1.0, 9.0))])["alpha"] == [
+        {"scale": 1.0, "shift": 9.0, "power": 1.0}
+    ]

@@ -1,4 +1,5 @@
-"""Files that guard themselves: damage is noticed, the checkpoint before stands in, one writer holds a folder."""
+"""Files that guard themselves: damage is noticed, the checkpoint before stands in, one writer holds
+a folder."""
 
 from __future__ import annotations
 
@@ -48,7 +49,13 @@ def interrupted(fed: Federation, folder: Path, after: int = 4, **options: Any) -
     """A run that ended after that round, with a checkpoint of every round."""
     with pytest.raises(Stop):
         simulate(
-            fed, "mclr", FedSSO(), out=folder, checkpoint_every=1, progress=stop_after(after), **{**SMALL, **options}
+            fed,
+            "mclr",
+            FedSSO(),
+            out=folder,
+            checkpoint_every=1,
+            progress=stop_after(after),
+            **{**SMALL, **options},
         )
 
 
@@ -170,7 +177,9 @@ def test_a_kill_between_the_two_renamings_loses_nothing(fed: Federation, tmp_pat
     same(run, simulate(fed, "mclr", FedSSO(), **SMALL))
 
 
-def test_a_finished_run_that_is_damaged_is_computed_again(fed: Federation, finished: Path, tmp_path: Path) -> None:
+def test_a_finished_run_that_is_damaged_is_computed_again(
+    fed: Federation, finished: Path, tmp_path: Path
+) -> None:
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / CHECKPOINT
     path.write_bytes(flipped(path.read_bytes(), 12345))
@@ -201,16 +210,22 @@ CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "a divergence to come": lambda t: t.update(diverged=t["diverged"] + 9),
     "contents that are no JSON": lambda t: t.update(contents=torch.zeros(3, dtype=torch.uint8)),
     "contents of another type": lambda t: t.update(contents=torch.zeros(3)),
-    "contents of another kind": lambda t: t.update(contents=torch.frombuffer(bytearray(b"[1]"), dtype=torch.uint8)),
+    "contents of another kind": lambda t: t.update(
+        contents=torch.frombuffer(bytearray(b"[1]"), dtype=torch.uint8)
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_checkpoint_that_does_not_fit_the_run_is_refused(fed: Federation, tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_that_does_not_fit_the_run_is_refused(
+    fed: Federation, tmp_path: Path, name: str
+) -> None:
     """With a right identity and a right seal, as a faulty program could write it."""
     interrupted(fed, tmp_path, compress="int8")
     path = tmp_path / CHECKPOINT
-    identity = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
+    identity = json.loads(
+        path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")]
+    )
     tensors = checkpoint.load(path)
     CHANGES[name](tensors)
     checkpoint.save(path, tensors, identity["__metadata__"]["fedsso.identity"])
@@ -225,7 +240,9 @@ def test_a_resumed_trace_has_its_columns_in_the_same_order(fed: Federation, tmp_
     interrupted(fed, tmp_path)
     (run,) = resume(tmp_path, federation=fed)
     assert list(run.trace.columns) == list(whole.trace.columns)
-    assert text_of(checkpoint.load(tmp_path / CHECKPOINT)["trace"]) == (tmp_path / TRACE).read_text()
+    assert (
+        text_of(checkpoint.load(tmp_path / CHECKPOINT)["trace"]) == (tmp_path / TRACE).read_text()
+    )
 
 
 def test_a_checkpoint_of_the_first_form_is_read(finished: Path, tmp_path: Path) -> None:
@@ -235,7 +252,9 @@ def test_a_checkpoint_of_the_first_form_is_read(finished: Path, tmp_path: Path) 
     shutil.copytree(finished, tmp_path / "run")
     run = load_run(finished)
     tensors = {name: t for name, t in load_file(finished / CHECKPOINT).items() if name != "trace"}
-    tensors["fedsso.identity"] = torch.frombuffer(bytearray(run.spec.identity.encode()), dtype=torch.uint8)
+    tensors["fedsso.identity"] = torch.frombuffer(
+        bytearray(run.spec.identity.encode()), dtype=torch.uint8
+    )
     save_file(tensors, tmp_path / "run" / CHECKPOINT)
     same(load_run(tmp_path / "run"), run)
 
@@ -251,7 +270,9 @@ def test_a_checkpoint_of_a_later_form_is_refused(finished: Path, tmp_path: Path)
         load_run(tmp_path / "run")
 
 
-def test_a_start_from_a_damaged_checkpoint_is_refused(fed: Federation, finished: Path, tmp_path: Path) -> None:
+def test_a_start_from_a_damaged_checkpoint_is_refused(
+    fed: Federation, finished: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "start.safetensors"
     whole = (finished / CHECKPOINT).read_bytes()
     path.write_bytes(whole)
@@ -291,11 +312,15 @@ def test_a_run_is_not_saved_over_another(fed: Federation, finished: Path, tmp_pa
 # ---- a sweep's chunk is one unit ----
 
 
-def test_a_sweep_killed_while_it_saves_ends_with_the_same_bits(fed: Federation, tmp_path: Path) -> None:
+def test_a_sweep_killed_while_it_saves_ends_with_the_same_bits(
+    fed: Federation, tmp_path: Path
+) -> None:
     grid = [FedSSO(alpha=a) for a in (0.01, 0.02, 0.05)]
     whole = sweep(fed, "mlp", grid, out=tmp_path / "whole", **SMALL)
     sweep(fed, "mlp", grid, out=tmp_path / "cut", **SMALL)
-    for folder in sorted((tmp_path / "cut").iterdir())[1:]:  # as if it was killed after the first of the three
+    for folder in sorted((tmp_path / "cut").iterdir())[
+        1:
+    ]:  # as if it was killed after the first of the three
         (folder / CHECKPOINT).unlink()
         (folder / TRACE).unlink()
     for a, b in zip(resume(tmp_path / "cut", federation=fed), whole, strict=True):
@@ -357,7 +382,9 @@ def test_two_writers_of_a_sweep_and_of_one_of_its_runs(fed: Federation, tmp_path
     sweep(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
     (folder,) = tmp_path.iterdir()
     (folder / CHECKPOINT).unlink()
-    assert "is being written by" in refused(tmp_path, lambda: sweep(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL))
+    assert "is being written by" in refused(
+        tmp_path, lambda: sweep(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
+    )
     assert "is being written by" in refused(folder, lambda: resume(tmp_path, federation=fed))
     assert "is being written by" in refused(folder, lambda: simulate(fed, out=folder, **SMALL))
 

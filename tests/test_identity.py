@@ -46,7 +46,9 @@ PAIRS: list[Callable[[float], Any]] = [
 
 
 @pytest.mark.parametrize("make", PAIRS)
-def test_the_text_changes_with_what_is_computed_and_not_otherwise(make: Callable[[float], Any]) -> None:
+def test_the_text_changes_with_what_is_computed_and_not_otherwise(
+    make: Callable[[float], Any],
+) -> None:
     assert describe(make(1.0)) == describe(make(1.0)) != describe(make(2.0))
     assert "0x" not in describe(make(1.0))  # an address would be another one in the next process
 

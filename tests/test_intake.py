@@ -113,7 +113,11 @@ def test_a_file_without_permission_is_not_called_damaged() -> None:
         for locked in (path, folder):
             locked.chmod(0)
             command = [sys.executable, "-c", AS_ANOTHER_USER, str(path), str(folder)]
-            said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+            said.append(
+                subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout.splitlines()
+            )
         folder.chmod(0o700)
     assert said[0][0].startswith(f"Unreadable cannot read {path}: Permission denied; ask its owner")
     assert [line.split()[0] for line in said[1]] == ["Unreadable"] * 3
@@ -155,7 +159,10 @@ def test_the_docs_list_every_limit() -> None:
 
 def zipped_npy(path: Path, header: bytes, size: int) -> None:
     """An .npz whose array x says what it likes, and has `size` zeros."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as file:
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as file,
+    ):
         file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
         for _ in range(size // (1 << 20)):
             file.write(bytes(1 << 20))
@@ -189,7 +196,9 @@ def test_an_error_states_the_limit_and_the_way_to_raise_it(
     path.write_bytes(content)
     read(path)
     monkeypatch.setenv(f"FEDSSO_MAX_{name.upper()}", "5")
-    with pytest.raises(TooLarge, match=rf"at most 5 are read; set FEDSSO_MAX_{name.upper()} ") as error:
+    with pytest.raises(
+        TooLarge, match=rf"at most 5 are read; set FEDSSO_MAX_{name.upper()} "
+    ) as error:
         read(path)
     assert str(path) in str(error.value)
     monkeypatch.setenv(f"FEDSSO_MAX_{name.upper()}", "6")
@@ -243,7 +252,9 @@ def test_brackets_dots_and_digits_in_texts_and_comments_mean_nothing() -> None:
 
 
 def test_the_line_of_a_deep_place_is_named() -> None:
-    with pytest.raises(TooLarge, match=r"here: line 3: has more than 64 brackets within each other, at most 64"):
+    with pytest.raises(
+        TooLarge, match=r"here: line 3: has more than 64 brackets within each other, at most 64"
+    ):
         parse_toml("a = 1\nb = '''[[\n'''" + "[" * 70, "here")
 
 
@@ -269,7 +280,10 @@ def test_what_is_packed_comes_out_whole_and_damage_is_told(tmp_path: Path, kind:
     with unpacked(path) as file:
         assert file.read() == content
     path.write_bytes(packed[:-20])
-    with pytest.raises(Damaged, match=f"cannot be read as {kind}, corrupt or cut short"), unpacked(path) as file:
+    with (
+        pytest.raises(Damaged, match=f"cannot be read as {kind}, corrupt or cut short"),
+        unpacked(path) as file,
+    ):
         file.read()
 
 
@@ -369,12 +383,18 @@ def test_csv_rows_by_their_columns(tmp_path: Path) -> None:
     assert read_csv(path) == [{"a": "1", "b": "2\n3"}, {"a": "4", "b": "5"}]
     path.write_text("")
     assert read_csv(path) == []
-    for text, message in (("a,b\n1\n", "line 2: has 1 cells for 2"), ('a\n"b\n', "line 2: cannot be read as CSV")):
+    for text, message in (
+        ("a,b\n1\n", "line 2: has 1 cells for 2"),
+        ('a\n"b\n', "line 2: cannot be read as CSV"),
+    ):
         path.write_text(text)
         with pytest.raises(Damaged, match=message):
             read_csv(path)
     path.write_text("a\n" + "x" * 200_000 + "\n")
-    with pytest.raises(TooLarge, match="line 2: has more characters in a cell, at most 131072 are read; set FEDSSO_MA"):
+    with pytest.raises(
+        TooLarge,
+        match="line 2: has more characters in a cell, at most 131072 are read; set FEDSSO_MA",
+    ):
         read_csv(path)
 
 
@@ -385,5 +405,7 @@ def test_an_error_has_a_text_for_others_which_quotes_nothing() -> None:
     error = InputError("row 3 has 'Miller'")
     assert error.public == "wrong input; details are in the client's own log"
     assert Damaged("row 3 has 'Miller'").public.startswith("a file that is damaged; ")
-    told = pickle.loads(pickle.dumps(InputError("row 3 has 'Miller'", public="1 cell of column 'age'")))
+    told = pickle.loads(
+        pickle.dumps(InputError("row 3 has 'Miller'", public="1 cell of column 'age'"))
+    )
     assert (str(told), told.public) == ("row 3 has 'Miller'", "1 cell of column 'age'")

@@ -26,7 +26,9 @@ def test_every_suite_is_there() -> None:
     assert set(kernels.SHORT) <= {setting.name for setting in kernels.SETTINGS}
 
 
-def test_a_failing_test_is_a_failure_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_test_is_a_failure_and_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     test = tmp_path / "test_it.py"
     test.write_text("def test_good():\n    pass\n")
     assert kernels.run(NATIVE, [str(test)], jobs=1) == (True, "1 passed")
@@ -37,7 +39,9 @@ def test_a_failing_test_is_a_failure_and_is_shown(tmp_path: Path, capsys: pytest
 
 def test_what_changes_nothing_is_not_run() -> None:
     native, _ = kernels.probe(NATIVE)
-    good, row = kernels.judge(kernels.Setting("same", "nothing", {}), native, ["nowhere.py"], jobs=1)
+    good, row = kernels.judge(
+        kernels.Setting("same", "nothing", {}), native, ["nowhere.py"], jobs=1
+    )
     assert good
     assert row.tests == "not run: it changes nothing here"
     assert row.seen.endswith("other bits in: nothing")

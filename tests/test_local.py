@@ -25,7 +25,9 @@ class Smooth:
     def value(self, x: Tensor, batch: Batch) -> Tensor:
         return self.phi(x) * batch.weight.sum(-1, keepdim=True)
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def value_and_grad(
+        self, x: Tensor, batch: Batch, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         value = self.value(x, batch)
         (g,) = torch.autograd.grad(value.sum(), x)
@@ -56,7 +58,9 @@ class Pieces:
     def full(self) -> Iterator[Batch]:
         empty = torch.zeros(len(self.own_steps), 1)
         for weight in (0.25, 0.75):
-            yield Batch(empty, empty, torch.full((len(self.own_steps), 1), weight, dtype=torch.float64))
+            yield Batch(
+                empty, empty, torch.full((len(self.own_steps), 1), weight, dtype=torch.float64)
+            )
 
     def batch(self, j: int) -> Batch:
         raise NotImplementedError
@@ -103,7 +107,9 @@ def test_full_passes_add_the_pieces() -> None:
     torch.testing.assert_close(local.value(f, x, Pieces()), loss, rtol=1e-14, atol=0)
     H = local.hessian(f, x, Pieces())
     torch.testing.assert_close(H, A.expand(M, TRIALS, D, D), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(local.curvature(f, x, Pieces())(g), product(H)(g), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        local.curvature(f, x, Pieces())(g), product(H)(g), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_along_gives_the_loss_at_every_step() -> None:
@@ -112,7 +118,9 @@ def test_along_gives_the_loss_at_every_step() -> None:
     losses = local.along(f, x, p, Pieces())
     assert losses.shape == (M, TRIALS, 10)
     for j, t in enumerate(BACKTRACKING):
-        torch.testing.assert_close(losses[..., j], local.value(f, x + t * p, Pieces()), rtol=1e-14, atol=0)
+        torch.testing.assert_close(
+            losses[..., j], local.value(f, x + t * p, Pieces()), rtol=1e-14, atol=0
+        )
 
 
 # ---- conjugate gradients ----
@@ -186,7 +194,8 @@ def test_cg_of_a_batch_is_that_of_its_members() -> None:
 
 
 def test_cg_at_negative_curvature() -> None:
-    """A = diag(2, -1), b = (1, 1/2): b^T A b = 7/4, so z = 5/7 b; then v = (15, 60)/49 has v^T A v < 0 and z stays.
+    """A = diag(2, -1), b = (1, 1/2): b^T A b = 7/4, so z = 5/7 b; then v = (15, 60)/49 has v^T A v
+    < 0 and z stays.
 
     A = diag(1, -4) has b^T A b = 0: b itself.
     """
@@ -212,7 +221,9 @@ def test_cg_says_where_a_product_is_no_number(steps: int) -> None:
     z = local.cg(product(A), b, steps, 1e-12)
     sick = z.isnan().all(-1)
     assert sick.nonzero().tolist() == [[1, 0]]
-    torch.testing.assert_close(z[2], local.cg(product(A[2]), b[2], steps, 1e-12), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        z[2], local.cg(product(A[2]), b[2], steps, 1e-12), rtol=1e-12, atol=0
+    )
 
 
 def test_cg_without_data() -> None:
@@ -238,7 +249,9 @@ def test_newton_solves_a_quadratic_in_one_step() -> None:
     extra = tilted()
     delta = local.newton(f, x, Pieces(), EXACT, **extra)
     H = A + extra["mu"].unsqueeze(-1) * torch.eye(D)
-    torch.testing.assert_close(delta, -solved(H, product(A)(x - b) + extra["tilt"]), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        delta, -solved(H, product(A)(x - b) + extra["tilt"]), rtol=1e-10, atol=1e-10
+    )
     again = local.newton(f, x, Pieces(), EXACT._replace(newton=3), **extra)
     torch.testing.assert_close(again, delta, rtol=1e-10, atol=1e-10)
 
@@ -247,20 +260,26 @@ def test_newton_without_tilt() -> None:
     f, _, b = quadratics()
     x = torch.zeros(TRIALS, D, dtype=torch.float64)
     torch.testing.assert_close(
-        local.newton(f, x, Pieces(), EXACT, None, 0.0), b.expand(M, TRIALS, D), rtol=1e-10, atol=1e-10
+        local.newton(f, x, Pieces(), EXACT, None, 0.0),
+        b.expand(M, TRIALS, D),
+        rtol=1e-10,
+        atol=1e-10,
     )
 
 
 def test_newton_in_single_precision() -> None:
     f, _, b = quadratics()
     g = Smooth(lambda x: f.phi(x.double()).to(x.dtype))
-    delta = local.newton(g, torch.zeros(TRIALS, D), Pieces(), EXACT._replace(newton=2, tol=1e-6), None, 0.0)
+    delta = local.newton(
+        g, torch.zeros(TRIALS, D), Pieces(), EXACT._replace(newton=2, tol=1e-6), None, 0.0
+    )
     assert delta.dtype == torch.float32
     torch.testing.assert_close(delta.double(), b.expand(M, TRIALS, D), rtol=1e-3, atol=1e-3)
 
 
 def test_newton_steps_are_shortened() -> None:
-    """log cosh from x = 3: the full Newton step ends at 3 - sinh 3 cosh 3 < -97, and plain Newton diverges."""
+    """log cosh from x = 3: the full Newton step ends at 3 - sinh 3 cosh 3 < -97, and plain Newton
+    diverges."""
     f = Smooth(lambda x: torch.log(torch.cosh(x)).sum(-1))
     x = torch.tensor([[3.0], [-2.0]], dtype=torch.float64)
     first = x + local.newton(f, x, Pieces(1), EXACT, None, 0.0)
@@ -307,7 +326,11 @@ ONE = torch.ones(1, dtype=torch.float64)
         ({"j0": 0.91, "j9": 0.99999}, -1.0, 1.0),  # none fits: the lowest loss
         ({"j9": 1.5}, -1.0, 0.0),  # none lowers f
         ({"j0": torch.nan, "j1": torch.inf, "j2": 0.5}, -1.0, 0.25),
-        ({"j0": torch.nan, "j1": torch.nan, "j4": 0.9999}, -1.0, 2**-4),  # none fits, some are not numbers
+        (
+            {"j0": torch.nan, "j1": torch.nan, "j4": 0.9999},
+            -1.0,
+            2**-4,
+        ),  # none fits, some are not numbers
         ({"j0": 1.05, "j6": 1.0}, 1.0, 2**-6),  # uphill: f + c t g^T p is above f
         ({"j0": 1.0}, 0.0, 1.0),
     ],
@@ -324,7 +347,9 @@ def test_armijo_takes_the_last_step_where_losses_differ_by_rounding(dtype: torch
     unit = torch.finfo(dtype).eps
     noise = torch.linspace(-8, 8, 10, dtype=torch.float64)
     for last in (0.25, 0.25 * ONE):
-        assert local.armijo((1 + noise * unit).to(dtype), ONE, -ONE * unit, 0.1, last).item() == 0.25
+        assert (
+            local.armijo((1 + noise * unit).to(dtype), ONE, -ONE * unit, 0.1, last).item() == 0.25
+        )
         assert local.armijo(losses(j3=0.5).to(dtype), ONE, -ONE * unit, 0.1, last).item() == 2**-3
         assert local.armijo(losses().to(dtype), ONE, -ONE * unit, 0.1, last).item() == 0.0
     assert local.armijo(torch.ones(10, dtype=dtype), ONE, -ONE * unit, 0.1).item() == 1.0

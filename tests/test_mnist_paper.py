@@ -1,6 +1,8 @@
-"""The paper's numbers for logistic regression on MNIST: 20 clients, five local steps, batches of 100.
+"""The paper's numbers for logistic regression on MNIST: 20 clients, five local steps, batches of
+100.
 
-The paper counts the last round below an accuracy (FedSSO 20, FedAvg 200 for 0.88); a first hit lies nearby.
+The paper counts the last round below an accuracy (FedSSO 20, FedAvg 200 for 0.88); a first hit lies
+nearby.
 """
 
 from __future__ import annotations
@@ -26,12 +28,16 @@ def mnist() -> Federation:
 
 
 def test_fedsso_reaches_088_as_fast_as_the_paper_says(mnist: Federation) -> None:
-    runs = simulate(mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=(0, 1), rounds=60, **PAPER)
+    runs = simulate(
+        mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=(0, 1), rounds=60, **PAPER
+    )
     hits = [run.rounds_to(0.88) for run in runs]
     assert None not in hits
     assert 17 <= mean(h for h in hits if h is not None) <= 26, hits
     assert all(run.trace["overridden"].sum() == 0 for run in runs)
-    assert all(run.trace["bytes_up"][1] == run.trace["bytes_down"][1] == 20 * 4 * 7850 for run in runs)
+    assert all(
+        run.trace["bytes_up"][1] == run.trace["bytes_down"][1] == 20 * 4 * 7850 for run in runs
+    )
 
 
 def test_the_guard_makes_the_client_step_unimportant(mnist: Federation) -> None:
@@ -42,10 +48,19 @@ def test_the_guard_makes_the_client_step_unimportant(mnist: Federation) -> None:
 
 @pytest.mark.slow
 def test_five_seeds_agree_with_the_papers_table(mnist: Federation) -> None:
-    runs = simulate(mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=range(5), rounds=60, **PAPER)
+    runs = simulate(
+        mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=range(5), rounds=60, **PAPER
+    )
     first = [run.rounds_to(0.88) or np.inf for run in runs]
     last = [run.last_below(0.88) or np.inf for run in runs]
-    print("FedSSO, five seeds: first hit", first, "last below", last, "final", [run.final() for run in runs])
+    print(
+        "FedSSO, five seeds: first hit",
+        first,
+        "last below",
+        last,
+        "final",
+        [run.final() for run in runs],
+    )
     assert 18 <= mean(first) <= 25, first
     assert 18 <= median(last) <= 30, last
 
@@ -59,14 +74,27 @@ def test_fedavg_needs_nearly_all_200_rounds(mnist: Federation) -> None:
 
 
 @pytest.mark.slow
-def test_with_half_of_the_clients_the_guard_works_and_the_plain_method_does_not(mnist: Federation) -> None:
+def test_with_half_of_the_clients_the_guard_works_and_the_plain_method_does_not(
+    mnist: Federation,
+) -> None:
     alphas, seeds = (0.001, 0.003, 0.01), range(3)
     final = {}
     for guard in ("adaptive", "none"):
         records = [FedSSO(alpha=alpha, guard=guard) for alpha in alphas]
-        runs = sweep(mnist, "mclr", records, seeds=seeds, rounds=150, participation=0.5, eval_every=10, **PAPER)
+        runs = sweep(
+            mnist,
+            "mclr",
+            records,
+            seeds=seeds,
+            rounds=150,
+            participation=0.5,
+            eval_every=10,
+            **PAPER,
+        )
         final[guard] = [run.final() for run in runs]
-        print(guard, [(run.label, run.spec.seed, round(run.final(), 4), run.diverged) for run in runs])
+        print(
+            guard, [(run.label, run.spec.seed, round(run.final(), 4), run.diverged) for run in runs]
+        )
     assert len(final["adaptive"]) == 9
     assert all(accuracy > 0.91 for accuracy in final["adaptive"]), final["adaptive"]
     assert sum(not accuracy >= 0.80 for accuracy in final["none"]) >= 2, final["none"]

@@ -1,4 +1,5 @@
-"""Registered models: parameter counts, shapes, runs; and users' modules whose buffers must not mix with weights."""
+"""Registered models: parameter counts, shapes, runs; and users' modules whose buffers must not mix
+with weights."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ F64 = torch.float64
 GREY, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (50, 65)
 
 
-# --- registered models -----------------------------------------------------------------------------------------------
+# --- registered models
+# -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "sample", "outputs", "d"),
     [
@@ -44,12 +46,16 @@ def test_parameter_counts(name: str, sample: Sequence[int], outputs: int, d: int
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sample", [GREY, COLOUR, (2, 16, 21)])
-def test_every_model_maps_images_to_outputs_and_has_a_gradient(name: str, sample: Sequence[int]) -> None:
+def test_every_model_maps_images_to_outputs_and_has_a_gradient(
+    name: str, sample: Sequence[int]
+) -> None:
     module = build(name, sample, 7)
     x = torch.randn(3, *sample, generator=torch.Generator().manual_seed(0))
     out = module(x)
     assert out.shape == (3, 7)
-    grads = torch.autograd.grad(cross_entropy(out, torch.tensor([0, 3, 6])), list(module.parameters()))
+    grads = torch.autograd.grad(
+        cross_entropy(out, torch.tensor([0, 3, 6])), list(module.parameters())
+    )
     for (parameter, _), grad in zip(module.named_parameters(), grads, strict=True):
         assert grad.isfinite().all(), parameter
         assert grad.any(), parameter
@@ -62,7 +68,9 @@ def test_models_of_vectors_take_tables_and_texts(name: str) -> None:
     assert build(name, TEXT, 65)(torch.zeros(4, *TEXT)).shape == (4, 65)
 
 
-@pytest.mark.parametrize(("name", "least"), [("cnn", 4), ("cnn-small", 4), ("lenet", 16), ("resnet20-gn", 4)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("cnn", 4), ("cnn-small", 4), ("lenet", 16), ("resnet20-gn", 4)]
+)
 def test_a_sample_that_does_not_suit_is_an_error(name: str, least: int) -> None:
     assert build(name, (1, least, least), 2)(torch.zeros(2, 1, least, least)).shape == (2, 2)
     for sample in ((1, least - 1, 28), (1, 28, least - 1), (784,), TEXT, (1, 1, 28, 28)):
@@ -73,7 +81,9 @@ def test_a_sample_that_does_not_suit_is_an_error(name: str, least: int) -> None:
 
 
 def test_the_logits_of_lenet_can_be_negative() -> None:
-    out = build("lenet", GREY, 10)(torch.randn(20, *GREY, generator=torch.Generator().manual_seed(0)))
+    out = build("lenet", GREY, 10)(
+        torch.randn(20, *GREY, generator=torch.Generator().manual_seed(0))
+    )
     assert (out < 0).any()
     assert (out > 0).any()
 
@@ -102,10 +112,18 @@ def pictures(sample: Sequence[int], sizes: Sequence[int] = (12, 8, 10)) -> Feder
     return Federation(**{**vars(fed), "affine": (2 / 255, -1.0)})
 
 
-RUN: dict[str, Any] = {"rounds": 2, "local_steps": 2, "batch_size": None, "dtype": "float64", "eval_train": True}
+RUN: dict[str, Any] = {
+    "rounds": 2,
+    "local_steps": 2,
+    "batch_size": None,
+    "dtype": "float64",
+    "eval_train": True,
+}
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(alpha=0.01), FedSSO(alpha=0.01)], ids=["fedavg", "fedsso"])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(alpha=0.01), FedSSO(alpha=0.01)], ids=["fedavg", "fedsso"]
+)
 @pytest.mark.parametrize(("name", "sample"), [("lenet", (1, 16, 16)), ("resnet20-gn", (3, 8, 8))])
 def test_large_models_run(name: str, sample: Sequence[int], algorithm: Algorithm) -> None:
     run = simulate(pictures(sample), name, algorithm, **RUN)
@@ -117,14 +135,20 @@ def test_large_models_run(name: str, sample: Sequence[int], algorithm: Algorithm
 
 def test_stacked_and_looped_clients_agree_on_lenet() -> None:
     fed, options = pictures((1, 16, 16)), {**RUN, "batch_size": 4}
-    stacked, loop = (simulate(fed, "lenet", FedSSO(alpha=0.01), engine=e, **options) for e in ("stacked", "loop"))
+    stacked, loop = (
+        simulate(fed, "lenet", FedSSO(alpha=0.01), engine=e, **options) for e in ("stacked", "loop")
+    )
     torch.testing.assert_close(stacked.x, loop.x, rtol=1e-9, atol=1e-11)
-    assert stacked.trace["test_loss"].tolist() == pytest.approx(loop.trace["test_loss"].tolist(), rel=1e-9)
+    assert stacked.trace["test_loss"].tolist() == pytest.approx(
+        loop.trace["test_loss"].tolist(), rel=1e-9
+    )
 
 
-# --- users' modules: flat vectors and buffers ------------------------------------------------------------------------
+# --- users' modules: flat vectors and buffers
+# ------------------------------------------------------------------------
 class Mixed(nn.Module):
-    """Everything that a flat vector could mix up: statistics, an integer count, a single number, a frozen layer."""
+    """Everything that a flat vector could mix up: statistics, an integer count, a single number, a
+    frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +185,10 @@ def test_writing_a_flat_vector_leaves_statistics_and_frozen_parameters_alone() -
     unravel_into(module, x)
     after = module.state_dict()
     assert torch.equal(ravel(module), x)
-    assert torch.cat([after[name].reshape(-1) for name in TRAINED]).sort().values.tolist() == x.tolist()
+    assert (
+        torch.cat([after[name].reshape(-1) for name in TRAINED]).sort().values.tolist()
+        == x.tolist()
+    )
     for name in before.keys() - set(TRAINED):
         assert torch.equal(after[name], before[name]), name
 
@@ -208,7 +235,10 @@ def test_a_parameter_may_have_no_dimensions(engine: str) -> None:
 def table(weights: Sequence[float] | None = None) -> Federation:
     draw = torch.Generator().manual_seed(2)
     sizes = (9, 16, 5)
-    rows = [(torch.randn(n, 4, generator=draw, dtype=F64) + i, torch.arange(n) % 3) for i, n in enumerate(sizes)]
+    rows = [
+        (torch.randn(n, 4, generator=draw, dtype=F64) + i, torch.arange(n) % 3)
+        for i, n in enumerate(sizes)
+    ]
     return Federation.from_clients(rows, test_fraction=0.2, classes=3, weights=weights)
 
 
@@ -217,12 +247,15 @@ ROUND: dict[str, Any] = {"rounds": 1, "local_steps": 1, "batch_size": None, "dty
 
 @pytest.mark.parametrize("weights", [None, (0.2, 0.7, 0.1)])
 @pytest.mark.parametrize(
-    "algorithm", [FedAvg(alpha=0.1, eta=0.5), FedSSO(alpha=0.1, eta=3.0, guard="none")], ids=["fedavg", "fedsso"]
+    "algorithm",
+    [FedAvg(alpha=0.1, eta=0.5), FedSSO(alpha=0.1, eta=3.0, guard="none")],
+    ids=["fedavg", "fedsso"],
 )
 def test_statistics_are_the_weighted_mean_of_the_clients_whatever_the_server_does(
     algorithm: Algorithm, weights: Sequence[float] | None
 ) -> None:
-    """One step on all rows: each client's statistics are 0.9 * old + 0.1 * (mean, variance) of its rows."""
+    """One step on all rows: each client's statistics are 0.9 * old + 0.1 * (mean, variance) of its
+    rows."""
     fed, module = table(weights), mixed()
     run = simulate(fed, module, algorithm, **ROUND)
     mean, var = torch.zeros(5, dtype=F64), torch.zeros(5, dtype=F64)
@@ -235,11 +268,15 @@ def test_statistics_are_the_weighted_mean_of_the_clients_whatever_the_server_doe
     torch.testing.assert_close(trained.norm.running_mean, mean, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(trained.norm.running_var, var, rtol=1e-12, atol=1e-14)
     assert trained.norm.num_batches_tracked is not None
-    assert (trained.norm.num_batches_tracked.dtype, int(trained.norm.num_batches_tracked)) == (torch.int64, 1)
+    assert (trained.norm.num_batches_tracked.dtype, int(trained.norm.num_batches_tracked)) == (
+        torch.int64,
+        1,
+    )
 
 
 def test_fedsso_steps_the_weights_of_a_batch_norm_model_by_its_own_rule() -> None:
-    """The first step is x - eta * g, with g the weighted mean of the clients' gradients in training mode."""
+    """The first step is x - eta * g, with g the weighted mean of the clients' gradients in training
+    mode."""
     fed, module = table(), mixed()
     seen = mixed()
     weights = [seen.get_parameter(name) for name in Layout.of(seen).names]
@@ -258,7 +295,12 @@ def test_fedsso_steps_the_weights_of_a_batch_norm_model_by_its_own_rule() -> Non
 def test_statistics_follow_the_clients_that_answer_and_their_steps() -> None:
     """One client takes part, so its three steps on all its rows make the statistics."""
     fed, module = table(), mixed()
-    run = simulate(fed, module, FedSSO(alpha=0.1, eta=0.1), **{**ROUND, "local_steps": 3, "participation": 0.34})
+    run = simulate(
+        fed,
+        module,
+        FedSSO(alpha=0.1, eta=0.1),
+        **{**ROUND, "local_steps": 3, "participation": 0.34},
+    )
     assert isinstance(run.model, Mixed)
     mean, count = run.model.norm.running_mean, run.model.norm.num_batches_tracked
     assert mean is not None

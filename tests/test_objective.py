@@ -36,12 +36,19 @@ M, T, B, D = 3, 2, 5, 4
 
 def mlp(activation: type[nn.Module], outputs: int) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(D, 6), activation(), nn.Linear(6, 5), activation(), nn.Linear(5, outputs)
+        nn.Flatten(),
+        nn.Linear(D, 6),
+        activation(),
+        nn.Linear(6, 5),
+        activation(),
+        nn.Linear(5, outputs),
     )
 
 
 def conv(outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(32, outputs))
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(32, outputs)
+    )
 
 
 BUILD: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
@@ -71,7 +78,11 @@ def problem(model: str, wish: str) -> tuple[nn.Module, Any, Tensor, Batch]:
     module = make(outputs).double()
     x = ravel(module) + 0.3 * torch.randn(M, T, ravel(module).numel(), dtype=torch.float64)
     rows = torch.randn(M, B, *sample, dtype=torch.float64)
-    y = torch.randn(M, B, dtype=torch.float64) if wish == "mse" else torch.randint(0, max(2, outputs), (M, B))
+    y = (
+        torch.randn(M, B, dtype=torch.float64)
+        if wish == "mse"
+        else torch.randint(0, max(2, outputs), (M, B))
+    )
     weight = torch.zeros(M, B, dtype=torch.float64)
     for i, n in enumerate((5, 3, 1)):
         weight[i, :n] = 1 / n
@@ -89,7 +100,9 @@ def test_back_ends_agree(model: str, wish: str) -> None:
         other, other_grad = kind(module, loss).value_and_grad(x, batch)
         torch.testing.assert_close(other, value, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(other_grad, grad, rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(kind(module, loss).predict(x, batch.x), outputs, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            kind(module, loss).predict(x, batch.x), outputs, rtol=1e-12, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("model", BUILD)
@@ -106,7 +119,9 @@ def test_values_are_the_modules_own(model: str) -> None:
 
 @pytest.mark.parametrize("kind", [Dense, Vmapped, Looped])
 @pytest.mark.parametrize("wish", WISHES)
-def test_gradients_match_finite_differences(kind: type[Dense | Vmapped | Looped], wish: str) -> None:
+def test_gradients_match_finite_differences(
+    kind: type[Dense | Vmapped | Looped], wish: str
+) -> None:
     module, loss, x, batch = problem("tanh", wish)
     f = kind(module, loss)
     direction = torch.randn_like(x)
@@ -144,7 +159,10 @@ def test_inputs_stay_as_they_were(kind: type[Dense | Vmapped | Looped]) -> None:
     f.hvp(x, x, batch)
     f.hessian(x, batch)
     f.targets(x, batch, batch.weight.clamp(0.1))
-    assert all(torch.equal(a, b) for a, b in zip(kept, (x, batch.x, batch.weight, ravel(module)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(kept, (x, batch.x, batch.weight, ravel(module)), strict=True)
+    )
 
 
 def test_a_loss_with_a_constant_slope() -> None:
@@ -158,7 +176,8 @@ def test_a_loss_with_a_constant_slope() -> None:
         torch.testing.assert_close(other_grad, grad, rtol=1e-12, atol=1e-13)
 
 
-# --- which back end -------------------------------------------------------------------------------------------------
+# --- which back end
+# -------------------------------------------------------------------------------------------------
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -198,20 +217,37 @@ def batch_norm(**options: Any) -> nn.Module:
 PICKS: list[tuple[Callable[[], nn.Module], tuple[int, ...], type, str]] = [
     (lambda: build("mclr", (2, 2), 3), (2, 2), Dense, "stacked"),
     (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(D, 6), nn.Tanh()), nn.Identity(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(
+            nn.Sequential(nn.Linear(D, 6), nn.Tanh()), nn.Identity(), nn.Linear(6, 3)
+        ),
         (D,),
         Dense,
         "stacked",
     ),
     (lambda: nn.Linear(D, 3), (D,), Dense, "stacked"),
     (Residual, (D,), Vmapped, "torch.func"),
-    (lambda: nn.Sequential(nn.Linear(D, 6), nn.GELU(), nn.Linear(6, 3)), (D,), Vmapped, "torch.func"),
-    (lambda: nn.Sequential(nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (D,), Vmapped, "torch.func"),
+    (
+        lambda: nn.Sequential(nn.Linear(D, 6), nn.GELU(), nn.Linear(6, 3)),
+        (D,),
+        Vmapped,
+        "torch.func",
+    ),
+    (
+        lambda: nn.Sequential(nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+        (D,),
+        Vmapped,
+        "torch.func",
+    ),
     (lambda: conv(3), (1, 4, 4), Looped, "on a CPU convolutions are faster"),
     (batch_norm, (D,), Looped, "BatchNorm1d"),
     (lambda: batch_norm(track_running_stats=False), (D,), Looped, "BatchNorm1d"),
     (Recurrent, (D,), Looped, "LSTM"),
-    (lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)), (D,), Looped, "Dropout"),
+    (
+        lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)),
+        (D,),
+        Looped,
+        "Dropout",
+    ),
     (FunctionalDropout, (D,), Looped, "torch.func cannot batch it"),
 ]
 
@@ -231,7 +267,9 @@ def test_the_back_end_and_its_reason(
 def test_stacked_on_request() -> None:
     f, _ = objective(conv(3), row_loss("cross_entropy"), "stacked", CPU, (1, 4, 4))
     assert type(f) is Chained
-    with pytest.raises(InputError, match=r"cannot be stacked .*BatchNorm1d.*use engine='auto' or engine='loop'"):
+    with pytest.raises(
+        InputError, match=r"cannot be stacked .*BatchNorm1d.*use engine='auto' or engine='loop'"
+    ):
         objective(batch_norm(), row_loss("cross_entropy"), "stacked", CPU, (D,))
     with pytest.raises(InputError, match="unknown engine 'lop'; did you mean 'loop'"):
         objective(conv(3), row_loss("cross_entropy"), "lop", CPU, (1, 4, 4))
@@ -239,12 +277,15 @@ def test_stacked_on_request() -> None:
 
 def test_shared_layers_are_not_dense() -> None:
     layer = nn.Linear(D, D)
-    f, _ = objective(nn.Sequential(layer, nn.ReLU(), layer), row_loss("cross_entropy"), "auto", CPU, (D,))
+    f, _ = objective(
+        nn.Sequential(layer, nn.ReLU(), layer), row_loss("cross_entropy"), "auto", CPU, (D,)
+    )
     assert type(f) is Vmapped
     assert f.layout.sizes == [16, 4]
 
 
-# --- second derivatives and drawn targets ----------------------------------------------------------------------------
+# --- second derivatives and drawn targets
+# ----------------------------------------------------------------------------
 Kind = type[Dense | Vmapped | Looped]
 KINDS: list[Kind] = [Dense, Vmapped, Looped]
 SOME: list[tuple[str, Kind]] = [
@@ -288,15 +329,20 @@ def test_hessians_are_torchs_own(model: str, kind: Kind) -> None:
         real = batch.weight[i] > 0
 
         def one(point: Tensor, i: int = i, real: Tensor = real) -> Tensor:
-            outputs = torch.func.functional_call(module, Layout.of(module).unravel(point), (batch.x[i, real],))
+            outputs = torch.func.functional_call(
+                module, Layout.of(module).unravel(point), (batch.x[i, real],)
+            )
             return F.cross_entropy(outputs, batch.y[i, real])
 
-        torch.testing.assert_close(H[i, t], torch.autograd.functional.hessian(one, x[i, t]), **CLOSE)
+        torch.testing.assert_close(
+            H[i, t], torch.autograd.functional.hessian(one, x[i, t]), **CLOSE
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_logistic_hessian_by_hand(kind: Kind) -> None:
-    """At x = 0 the loss bends by 1/4, so H is 1/4 times the mean of a a^T over the rows a = (1, 1) and (3, 1)."""
+    """At x = 0 the loss bends by 1/4, so H is 1/4 times the mean of a a^T over the rows a = (1, 1)
+    and (3, 1)."""
     module = nn.Linear(1, 1).double()
     rows = torch.tensor([[[1.0], [3.0]]], dtype=torch.float64)
     batch = Batch(rows, torch.tensor([[0, 1]]), torch.full((1, 2), 0.5, dtype=torch.float64))
@@ -311,7 +357,9 @@ def test_pieces_of_a_full_pass_add_up(model: str, kind: Kind) -> None:
     module, loss, x, batch = problem(model, "cross_entropy")
     f, v = kind(module, loss), torch.randn_like(x)
     f.l2 = 0.3
-    pieces = [Batch(*(part[:, piece] for part in batch[:3])) for piece in (slice(0, 2), slice(2, 5))]
+    pieces = [
+        Batch(*(part[:, piece] for part in batch[:3])) for piece in (slice(0, 2), slice(2, 5))
+    ]
     assert not pieces[1].weight[2].any()
     for whole, parts in (
         (f.value(x, batch), [f.value(x, piece) for piece in pieces]),
@@ -329,7 +377,8 @@ def test_padding_does_not_bend(model: str, kind: Kind) -> None:
     f, v = kind(module, loss), torch.randn_like(x)
     real = batch.weight > 0
     garbage = batch._replace(
-        x=torch.where(real.view(M, B, *[1] * (batch.x.dim() - 2)), batch.x, 100.0), y=torch.where(real, batch.y, 1)
+        x=torch.where(real.view(M, B, *[1] * (batch.x.dim() - 2)), batch.x, 100.0),
+        y=torch.where(real, batch.y, 1),
     )
     assert torch.equal(f.value(x, garbage), f.value(x, batch))
     assert torch.equal(f.hvp(x, v, garbage), f.hvp(x, v, batch))
@@ -345,16 +394,22 @@ def test_targets_of_each_trials_own(wish: str, kind: Kind) -> None:
     own = batch._replace(y=y)
     for t in range(T):
         at, alone = slice(t, t + 1), batch._replace(y=y[:, t])
-        for one, many in zip(f.value_and_grad(x[:, at], alone), f.value_and_grad(x, own), strict=True):
+        for one, many in zip(
+            f.value_and_grad(x[:, at], alone), f.value_and_grad(x, own), strict=True
+        ):
             torch.testing.assert_close(many[:, at], one, **CLOSE)
         torch.testing.assert_close(f.value(x, own)[:, at], f.value(x[:, at], alone), **CLOSE)
-        torch.testing.assert_close(f.hvp(x, v, own)[:, at], f.hvp(x[:, at], v[:, at], alone), **CLOSE)
+        torch.testing.assert_close(
+            f.hvp(x, v, own)[:, at], f.hvp(x[:, at], v[:, at], alone), **CLOSE
+        )
     if kind is not Looped:
         torch.testing.assert_close(times(f.hessian(x, own), v), f.hvp(x, v, own), **CLOSE)
 
 
 @pytest.mark.parametrize("model", ["mclr", "tanh", "conv"])
-def test_blocks_of_columns_make_the_same_hessian(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_columns_make_the_same_hessian(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, loss, x, batch = problem(model, "cross_entropy")
     f = Vmapped(module, loss)
     H = f.hessian(x, batch)
@@ -376,7 +431,9 @@ def test_a_loss_that_is_linear_has_no_curvature() -> None:
 def test_wrong_outputs_are_refused_in_second_derivatives() -> None:
     module, _, x, batch = problem("mclr", "cross_entropy")
     for wish in ("bce", "mse"):
-        with pytest.raises(InputError, match=f"loss '{wish}' needs a model with one output, this one has 3"):
+        with pytest.raises(
+            InputError, match=f"loss '{wish}' needs a model with one output, this one has 3"
+        ):
             Dense(module, row_loss(wish)).hvp(x, x, batch)
 
 
@@ -399,9 +456,12 @@ def smooth_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("make", [smooth_batch_norm, normed, Recurrent, Attention, FunctionalDropout])
+@pytest.mark.parametrize(
+    "make", [smooth_batch_norm, normed, Recurrent, Attention, FunctionalDropout]
+)
 def test_curvature_of_any_module(make: Callable[[], nn.Module]) -> None:
-    """Products match differences of gradients, in training mode and with the same draws; buffers stay."""
+    """Products match differences of gradients, in training mode and with the same draws; buffers
+    stay."""
     torch.manual_seed(0)
     module = make().double()
     _, loss, _, batch = problem("tanh", "cross_entropy")
@@ -425,7 +485,9 @@ def test_curvature_of_any_module(make: Callable[[], nn.Module]) -> None:
 
 def spread(n: int) -> tuple[Tensor, Tensor]:
     """The same row n times, and n uniform numbers spread evenly."""
-    return torch.ones(1, n, D, dtype=torch.float64), ((torch.arange(n, dtype=torch.float64) + 0.5) / n).unsqueeze(0)
+    return torch.ones(1, n, D, dtype=torch.float64), (
+        (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    ).unsqueeze(0)
 
 
 def drawn(kind: Kind, wish: str, outputs: int, n: int) -> tuple[Tensor, Tensor]:
@@ -435,13 +497,16 @@ def drawn(kind: Kind, wish: str, outputs: int, n: int) -> tuple[Tensor, Tensor]:
     x = torch.randn(1, T, ravel(module).numel(), dtype=torch.float64)
     rows, u = spread(n)
     f = kind(module, row_loss(wish))
-    batch = Batch(rows, torch.zeros(1, n, dtype=torch.long), torch.full((1, n), 1 / n, dtype=torch.float64))
+    batch = Batch(
+        rows, torch.zeros(1, n, dtype=torch.long), torch.full((1, n), 1 / n, dtype=torch.float64)
+    )
     return f.predict(x, rows)[0, :, :, 0], f.targets(x, batch, u)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_come_from_the_models_own_distribution(kind: Kind) -> None:
-    """Over n evenly spread uniform numbers each label comes n p times, to rounding at the two ends of its interval."""
+    """Over n evenly spread uniform numbers each label comes n p times, to rounding at the two ends
+    of its interval."""
     n = 1000
     z, y = drawn(kind, "cross_entropy", 3, n)
     counts = torch.stack([(y == label).sum(-1) for label in range(3)], -1)
@@ -452,7 +517,9 @@ def test_targets_come_from_the_models_own_distribution(kind: Kind) -> None:
     assert set(y.unique().tolist()) == {0.0, 1.0}
     assert float((y.sum(-1) - n * torch.sigmoid(z[:, 0])).abs().max()) <= 1
     z, y = drawn(kind, "mse", 1, n)
-    share = (1 + torch.erf(y - z)) / 2  # the distribution function of density exp(-(y - z)^2) / sqrt(pi)
+    share = (
+        1 + torch.erf(y - z)
+    ) / 2  # the distribution function of density exp(-(y - z)^2) / sqrt(pi)
     torch.testing.assert_close(share, spread(n)[1].expand(T, n), rtol=1e-9, atol=1e-12)
 
 
@@ -492,7 +559,12 @@ def test_shapes_without_numbers(model: str, wish: str) -> None:
     for device in ("cpu", "meta"):
         f = kind(module.to(device), loss)
         point, held = x.to(device), Batch(*(part.to(device) for part in batch[:3]))
-        out = [*f.value_and_grad(point, held), f.value(point, held), f.hvp(point, point, held), f.hessian(point, held)]
+        out = [
+            *f.value_and_grad(point, held),
+            f.value(point, held),
+            f.hvp(point, point, held),
+            f.hessian(point, held),
+        ]
         if wish in LOSSES:
             out.append(f.targets(point, held, held.weight))
             out += f.value_and_grad(point, held._replace(y=out[-1]))
@@ -511,23 +583,37 @@ def test_single_precision_stays(kind: Kind) -> None:
     for name in ("value", "hessian"):
         result = getattr(f, name)(shared, held)
         assert result.dtype == torch.float32
-        torch.testing.assert_close(result, getattr(exact, name)(shared.double(), batch).float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            result, getattr(exact, name)(shared.double(), batch).float(), rtol=1e-4, atol=1e-5
+        )
     assert f.hvp(shared, shared, held).dtype == torch.float32
 
 
-# --- whole runs ------------------------------------------------------------------------------------------------------
-RUN: dict[str, Any] = {"rounds": 4, "local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
+# --- whole runs
+# ------------------------------------------------------------------------------------------------------
+RUN: dict[str, Any] = {
+    "rounds": 4,
+    "local_steps": 3,
+    "batch_size": 4,
+    "dtype": "float64",
+    "device": "cpu",
+}
 
 
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 @pytest.mark.parametrize("make", [Residual, lambda: mlp(nn.Tanh, 3)])
-def test_a_users_module_is_not_changed(fed: Federation, make: Callable[[], nn.Module], engine: str) -> None:
+def test_a_users_module_is_not_changed(
+    fed: Federation, make: Callable[[], nn.Module], engine: str
+) -> None:
     module = make()
     before = copy.deepcopy(module.state_dict())
     mode = module.training
     run = simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **RUN)
     assert module.training == mode
-    assert all(torch.equal(v, before[n]) and v.dtype == torch.float32 for n, v in module.state_dict().items())
+    assert all(
+        torch.equal(v, before[n]) and v.dtype == torch.float32
+        for n, v in module.state_dict().items()
+    )
     assert not torch.equal(run.x, ravel(module).double())
 
 
@@ -552,22 +638,32 @@ def tied() -> nn.Module:
     return nn.Sequential(first, nn.Tanh(), second, nn.ReLU(), nn.Linear(D, 3))
 
 
-@pytest.mark.parametrize("make", [lambda: Shrunk(nn.Linear(D, 6), nn.ReLU(), nn.Linear(6, 3)), hooked, tied])
+@pytest.mark.parametrize(
+    "make", [lambda: Shrunk(nn.Linear(D, 6), nn.ReLU(), nn.Linear(6, 3)), hooked, tied]
+)
 def test_a_chain_that_is_not_what_it_seems(fed: Federation, make: Callable[[], nn.Module]) -> None:
-    """It looks like linear layers and activations, but the back end for those would compute something else."""
+    """It looks like linear layers and activations, but the back end for those would compute
+    something else."""
     torch.manual_seed(0)
     module = make()
-    auto, loop = (simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **RUN) for engine in ("auto", "loop"))
+    auto, loop = (
+        simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **RUN)
+        for engine in ("auto", "loop")
+    )
     assert float((auto.x - loop.x).norm()) <= 1e-10 * float(loop.x.norm())
     np.testing.assert_allclose(auto.trace["test_loss"], loop.trace["test_loss"], rtol=1e-10)
 
 
 def test_batch_norm_statistics_are_averaged_and_never_stepped(fed: Federation) -> None:
-    """One round, one full batch: statistics are 0.9 * old + 0.1 * batch at each client, then the weighted mean."""
+    """One round, one full batch: statistics are 0.9 * old + 0.1 * batch at each client, then the
+    weighted mean."""
     torch.manual_seed(0)
     module = batch_norm().double()
     run = simulate(
-        fed, module, FedAvg(alpha=0.1, eta=0.5), **{**RUN, "rounds": 1, "local_steps": 1, "batch_size": None}
+        fed,
+        module,
+        FedAvg(alpha=0.1, eta=0.5),
+        **{**RUN, "rounds": 1, "local_steps": 1, "batch_size": None},
     )
     mean, var = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     for i, p in enumerate(fed.p):
@@ -581,7 +677,9 @@ def test_batch_norm_statistics_are_averaged_and_never_stepped(fed: Federation) -
     torch.testing.assert_close(norm.running_var, var, rtol=1e-12, atol=1e-14)
     assert int(norm.num_batches_tracked) == 1
     assert run.x.numel() == ravel(module).numel()
-    assert run.trace["bytes_up"][1] == fed.clients * 8 * (ravel(module).numel() + buffers_of(module).numel())
+    assert run.trace["bytes_up"][1] == fed.clients * 8 * (
+        ravel(module).numel() + buffers_of(module).numel()
+    )
 
 
 def test_batch_norm_model_predicts_what_the_trace_says(fed: Federation) -> None:
@@ -591,11 +689,15 @@ def test_batch_norm_model_predicts_what_the_trace_says(fed: Federation) -> None:
     assert float((guess == fed.y[rows]).double().mean()) == pytest.approx(run.final())
 
 
-def test_a_start_from_a_runs_checkpoint_has_its_batch_norm_statistics(fed: Federation, tmp_path: Path) -> None:
+def test_a_start_from_a_runs_checkpoint_has_its_batch_norm_statistics(
+    fed: Federation, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     options = {**RUN, "rounds": 20, "batch_size": None}
     first = simulate(fed, batch_norm(), FedAvg(alpha=0.3), out=tmp_path / "run", **options)
-    warm = simulate(fed, batch_norm(), FedAvg(), init=tmp_path / "run" / "checkpoint.safetensors", **options)
+    warm = simulate(
+        fed, batch_norm(), FedAvg(), init=tmp_path / "run" / "checkpoint.safetensors", **options
+    )
     assert warm.trace["test_accuracy"][0] == first.final() != first.trace["test_accuracy"][0]
     assert warm.trace["test_loss"][0] == first.final("test_loss")
     bare = batch_norm(track_running_stats=False)
@@ -608,7 +710,9 @@ def test_batch_norm_on_a_batch_of_one_row_is_refused_before_anything_is_written(
 ) -> None:
     fed = make_fed(sizes=[8, 12])
     assert fed.train_sizes.tolist() == [6, 9]
-    with pytest.raises(InputError, match=r"client 1 has 9 rows and so a batch of one.*change batch_size=4"):
+    with pytest.raises(
+        InputError, match=r"client 1 has 9 rows and so a batch of one.*change batch_size=4"
+    ):
         simulate(fed, batch_norm(), FedAvg(), out=tmp_path / "run", **RUN)
     assert not (tmp_path / "run").exists()
     assert len(simulate(fed, batch_norm(), FedAvg(), **{**RUN, "batch_size": 3}).trace) == 5
@@ -634,7 +738,9 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("engine", ["stacked", "loop"])
 def test_constants_frozen_and_unused_parameters_stay(fed: Federation, engine: str) -> None:
     module = Scaled()
-    run = simulate(fed, module, FedAvg(alpha=0.1), engine=engine, **{**RUN, "dtype": "float32", "rounds": 20})
+    run = simulate(
+        fed, module, FedAvg(alpha=0.1), engine=engine, **{**RUN, "dtype": "float32", "rounds": 20}
+    )
     trained = run.model
     assert isinstance(trained, Scaled)
     for name in ("scale", "frozen", "unused"):
@@ -644,7 +750,8 @@ def test_constants_frozen_and_unused_parameters_stay(fed: Federation, engine: st
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)), FunctionalDropout]
+    "make",
+    [lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, 3)), FunctionalDropout],
 )
 def test_dropout_draws_from_the_runs_seed(fed: Federation, make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -697,10 +804,17 @@ def test_any_module_learns(fed: Federation, make: Callable[[], nn.Module]) -> No
     assert run.trace["train_loss"][-1] < 0.85 * run.trace["train_loss"][1]
 
 
-# --- models and flat vectors ---------------------------------------------------------------------------------------
+# --- models and flat vectors
+# ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "d"),
-    [("linear", 7840), ("mclr", 7850), ("mlp", 25450), ("cnn", 6230), ("cnn-small", 208 + 1168 + 7850)],
+    [
+        ("linear", 7840),
+        ("mclr", 7850),
+        ("mlp", 25450),
+        ("cnn", 6230),
+        ("cnn-small", 208 + 1168 + 7850),
+    ],
 )
 def test_parameter_counts_on_mnist(name: str, d: int) -> None:
     assert ravel(build(name, (1, 28, 28), 10)).numel() == d
@@ -726,7 +840,9 @@ def test_wrong_models_and_losses_are_refused(fed: Federation) -> None:
         simulate(fed, "mcrl")
     with pytest.raises(InputError, match=r"model 'cnn' needs images .*got \(4,\)"):
         simulate(fed, "cnn")
-    with pytest.raises(InputError, match="loss 'mse' needs a model with one output, this one has 3"):
+    with pytest.raises(
+        InputError, match="loss 'mse' needs a model with one output, this one has 3"
+    ):
         simulate(fed, nn.Linear(D, 3), loss="mse")
     with pytest.raises(InputError, match=r"one value per row.*use reduction='none'"):
         simulate(fed, "mclr", loss=F.cross_entropy)
@@ -747,15 +863,23 @@ def test_the_penalty_is_added_to_value_gradient_and_curvature(kind: Kind) -> Non
         torch.testing.assert_close(found, expected, **CLOSE)
         torch.testing.assert_close(ridge.value(x, batch), expected, **CLOSE)
         torch.testing.assert_close(slope, grad + 0.3 * x, **CLOSE)
-        torch.testing.assert_close(ridge.hvp(x, v, batch), plain.hvp(x, v, batch) + 0.3 * v, **CLOSE)
+        torch.testing.assert_close(
+            ridge.hvp(x, v, batch), plain.hvp(x, v, batch) + 0.3 * v, **CLOSE
+        )
         eye = torch.eye(x.shape[-1], dtype=x.dtype)
-        torch.testing.assert_close(ridge.hessian(x, batch), plain.hessian(x, batch) + 0.3 * eye, **CLOSE)
+        torch.testing.assert_close(
+            ridge.hessian(x, batch), plain.hessian(x, batch) + 0.3 * eye, **CLOSE
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_estimate_of_the_diagonal_has_the_penalty_once(kind: Kind) -> None:
     module, loss, x, batch = problem("mclr", "cross_entropy")
-    plain, ridge, u = kind(module, loss), kind(module, loss), torch.full(batch.weight.shape, 0.4, dtype=torch.float64)
+    plain, ridge, u = (
+        kind(module, loss),
+        kind(module, loss),
+        torch.full(batch.weight.shape, 0.4, dtype=torch.float64),
+    )
     ridge.l2 = 0.3
     with torch.no_grad():
         g = plain.value_and_grad(x, batch._replace(y=plain.targets(x, batch, u)))[1]

@@ -1,4 +1,5 @@
-"""Numerical oddities over every algorithm: each run ends, or is marked as diverged, or is refused with a sentence."""
+"""Numerical oddities over every algorithm: each run ends, or is marked as diverged, or is refused
+with a sentence."""
 
 from __future__ import annotations
 
@@ -31,9 +32,17 @@ def told(run_: Run) -> None:
     assert np.isfinite(run_.x.numpy()).all()
     if run_.diverged is not None:
         return
-    undone = ~np.isnan(trace["alpha"]) & np.isnan(trace["grad_norm"]) if "alpha" in trace.columns else False
+    undone = (
+        ~np.isnan(trace["alpha"]) & np.isnan(trace["grad_norm"])
+        if "alpha" in trace.columns
+        else False
+    )
     assert (np.isfinite(trace["train_loss"]) | undone)[k].all()
-    tested = ("test_loss", "test_accuracy") if run_.live is not None and run_.live.fed.classes else ("test_loss",)
+    tested = (
+        ("test_loss", "test_accuracy")
+        if run_.live is not None and run_.live.fed.classes
+        else ("test_loss",)
+    )
     if run_.live is not None and len(run_.live.fed.test_rows):
         for name in tested:
             assert np.isfinite(trace[name]).all(), name

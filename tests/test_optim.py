@@ -75,19 +75,27 @@ def test_it_is_the_servers_step_on_the_parameters_in_order(
 ) -> None:
     """Whatever tensors the model is cut into, with one that is frozen among them."""
     draw = torch.Generator().manual_seed(seed)
-    params = [nn.Parameter(torch.randn(n, 2, generator=draw).to(d).mT) for n, d in zip(sizes, dtypes, strict=False)]
+    params = [
+        nn.Parameter(torch.randn(n, 2, generator=draw).to(d).mT)
+        for n, d in zip(sizes, dtypes, strict=False)
+    ]
     wide = torch.float64 if torch.float64 in [p.dtype for p in params] else torch.float32
     still = torch.randn(3, generator=draw)
     inert = nn.Parameter(still.clone(), requires_grad=False)
     optimizer = ServerBFGS([*params[:frozen], inert, *params[frozen:]], 0.2, 3)
-    server, x = Server(FedSSO(alpha=0.2), 3), torch.cat([p.detach().flatten().to(wide) for p in params])
+    server, x = (
+        Server(FedSSO(alpha=0.2), 3),
+        torch.cat([p.detach().flatten().to(wide) for p in params]),
+    )
     inert.grad, lengths = torch.ones(3), [p.numel() for p in params]
     for _ in range(4):
         for p in params:
             p.grad = 0.3 * p.detach() + 0.1 * torch.randn(p.shape, generator=draw).to(p.dtype)
         mean = torch.cat([p.grad.flatten().to(wide) for p in params if p.grad is not None])
         x = server.advance(x, -mean)
-        x = torch.cat([part.to(p.dtype).to(wide) for part, p in zip(x.split(lengths), params, strict=True)])
+        x = torch.cat(
+            [part.to(p.dtype).to(wide) for part, p in zip(x.split(lengths), params, strict=True)]
+        )
         optimizer.step()
         assert torch.equal(torch.cat([p.detach().flatten().to(wide) for p in params]), x)
     assert torch.equal(inert, still)
@@ -96,8 +104,15 @@ def test_it_is_the_servers_step_on_the_parameters_in_order(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rounds", [0, 1, 6])
-def test_loaded_it_goes_on_to_the_bit(form: str, dtype: torch.dtype, rounds: int, tmp_path: Path) -> None:
-    settings = {"form": form, "pairs": 3, "m": 3, "R": 9}  # a ring that is full after a few rounds, and a reset
+def test_loaded_it_goes_on_to_the_bit(
+    form: str, dtype: torch.dtype, rounds: int, tmp_path: Path
+) -> None:
+    settings = {
+        "form": form,
+        "pairs": 3,
+        "m": 3,
+        "R": 9,
+    }  # a ring that is full after a few rounds, and a reset
     model, optimizer = build(dtype, **settings)
     go(model, optimizer, rounds)
     torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "saved.pt")
@@ -120,7 +135,12 @@ def test_a_float32_model_keeps_its_float64_state() -> None:
     other.load_state_dict(state)
     assert not other.state  # torch's own place for it would hold a second copy, cast to float32
     tensors = other.state_dict()["state"][0]
-    assert {t.dtype for t in tensors.values()} == {torch.float32, torch.float64, torch.int64, torch.bool}
+    assert {t.dtype for t in tensors.values()} == {
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.bool,
+    }
     for name, tensor in state["state"][0].items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)
@@ -134,7 +154,9 @@ def test_a_saved_state_is_a_small_copy() -> None:
     go(model, optimizer, 3)
     assert all(torch.equal(state["state"][0][name], tensor) for name, tensor in before[0].items())
     store = state["state"][0]["server.curvature.store"]
-    assert store.untyped_storage().nbytes() == 3 * 2 * 7 * 4  # three slots of s and y, not the ring's 201
+    assert (
+        store.untyped_storage().nbytes() == 3 * 2 * 7 * 4
+    )  # three slots of s and y, not the ring's 201
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
@@ -170,7 +192,14 @@ def test_a_scheduler_sets_the_server_step_of_each_round() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("local_lr", 0.05), ("local_steps", 2), ("local_steps", 2.5), ("lam", 0.9), ("Lam", 0.05), ("lr", 0.5)],
+    [
+        ("local_lr", 0.05),
+        ("local_steps", 2),
+        ("local_steps", 2.5),
+        ("lam", 0.9),
+        ("Lam", 0.05),
+        ("lr", 0.5),
+    ],
 )
 def test_settings_of_the_group_count_from_the_next_step_on(name: str, value: float) -> None:
     """A change before the first step is the same as making the optimizer with it."""
@@ -190,7 +219,9 @@ def test_a_server_step_of_zero_changes_nothing() -> None:
     optimizer.param_groups[0]["lr"] = 0.0
     go(model, optimizer, 1)
     assert torch.equal(flat(model), x)
-    assert all(torch.equal(t, state["state"][0][n]) for n, t in optimizer.state_dict()["state"][0].items())
+    assert all(
+        torch.equal(t, state["state"][0][n]) for n, t in optimizer.state_dict()["state"][0].items()
+    )
 
 
 def test_without_gradients_nothing_happens() -> None:
@@ -229,7 +260,9 @@ def test_a_mean_that_is_not_finite_is_skipped(bad: float, caplog: pytest.LogCapt
     model.bias.grad[0] = bad
     with caplog.at_level(logging.WARNING, "fedsso"):
         optimizer.step()
-    assert [r.getMessage() for r in caplog.records] == ["round 4: the clients' mean is not finite; the model is kept"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "round 4: the clients' mean is not finite; the model is kept"
+    ]
     assert torch.equal(flat(model), x)
     assert go(model, optimizer, 3) == go(twin, other, 3)
 
@@ -267,7 +300,10 @@ def test_gradients_may_have_a_precision_of_their_own() -> None:
 def test_named_parameters_and_one_dictionary_are_one_group() -> None:
     model, optimizer = build()
     expected = go(model, optimizer, 3)
-    for give in (lambda net: net.named_parameters(), lambda net: [{"params": net.parameters(), "local_lr": 0.1}]):
+    for give in (
+        lambda net: net.named_parameters(),
+        lambda net: [{"params": net.parameters(), "local_lr": 0.1}],
+    ):
         twin = problem.Net()
         assert go(twin, ServerBFGS(give(twin), problem.ALPHA, problem.TAU), 3) == expected
 
@@ -298,7 +334,9 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
         ServerBFGS(problem.Net().parameters(), **{"local_lr": 0.1, "local_steps": 5, **settings})
 
 
-@pytest.mark.parametrize(("name", "value"), [("lr", -0.1), ("local_lr", 0.0), ("local_steps", 0), ("lam", -1.0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", -0.1), ("local_lr", 0.0), ("local_steps", 0), ("lam", -1.0)]
+)
 def test_settings_of_the_group_are_checked_at_each_step(name: str, value: float) -> None:
     model, optimizer = build()
     go(model, optimizer, 1)
@@ -311,7 +349,9 @@ def test_what_the_state_is_made_for_cannot_change() -> None:
     model, optimizer = build()
     go(model, optimizer, 1)
     optimizer.param_groups[0]["pairs"] = 7
-    with pytest.raises(InputError, match="pairs cannot change between steps; make a new ServerBFGS"):
+    with pytest.raises(
+        InputError, match="pairs cannot change between steps; make a new ServerBFGS"
+    ):
         go(model, optimizer, 1)
 
 
@@ -355,7 +395,9 @@ def test_a_layer_frozen_later_is_refused() -> None:
         (lambda: wide_build(), "another model: 13 trained numbers"),
     ],
 )
-def test_the_state_of_another_is_refused(other: Callable[[], tuple[nn.Module, Any]], message: str) -> None:
+def test_the_state_of_another_is_refused(
+    other: Callable[[], tuple[nn.Module, Any]], message: str
+) -> None:
     model, optimizer = build()
     go(model, optimizer, 2)
     before = optimizer.state_dict()

@@ -33,7 +33,9 @@ from fedsso.paper.table2_pages import (
 from fedsso.paper.tasks import METHODS, SEEDS, TABLE2, TASKS, Task
 from fedsso.paper.write import save_csv, settings, spread
 
-SMALL = Task("digits-mclr", "Digits, 4 clients", {"name": "digits", "clients": 4}, "mclr", (0.5, 0.8), 0.8)
+SMALL = Task(
+    "digits-mclr", "Digits, 4 clients", {"name": "digits", "clients": 4}, "mclr", (0.5, 0.8), 0.8
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +76,13 @@ def test_a_block_holds_every_method_and_the_best_of_each_grid(block: Block) -> N
 
 def test_nothing_runs_twice(lab: Lab, block: Block) -> None:
     parts = sorted((lab.out / SWEEPS / SMALL.name).iterdir())
-    again = Lab(lab.out, device="cpu", quick=True, deadline=-math.inf)  # would stop at the first new run
-    assert _tuned(again, SMALL, slow=False).chosen["first hit"].keys() == block.chosen["first hit"].keys()
+    again = Lab(
+        lab.out, device="cpu", quick=True, deadline=-math.inf
+    )  # would stop at the first new run
+    assert (
+        _tuned(again, SMALL, slow=False).chosen["first hit"].keys()
+        == block.chosen["first hit"].keys()
+    )
     assert sorted((lab.out / SWEEPS / SMALL.name).iterdir()) == parts
     with pytest.raises(OutOfTime):
         again.study(SMALL, METHODS["fedavg"].records(thin=True), SEEDS[:2])
@@ -93,7 +100,9 @@ def test_rows_show_rounds_bytes_and_the_share_that_works(block: Block) -> None:
     assert fedavg["setting"] == f"α={setting.spec.hyper['alpha']:g}"
     scaffold, both = rows["SCAFFOLD"], block.chosen["first hit"]["scaffold"].rounds(0.8)[0]
     assert both is not None
-    assert float(scaffold["MB"]) == pytest.approx(both * 16 * d / 1e6, abs=0.005)  # two vectors each way
+    assert float(scaffold["MB"]) == pytest.approx(
+        both * 16 * d / 1e6, abs=0.005
+    )  # two vectors each way
     assert _head_of(SMALL, 0.5) == "0.50"
 
 
@@ -117,12 +126,19 @@ def test_table2_is_written_as_markdown_csv_and_pictures(lab: Lab, block: Block) 
         trials = list(csv.DictReader(file))
     assert len(trials) == sum(len(grid) for grid in block.grids.values())
     assert len(_numbers(block)) == 2 * len(block.grids)
-    for name in ("table2.png", "table2.pdf", "table2-grid-digits-mclr.png", "table2-grid-digits-mclr.pdf"):
+    for name in (
+        "table2.png",
+        "table2.pdf",
+        "table2-grid-digits-mclr.png",
+        "table2-grid-digits-mclr.pdf",
+    ):
         assert (lab.out / name).stat().st_size > 5000
 
 
 def test_a_block_that_the_paper_has_shows_its_numbers(lab: Lab, block: Block) -> None:
-    known = block._replace(task=Task("mnist-mclr", "x", SMALL.data, "mclr", TABLE2["mnist-mclr"].targets, 0.88))
+    known = block._replace(
+        task=Task("mnist-mclr", "x", SMALL.data, "mclr", TABLE2["mnist-mclr"].targets, 0.88)
+    )
     text = "\n".join(_section(lab, known))
     assert "FedNL, the paper (last below)" in text
     assert "| 14 | 14 | 17 | 20 | 24 |" in text
@@ -135,7 +151,10 @@ def test_wrong_block(lab: Lab) -> None:
 
 def test_a_figure_is_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(curves_module.TASKS, SMALL.name, SMALL)
-    columns = (Column(SMALL.name, ("fedavg", "fedsso"), 0.1), Column(SMALL.name, ("fedavg", "fedsso")))
+    columns = (
+        Column(SMALL.name, ("fedavg", "fedsso"), 0.1),
+        Column(SMALL.name, ("fedavg", "fedsso")),
+    )
     monkeypatch.setitem(FIGURES, "fig-test", Figure("A test", columns, "A remark."))
     figure(lab, "fig-test")
     text = (lab.out / "fig-test.md").read_text()
@@ -145,18 +164,35 @@ def test_a_figure_is_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (lab.out / "fig-test.png").stat().st_size > 5000
     with (lab.out / "fig-test.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["panel"].partition(": ")[2] for row in rows] == ["α\u00a0=\u00a00.1"] * 2 + ["best settings"] * 2
+    assert [row["panel"].partition(": ")[2] for row in rows] == ["α\u00a0=\u00a00.1"] * 2 + [
+        "best settings"
+    ] * 2
     assert all(f"first hit {target:g}" in rows[0] for target in SMALL.targets)
     assert "Settings that reach it: FedAvg" in text
     assert "Diverged: none." in text or "seeds)" in text
 
 
 def test_every_command_of_the_paper_is_there() -> None:
-    wanted = {"table2", "table3", "fig-same", "fig-optimal", "fig-cifar", "fig-libsvm", "fig-nlp", "fig-tau", "theory"}
+    wanted = {
+        "table2",
+        "table3",
+        "fig-same",
+        "fig-optimal",
+        "fig-cifar",
+        "fig-libsvm",
+        "fig-nlp",
+        "fig-tau",
+        "theory",
+    }
     assert wanted <= COMMANDS.keys()
     assert TAUS == (1, 2, 5, 10, 20, 50)
     same = {column.task: column.alpha for column in FIGURES["fig-same"].columns}
-    assert same == {"mnist-mclr": 0.001, "fashion-mclr": 0.001, "mnist-cnn": 0.01, "fashion-cnn": 0.01}
+    assert same == {
+        "mnist-mclr": 0.001,
+        "fashion-mclr": 0.001,
+        "mnist-cnn": 0.01,
+        "fashion-cnn": 0.01,
+    }
     assert [c.alpha for c in FIGURES["fig-nlp"].columns] == [0.003, None, 0.03, None]
 
 
@@ -194,7 +230,12 @@ def test_released_curves_are_matched_by_partition_start_and_steps(block: Block) 
     hyper = {**setting.spec.hyper, "alpha": 0.003, "eta": 1.0}
     known = setting._replace(spec=replace(setting.spec, hyper=hyper))
     assert [c.last_below for c in same_setting(cnn, known)] == [(14, 17, 46, 67, 191)]
-    assert same_setting(cnn, known._replace(spec=replace(known.spec, hyper={**hyper, "guard": "adaptive"}))) == []
+    assert (
+        same_setting(
+            cnn, known._replace(spec=replace(known.spec, hyper={**hyper, "guard": "adaptive"}))
+        )
+        == []
+    )
     moved = replace(cnn, data={**cnn.data, "partition": "paper-20"})
     assert same_setting(moved, known) == []
     assert same_setting(SMALL, setting) == []
@@ -208,5 +249,7 @@ def test_a_setting_that_misses_with_a_seed_is_named(block: Block) -> None:
     assert None in mixed.rounds(0.8)
     two = {"fedavg": mixed, "scaffold": fedavg._replace(seeds=(0, 1), traces=fedavg.traces * 2)}
     half = block._replace(chosen={"first hit": two})
-    assert _misses(half, "first hit") == ["The chosen setting gets there with some seeds only: FedAvg (1 of 2)."]
+    assert _misses(half, "first hit") == [
+        "The chosen setting gets there with some seeds only: FedAvg (1 of 2)."
+    ]
     assert [name for name, _ in ranking(half, "first hit")] == ["scaffold"]

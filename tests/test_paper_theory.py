@@ -1,4 +1,5 @@
-"""The facts behind the sections on the paper's theory, each on a small run, and the files that tell them."""
+"""The facts behind the sections on the paper's theory, each on a small run, and the files that tell
+them."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def forced() -> list[Seen]:
     return forced_runs(EFFORT)
 
 
-# --- the tools --------------------------------------------------------------------------------------------------------
+# --- the tools
+# --------------------------------------------------------------------------------------------------------
 def test_slope_of_a_power_law() -> None:
     k = np.arange(1.0, 500.0)
     assert slope(k, 3 * k**-1.5) == pytest.approx(-1.5, abs=0.01)
@@ -109,9 +111,12 @@ def test_many_copies_of_the_rows_are_the_same_function() -> None:
 
 
 def test_the_bounds_of_the_derivatives_hold() -> None:
-    """BEND bounds the second derivative of the squashed loss, tightly; smoothness() bounds every Hessian seen."""
+    """BEND bounds the second derivative of the squashed loss, tightly; smoothness() bounds every
+    Hessian seen."""
     z = torch.linspace(-10, 10, 4001, dtype=torch.float64, requires_grad=True)
-    (first,) = torch.autograd.grad(squashed(z[:, None], torch.zeros_like(z)).sum(), z, create_graph=True)
+    (first,) = torch.autograd.grad(
+        squashed(z[:, None], torch.zeros_like(z)).sum(), z, create_graph=True
+    )
     (second,) = torch.autograd.grad(first.sum(), z)
     assert 0.999 * BEND < float(second.abs().max()) <= BEND
     one = convex(5, None, EFFORT)
@@ -120,7 +125,8 @@ def test_the_bounds_of_the_derivatives_hold() -> None:
     assert 1 < float(top) <= one.smoothness(0.25) < 1.25
 
 
-# --- Theorem 2.1 ------------------------------------------------------------------------------------------------------
+# --- Theorem 2.1
+# ------------------------------------------------------------------------------------------------------
 def test_the_corrected_schedule_meets_its_conditions_and_keeps_its_bound() -> None:
     found = in_one_dimension(EFFORT, printed=False)
     assert found.promise.beta_u == pytest.approx(2)
@@ -152,7 +158,8 @@ def test_in_five_dimensions_mini_batches_break_the_bounds_of_the_lemma() -> None
     assert run["low"].min() < 0.7 * KAPPA
 
 
-# --- Theorem 3.1 ------------------------------------------------------------------------------------------------------
+# --- Theorem 3.1
+# ------------------------------------------------------------------------------------------------------
 def test_squared_gradients_of_a_function_that_is_not_convex() -> None:
     found = descent(bumpy(5, None, EFFORT), EFFORT._replace(rounds=80))
     assert found.dip < -0.05
@@ -188,7 +195,8 @@ def test_the_weights_alone_give_the_mean_a_slope() -> None:
     assert floor_slope(2000) == pytest.approx(-0.525, abs=0.002)
 
 
-# --- the reset --------------------------------------------------------------------------------------------------------
+# --- the reset
+# --------------------------------------------------------------------------------------------------------
 def test_a_reset_drops_its_pair_and_starts_again_from_the_identity() -> None:
     steps = theorem_3(L=1.0, tau=4)
     run = watch(bumpy(5, 5, EFFORT), record(steps, R=4), 9, 0)
@@ -200,11 +208,14 @@ def test_a_reset_drops_its_pair_and_starts_again_from_the_identity() -> None:
     assert np.isfinite(run["grow"][~again][1:]).all()
 
 
-# --- Lemma 2.3 --------------------------------------------------------------------------------------------------------
+# --- Lemma 2.3
+# --------------------------------------------------------------------------------------------------------
 def test_without_overrides_both_determinant_formulas_hold() -> None:
     runs = plain_runs(EFFORT)
     assert runs[0]["overridden"].sum() == 0
-    assert np.isfinite(runs[0]["grow"]).sum() == len(runs[0]["k"]) - 1  # every round but the first has a pair
+    assert (
+        np.isfinite(runs[0]["grow"]).sum() == len(runs[0]["k"]) - 1
+    )  # every round but the first has a pair
     assert formula_error(runs, "exact", False) < 1e-11
     assert formula_error(runs, "powell", False) < 1e-11
 
@@ -222,7 +233,9 @@ def test_an_overridden_flat_pair_makes_b_nearly_singular(cosine: float) -> None:
     rounding = 4 * np.finfo(float).eps / cosine**2
     assert det == pytest.approx((LAM + LAM_BAR) / 2 * cosine**2, rel=1e-12 + rounding)
     assert powell == pytest.approx(2 / (LAM + LAM_BAR))
-    assert least == pytest.approx(cosine**2, rel=1e-3 + rounding)  # the largest eigenvalue is 5001, not 5000
+    assert least == pytest.approx(
+        cosine**2, rel=1e-3 + rounding
+    )  # the largest eigenvalue is 5001, not 5000
 
 
 def test_the_inequality_of_the_proofs_fails_on_a_real_run(forced: list[Seen]) -> None:
@@ -241,7 +254,8 @@ def test_after_convergence_the_inequality_is_not_judged() -> None:
     assert failing(run) == 0
 
 
-# --- points -----------------------------------------------------------------------------------------------------------
+# --- points
+# -----------------------------------------------------------------------------------------------------------
 def test_with_a_common_hessian_the_mean_of_the_local_points_is_the_lighthouse_point() -> None:
     own = random_quadratic(3, 0, dim=4, condition=10.0)
     A, b = parts(own)
@@ -249,31 +263,48 @@ def test_with_a_common_hessian_the_mean_of_the_local_points_is_the_lighthouse_po
     assert residual_at_mean(own, 0.3) > 1e-3
 
 
-def test_convex_functions_of_one_variable_have_the_point(folder: Path, facts: list[dict[str, str]]) -> None:
+def test_convex_functions_of_one_variable_have_the_point(
+    folder: Path, facts: list[dict[str, str]]
+) -> None:
     assert value(facts, "residual, one dimension") < 1e-12
-    (row,) = (line for line in (folder / "theory.md").read_text().splitlines() if "between the local points |" in line)
+    (row,) = (
+        line
+        for line in (folder / "theory.md").read_text().splitlines()
+        if "between the local points |" in line
+    )
     assert row.endswith(", yes |")
 
 
 def test_two_functions_without_the_point(facts: list[dict[str, str]]) -> None:
     assert value(facts, "g, two functions") > 1.4 * pi / 8  # f' = atan(x)/4 stays below pi/8
-    assert value(facts, "mean slope of the second step, two functions") == pytest.approx(3 * pi / 8, rel=0.01)
+    assert value(facts, "mean slope of the second step, two functions") == pytest.approx(
+        3 * pi / 8, rel=0.01
+    )
 
 
 def test_fedsso_ends_at_fedavgs_fixed_point() -> None:
     fed = random_quadratic(5, 0, dim=6, condition=10.0)
-    wide, narrow, single = (end(fed, *steps, EFFORT._replace(rounds=40)) for steps in ((0.1, 5), (0.05, 5), (0.1, 1)))
+    wide, narrow, single = (
+        end(fed, *steps, EFFORT._replace(rounds=40)) for steps in ((0.1, 5), (0.05, 5), (0.1, 1))
+    )
     assert max(wide.fixed, narrow.fixed, single.fixed, single.minimiser) < 1e-12
     assert wide.minimiser > 1e-2
     assert wide.minimiser / narrow.minimiser == pytest.approx(2, rel=0.1)
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
+# --- the files
+# --------------------------------------------------------------------------------------------------------
 def test_the_files_are_written_and_agree(folder: Path, facts: list[dict[str, str]]) -> None:
     text = (folder / "theory.md").read_text()
     assert text.count("\n## ") == text.count("**Verdict.**") == len(CLAIMS)
     assert "nan" not in text
-    assert {row["claim"] for row in facts} == {"Theorem 2.1", "Theorem 3.1", "Lemma 2.3", "Theorem 1.1", "Limit"}
+    assert {row["claim"] for row in facts} == {
+        "Theorem 2.1",
+        "Theorem 3.1",
+        "Lemma 2.3",
+        "Theorem 1.1",
+        "Limit",
+    }
     assert {row["seed"] for row in facts} == {"", "8"}
     assert f"{value(facts, 'g, two functions'):.4f}" in text
     assert text.count("with R = 200") >= 4  # both theorems, in what was done and in the verdict
@@ -282,7 +313,9 @@ def test_the_files_are_written_and_agree(folder: Path, facts: list[dict[str, str
 
 
 @pytest.mark.parametrize(("seeds", "message"), [((), "at least one"), ((1, 1), "different")])
-def test_bad_input_is_refused_before_any_work(tmp_path: Path, seeds: tuple[int, ...], message: str) -> None:
+def test_bad_input_is_refused_before_any_work(
+    tmp_path: Path, seeds: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         theory(tmp_path, seeds=seeds)
     assert not list(tmp_path.iterdir())

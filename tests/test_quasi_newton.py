@@ -18,7 +18,8 @@ from fedsso.maths import quasi_newton as qn
 from fedsso.support.linalg import gram
 
 LAM, LAMB = 0.5, 4.0  # narrow, so that many pairs of `sequence` are overridden
-# share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses them, H does not)
+# share of negative curvatures at which the explicit matrix still has its digits (B of BFGS loses
+# them, H does not)
 MILD = {"bfgs": 0.06, "dfp": 0.5}
 LOW_RANK = ("bfgs", "dfp")
 EPS = torch.finfo(torch.float64).eps
@@ -35,7 +36,9 @@ class Run(NamedTuple):
     state: Any
 
 
-def sequence(d: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64, negative: float = 0.25) -> list[Triple]:
+def sequence(
+    d: int, k: int, seed: int = 0, dtype: torch.dtype = torch.float64, negative: float = 0.25
+) -> list[Triple]:
     """k triples (s, y, g) of a quadratic with noise; a share of its curvatures is negative."""
     rng = np.random.default_rng(seed)
     basis = np.linalg.qr(rng.standard_normal((d, d)))[0]
@@ -75,8 +78,11 @@ def rule(s: np.ndarray, y: np.ndarray, lam: float, Lam: float, dual: bool) -> tu
     return rho, rho if good else 2 * square / (lam + Lam)
 
 
-def explicit(name: str, triples: list[Triple], gamma: float = 1.0) -> tuple[list[np.ndarray], list[float]]:
-    """All directions by d x d matrices in float64, and the condition of each matrix (B of BFGS, H of DFP)."""
+def explicit(
+    name: str, triples: list[Triple], gamma: float = 1.0
+) -> tuple[list[np.ndarray], list[float]]:
+    """All directions by d x d matrices in float64, and the condition of each matrix (B of BFGS, H
+    of DFP)."""
     matrix = np.eye(len(triples[0][0])) / gamma
     directions, conditions = [], []
     for s, y, g in ([v.double().numpy() for v in triple] for triple in triples):
@@ -90,13 +96,17 @@ def explicit(name: str, triples: list[Triple], gamma: float = 1.0) -> tuple[list
 
 
 def rounding(k: int, condition: float, d: int = 50) -> float:
-    """How far two directions of k updates may be apart: each update leaves d eps ||B|| in B, and a solve multiplies
-    what k of them left by the condition. A product with H, whose image is no shorter than 1/condition, does as well."""
+    """How far two directions of k updates may be apart: each update leaves d eps ||B|| in B, and a
+    solve multiplies what k of them left by the condition. A product with H, whose image is no
+    shorter than 1/condition, does as well."""
     return 2 * k * d * EPS * condition
 
 
-def two_loop(pairs: list[Triple], g: Tensor, gamma: float, lam: float = LAM, Lam: float = LAMB) -> np.ndarray:
-    """The textbook recursion with the true rho, and cur only where B^-1 has it; in extended precision."""
+def two_loop(
+    pairs: list[Triple], g: Tensor, gamma: float, lam: float = LAM, Lam: float = LAMB
+) -> np.ndarray:
+    """The textbook recursion with the true rho, and cur only where B^-1 has it; in extended
+    precision."""
     q = g.double().numpy().astype(np.longdouble)
     held = []
     for s, y, _ in reversed(pairs):
@@ -120,7 +130,8 @@ def overridden(verdicts: list[qn.Verdict]) -> int:
 
 
 def inverse(name: str, result: Run, k: int, pairs: int = 64) -> np.ndarray:
-    """H as a matrix: pairs that are not accepted change nothing, so g = e_1, e_2, ... reads its columns."""
+    """H as a matrix: pairs that are not accepted change nothing, so g = e_1, e_2, ... reads its
+    columns."""
     form, d = qn.form(name, pairs, pairs), len(result.directions[0])
     zero = torch.zeros(d, dtype=torch.float64)
     nothing = judge(zero, zero, LAM, LAMB)
@@ -155,7 +166,9 @@ def test_dense_is_low_rank(name: str) -> None:
     low, dense = run(name, triples), run(f"{name}-dense", triples)
     assert overridden(low.verdicts) >= 10
     _, conditions = explicit(name, triples)
-    for k, (a, b, condition) in enumerate(zip(low.directions, dense.directions, conditions, strict=True), 1):
+    for k, (a, b, condition) in enumerate(
+        zip(low.directions, dense.directions, conditions, strict=True), 1
+    ):
         assert error(a, b.numpy()) <= rounding(k, condition)
 
 
@@ -163,7 +176,9 @@ def test_dense_is_low_rank(name: str) -> None:
 @settings(max_examples=60, deadline=None)
 def test_bfgs_is_the_two_loop(seed: int, d: int, k: int, wide: bool) -> None:
     bounds = (1e-4, 9999.0) if wide else (LAM, LAMB)
-    triples = [t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2]
+    triples = [
+        t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2
+    ]
     if triples:
         result = run("bfgs", triples, *bounds)
         assert error(result.directions[-1], two_loop(triples, triples[-1][2], 1.0, *bounds)) <= 1e-9
@@ -192,10 +207,17 @@ def test_gamma_is_the_inverse_of_what_b_starts_from(gamma: float) -> None:
         assert error(low.directions[k - 1], plain.directions[k - 1].numpy()) > 0.1
 
 
-@given(seed=st.integers(0, 2**31), d=st.integers(2, 8), k=st.integers(1, 12), gamma=st.floats(1e-2, 1e3))
+@given(
+    seed=st.integers(0, 2**31),
+    d=st.integers(2, 8),
+    k=st.integers(1, 12),
+    gamma=st.floats(1e-2, 1e3),
+)
 @settings(max_examples=60, deadline=None)
 def test_bfgs_with_gamma_is_the_two_loop(seed: int, d: int, k: int, gamma: float) -> None:
-    triples = [t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2]
+    triples = [
+        t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2
+    ]
     if triples:
         result = run("bfgs", triples, gamma=gamma)
         assert error(result.directions[-1], two_loop(triples, triples[-1][2], gamma)) <= 1e-9
@@ -203,19 +225,25 @@ def test_bfgs_with_gamma_is_the_two_loop(seed: int, d: int, k: int, gamma: float
 
 @pytest.mark.parametrize("keep", [4, 64])
 def test_gamma_may_change_from_round_to_round(keep: int) -> None:
-    """Nothing that is stored depends on it: a direction is that of the pairs held, from the gamma of its own round."""
+    """Nothing that is stored depends on it: a direction is that of the pairs held, from the gamma
+    of its own round."""
     triples = sequence(10, 12, seed=16)
     state = qn.form("bfgs", keep, 1).init(triples[0][0])
     for k, (s, y, g) in enumerate(triples, 1):
         gamma = (1.0, 7.0, 100.0, 0.5)[k % 4]
-        state, direction = qn.form("bfgs", keep, 1, gamma).step(state, s, y, g, judge(s, y, LAM, LAMB), k, False)
+        state, direction = qn.form("bfgs", keep, 1, gamma).step(
+            state, s, y, g, judge(s, y, LAM, LAMB), k, False
+        )
         assert error(direction, two_loop(triples[max(0, k - keep) : k], g, gamma)) <= 1e-10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gamma_of_1_is_none_to_the_bit(dtype: torch.dtype) -> None:
     triples = stacked((3,), 8, 9, dtype)
-    a, b = run("bfgs", triples, pairs=5), run("bfgs", triples, pairs=5, gamma=torch.ones(3, 1, dtype=torch.float64))
+    a, b = (
+        run("bfgs", triples, pairs=5),
+        run("bfgs", triples, pairs=5, gamma=torch.ones(3, 1, dtype=torch.float64)),
+    )
     assert all(map(torch.equal, a.directions, b.directions))
     assert b.directions[0].dtype == dtype
 
@@ -223,7 +251,9 @@ def test_a_gamma_of_1_is_none_to_the_bit(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", [name for name in qn.FORMS if name != "bfgs"])
 def test_the_other_forms_have_no_gamma(name: str) -> None:
     triples = sequence(8, 5, seed=17)
-    assert all(map(torch.equal, run(name, triples, gamma=9.0).directions, run(name, triples).directions))
+    assert all(
+        map(torch.equal, run(name, triples, gamma=9.0).directions, run(name, triples).directions)
+    )
 
 
 # H g is a sum of two or three vectors for each of 60 pairs in float32, each of which may be rounded
@@ -234,7 +264,10 @@ def test_float32_store_keeps_bfgs_to_single_precision() -> None:
     triples = sequence(80, 60, seed=5, dtype=torch.float32)
     result = run("bfgs", triples)
     assert overridden(result.verdicts) >= 20
-    errors = [error(x, two_loop(triples[: i + 1], triples[i][2], 1.0)) for i, x in enumerate(result.directions)]
+    errors = [
+        error(x, two_loop(triples[: i + 1], triples[i][2], 1.0))
+        for i, x in enumerate(result.directions)
+    ]
     assert max(errors) <= SINGLE
     assert result.directions[-1].dtype == result.state.store.dtype == torch.float32
 
@@ -250,8 +283,8 @@ def test_float32_store_keeps_dfp_to_single_precision() -> None:
 def test_secant_equation(name: str) -> None:
     """B s = (rho/cur) y, dual: H y = (rho/cur) s; with and without an enforced cur.
 
-    These forms multiply by H and solve nothing. Rounding leaves n eps ||H|| ||y|| in H y, which is at most a thousand
-    times n eps ||H y|| for these pairs.
+    These forms multiply by H and solve nothing. Rounding leaves n eps ||H|| ||y|| in H y, which is
+    at most a thousand times n eps ||H y|| for these pairs.
     """
     seen = set()
     for k in range(1, 16):
@@ -284,14 +317,17 @@ def dense_secant(seed: int, k: int, d: int = 12) -> tuple[Secant, qn.Verdict]:
     update = (B @ exact - y).norm() / (size * exact.norm())
     solution = (B @ x - y).norm() / (torch.linalg.matrix_norm(B, 2) * x.norm())
     condition = size / torch.linalg.svdvals(B)[-1]
-    return Secant(float(update), float(solution), error(x, exact.numpy()), float(condition)), verdict
+    return Secant(
+        float(update), float(solution), error(x, exact.numpy()), float(condition)
+    ), verdict
 
 
 def test_secant_equation_of_the_matrix_that_is_solved() -> None:
     """Backward errors, which the condition of B does not touch.
 
-    The update adds three terms, none larger than ||B|| or ||y||^2/cur, so rounding leaves n eps of their size; an LU
-    solve leaves n eps ||B|| ||x||. The error of x itself is the condition of B times that.
+    The update adds three terms, none larger than ||B|| or ||y||^2/cur, so rounding leaves n eps of
+    their size; an LU solve leaves n eps ||B|| ||x||. The error of x itself is the condition of B
+    times that.
     """
     seen = set()
     for k in range(1, 16):
@@ -304,7 +340,8 @@ def test_secant_equation_of_the_matrix_that_is_solved() -> None:
 
 
 def test_the_dense_form_loses_the_digits_that_the_condition_of_its_matrix_takes() -> None:
-    """As docs/fedsso.md says: an error up to eps cond(B), where the form without a matrix has n eps/|cos(s, y)|.
+    """As docs/fedsso.md says: an error up to eps cond(B), where the form without a matrix has n
+    eps/|cos(s, y)|.
 
     Of pairs with negative curvature B gets eigenvalues far below the rounding of its largest ones.
     """
@@ -314,7 +351,9 @@ def test_the_dense_form_loses_the_digits_that_the_condition_of_its_matrix_takes(
         low = run("bfgs", [*before, (s, y, y)])
         verdict = low.verdicts[-1]
         cosine = abs(float(torch.cosine_similarity(s, y, 0)))
-        assert error(low.directions[-1], (verdict.cur / verdict.rho * s).numpy()) <= 12 * EPS / cosine
+        assert (
+            error(low.directions[-1], (verdict.cur / verdict.rho * s).numpy()) <= 12 * EPS / cosine
+        )
         secant, _ = dense_secant(seed, k=15)
         assert secant.forward <= 2 * 12 * EPS * secant.condition
         dense.append(secant)
@@ -326,7 +365,9 @@ def test_the_dense_form_loses_the_digits_that_the_condition_of_its_matrix_takes(
 @pytest.mark.parametrize("name", qn.FORMS)
 def test_inverse_is_symmetric_and_positive_definite(name: str) -> None:
     k = 20
-    H = inverse(name, run(name, sequence(10, k, seed=1), pairs=k, m=5), k, pairs=k if name != "lbfgs" else 5)
+    H = inverse(
+        name, run(name, sequence(10, k, seed=1), pairs=k, m=5), k, pairs=k if name != "lbfgs" else 5
+    )
     np.testing.assert_allclose(H, H.T, atol=1e-9 * np.abs(H).max())
     assert np.linalg.eigvalsh((H + H.T) / 2).min() > 0
 
@@ -490,7 +531,10 @@ def test_reset_forgets_every_pair_including_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_reset_keeps_gamma(dtype: torch.dtype) -> None:
-    gamma, triples = torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64), stacked((3,), 8, 6, dtype)
+    gamma, triples = (
+        torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64),
+        stacked((3,), 8, 6, dtype),
+    )
     form, (s, y, g) = qn.form("bfgs", 4, 4, gamma), triples[-1]
     state, direction = form.step(
         run("bfgs", triples, pairs=4, gamma=gamma).state, s, y, g, judge(s, y, LAM, LAMB), 7, True
@@ -509,7 +553,9 @@ def test_skipped_pairs_change_nothing(name: str, bad: float) -> None:
     before = [part.clone() for part in readable(result.state)]
     useless = torch.full((7,), bad, dtype=torch.float64)
     verdict = judge(triples[0][0], useless, LAM, LAMB, dual=form.dual)
-    state, direction = form.step(result.state, triples[0][0], useless, triples[-1][2], verdict, 10, False)
+    state, direction = form.step(
+        result.state, triples[0][0], useless, triples[-1][2], verdict, 10, False
+    )
     assert all(map(torch.equal, before, readable(state)))
     assert error(direction, result.directions[-1].numpy()) <= 1e-12
 
@@ -565,17 +611,24 @@ def test_leading_axes_are_independent_runs(name: str) -> None:
 
 
 def test_every_trial_has_its_own_gamma() -> None:
-    triples, gamma = stacked((3,), 8, 9, torch.float64), torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64)
+    triples, gamma = (
+        stacked((3,), 8, 9, torch.float64),
+        torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64),
+    )
     together = run("bfgs", triples, pairs=5, gamma=gamma)
     for i in range(3):
-        alone = run("bfgs", [(s[i], y[i], g[i]) for s, y, g in triples], pairs=5, gamma=float(gamma[i]))
+        alone = run(
+            "bfgs", [(s[i], y[i], g[i]) for s, y, g in triples], pairs=5, gamma=float(gamma[i])
+        )
         for a, b in zip(together.directions, alone.directions, strict=True):
             torch.testing.assert_close(a[i], b, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", qn.FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_diverged_trial_leaves_its_neighbours_bit_identical(name: str, dtype: torch.dtype) -> None:
+def test_a_diverged_trial_leaves_its_neighbours_bit_identical(
+    name: str, dtype: torch.dtype
+) -> None:
     triples = stacked((3,), 8, 9, dtype)
     broken = [tuple(v.clone() for v in triple) for triple in triples]
     for i, triple in enumerate(broken[4:]):
@@ -608,7 +661,9 @@ def test_a_singular_matrix_costs_only_its_own_trial_the_direction() -> None:
     assert torch.equal(direction[1], g[1])
 
 
-@pytest.mark.parametrize("shape", [(3, 60, 8000), (1, 90, 20_000), (2, 2, 3, 90_000), (100, 2, 6000), (5, 300_000)])
+@pytest.mark.parametrize(
+    "shape", [(3, 60, 8000), (1, 90, 20_000), (2, 2, 3, 90_000), (100, 2, 6000), (5, 300_000)]
+)
 def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> None:
     """Shapes that are cut along the trials, the rows and the columns of the store."""
     generator = torch.Generator().manual_seed(0)
@@ -657,12 +712,18 @@ def test_at_least_one_pair(pairs: int, m: int) -> None:
 
 @pytest.mark.parametrize("name", ["bfgs-dense", "dfp-dense"])
 def test_a_matrix_beyond_the_memory_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"a 1000000 x 1000000 matrix needs 4000 GB; use form='bfgs'"):
+    with pytest.raises(
+        InputError, match=r"a 1000000 x 1000000 matrix needs 4000 GB; use form='bfgs'"
+    ):
         qn.form(name, 1, 1).init(torch.empty(1, 10**6, device="meta"))
 
 
-def test_a_run_with_such_a_matrix_is_refused(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_such_a_matrix_is_refused(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(qn, "DENSE_BYTES", 899)
     with pytest.raises(InputError, match=r"a 15 x 15 matrix needs 0 GB; use form='bfgs'"):
-        simulate(fed, "mclr", FedSSO(form="bfgs-dense"), rounds=2, out=tmp_path / "run", device="cpu")
+        simulate(
+            fed, "mclr", FedSSO(form="bfgs-dense"), rounds=2, out=tmp_path / "run", device="cpu"
+        )
     simulate(fed, "mclr", FedSSO(form="bfgs"), rounds=2, out=tmp_path / "run", device="cpu")

@@ -45,7 +45,9 @@ def trace(*accuracies: float, loss: Sequence[float] = (), diverged: int | None =
 
 
 ONE = Curve("FedAvg", (trace(0.1, 0.5, 0.8, 0.9),), "fedavg")
-SEEDS = Curve("FedSSO", (trace(0.1, 0.5, 0.9), trace(0.1, 0.8, 0.9), trace(0.1, 0.6, 0.7)), "fedsso")
+SEEDS = Curve(
+    "FedSSO", (trace(0.1, 0.5, 0.9), trace(0.1, 0.8, 0.9), trace(0.1, 0.6, 0.7)), "fedsso"
+)
 LOST = Curve("FedDANE", (trace(0.1, 0.5, NAN, NAN, diverged=2),), "feddane")
 
 
@@ -71,7 +73,9 @@ def test_several_seeds_give_mean_and_sample_deviation() -> None:
 
 
 def test_divergence_is_named_and_the_survivors_counted() -> None:
-    mixed = Curve("mixed", (*LOST.traces, trace(0.1, 0.5, 0.6, 0.7), trace(0.1, NAN, diverged=1)), "feddane")
+    mixed = Curve(
+        "mixed", (*LOST.traces, trace(0.1, 0.5, 0.6, 0.7), trace(0.1, NAN, diverged=1)), "feddane"
+    )
     lost, some = rounds_table([LOST, mixed], [0.5])
     assert lost["final accuracy"] == "diverged in round 2"
     assert some["final accuracy"] == "0.7000 (1/3), diverged in rounds 2, 1"
@@ -92,7 +96,10 @@ def test_numbers_survive_strict_json() -> None:
 
 def test_odd_targets_keep_their_digits_and_repeated_ones_are_one() -> None:
     (row,) = rounds_table([ONE], [0.885, 0.5, 0.5])
-    assert [name for name in row if name.startswith("rounds")] == ["rounds to 0.50", "rounds to 0.885"]
+    assert [name for name in row if name.startswith("rounds")] == [
+        "rounds to 0.50",
+        "rounds to 0.885",
+    ]
 
 
 def test_curve_without_traces_is_refused() -> None:
@@ -109,8 +116,13 @@ def test_curve_without_traces_is_refused() -> None:
         (0.5, 0.5, ()),
     ],
 )
-def test_default_targets_lie_between_start_and_best(start: float, best: float, targets: tuple[float, ...]) -> None:
-    assert default_targets([ONE._replace(traces=(trace(start, best, start), trace(start, NAN)))]) == targets
+def test_default_targets_lie_between_start_and_best(
+    start: float, best: float, targets: tuple[float, ...]
+) -> None:
+    assert (
+        default_targets([ONE._replace(traces=(trace(start, best, start), trace(start, NAN)))])
+        == targets
+    )
 
 
 def test_no_accuracy_no_targets() -> None:
@@ -155,8 +167,12 @@ def crosses(axes: Axes) -> list[Line2D]:
     return [line for line in axes.lines if line.get_marker() == "X"]
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")])
-def test_picture_has_its_format_and_is_the_same_again(tmp_path: Path, suffix: str, magic: bytes) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")]
+)
+def test_picture_has_its_format_and_is_the_same_again(
+    tmp_path: Path, suffix: str, magic: bytes
+) -> None:
     first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     for path in (first, second):
         plot([ONE, SEEDS, LOST], path, title="Demo", targets=[0.5, 0.8])
@@ -197,7 +213,10 @@ def test_what_was_measured_once_has_no_panel() -> None:
 def test_each_curve_has_its_algorithms_colour() -> None:
     accuracy, loss = panels(ONE, SEEDS)
     for axes in (accuracy, loss):
-        assert [line.get_color() for line in thick(axes)] == [style("fedavg").color, style("fedsso").color]
+        assert [line.get_color() for line in thick(axes)] == [
+            style("fedavg").color,
+            style("fedsso").color,
+        ]
 
 
 def test_curves_of_one_algorithm_go_from_dark_to_light() -> None:
@@ -236,7 +255,13 @@ def test_legend_names_every_curve_and_what_the_marks_mean() -> None:
 
 @pytest.mark.parametrize(
     "losses",
-    [(0.69, 0.6899, 0.6898), (1e-12, 1e-3, 5.0), (0.0, 0.0, 0.0), (NAN, NAN, NAN), (1.0, 1e300, math.inf)],
+    [
+        (0.69, 0.6899, 0.6898),
+        (1e-12, 1e-3, 5.0),
+        (0.0, 0.0, 0.0),
+        (NAN, NAN, NAN),
+        (1.0, 1e300, math.inf),
+    ],
 )
 def test_any_loss_can_be_drawn(tmp_path: Path, losses: tuple[float, ...]) -> None:
     runs = tuple(trace(0.1, 0.2, 0.3, loss=losses, diverged=d) for d in (None, 2))

@@ -1,4 +1,5 @@
-"""The report page in a real browser: it draws, answers to mouse and keyboard, fits a phone and stays at home.
+"""The report page in a real browser: it draws, answers to mouse and keyboard, fits a phone and
+stays at home.
 
 Screenshots go to build/screenshots.
 """
@@ -34,7 +35,13 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
-ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
 VISIBLE = "return [...new Set(document.getElementById('chart').data.map(t => t.name))]"
 SHOWN = "return document.getElementById('chart').data.filter(t => !t.fill).map(t => [t.name, [...t.x], [...t.y]])"
 
@@ -48,7 +55,9 @@ class Window:
     def open(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
         self.size(width, 900)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [scheme]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"media": "", "features": [scheme]}
+        )
         self.driver.get_log("browser")
         self.driver.get_log("performance")
         self.driver.get(path.as_uri())
@@ -66,7 +75,9 @@ class Window:
 
     def click(self, text: str, within: str = "curves") -> None:
         """A button, or the label of an option, by its words and its section."""
-        found = f"//section[@id={within!r}]//*[self::button or self::label][normalize-space()={text!r}]"
+        found = (
+            f"//section[@id={within!r}]//*[self::button or self::label][normalize-space()={text!r}]"
+        )
         self.driver.find_element("xpath", found).click()
 
     def shoot(self, name: str) -> None:
@@ -74,7 +85,8 @@ class Window:
         width = self.run("return innerWidth")
         self.size(width, self.run("return document.documentElement.scrollHeight"))
         self.wait(
-            "return [...document.querySelectorAll('.chart')].every(c => !c.offsetParent || c.querySelector('svg'))"
+            "return [...document.querySelectorAll('.chart')].every(c => !c.offsetParent || "
+            "c.querySelector('svg'))"
         )
         time.sleep(0.4)  # the sizes settle
         SHOTS.mkdir(parents=True, exist_ok=True)
@@ -102,12 +114,22 @@ def synthetic(rate: float, seed: int, ys: bool, diverged: int | None = None) -> 
     for k in range(41):
         gone = diverged is not None and k >= diverged
         accuracy = 0.95 * (1 - math.exp(-rate * k)) + 0.02 * draw.random()
-        row = {"trial": 0, "seed": seed, "round": k, "overridden": 0, "skipped": int(ys and k % 9 == 5)}
+        row = {
+            "trial": 0,
+            "seed": seed,
+            "round": k,
+            "overridden": 0,
+            "skipped": int(ys and k % 9 == 5),
+        }
         row |= {
             "test_accuracy": 0.0 if gone else accuracy,
             "train_loss": math.nan if gone or not k else 2 * math.exp(-rate * k),
         }
-        row |= {"bytes_up": 10**6 * (k > 0), "bytes_down": 10**6 * (k > 0), "seconds": 0.5 * (k > 0)}
+        row |= {
+            "bytes_up": 10**6 * (k > 0),
+            "bytes_down": 10**6 * (k > 0),
+            "seconds": 0.5 * (k > 0),
+        }
         rows.append(row | ({"ys": math.exp(-k / 9), "radius": 1 + k / 9} if ys else {}))
     return Trace.from_rows(rows, diverged=diverged)
 
@@ -117,8 +139,14 @@ def small(tmp_path_factory: Any) -> Path:
     """Three algorithms with three seeds, one run of which diverges, and a federation."""
     curves = [
         Curve("fedsso alpha=0.1", tuple(synthetic(0.4, seed, True) for seed in range(3)), "fedsso"),
-        Curve("fedavg alpha=0.3", tuple(synthetic(0.15, seed, False) for seed in range(3)), "fedavg"),
-        Curve("scaffold alpha=3", (synthetic(0.2, 0, False), synthetic(0.2, 1, False, diverged=12)), "scaffold"),
+        Curve(
+            "fedavg alpha=0.3", tuple(synthetic(0.15, seed, False) for seed in range(3)), "fedavg"
+        ),
+        Curve(
+            "scaffold alpha=3",
+            (synthetic(0.2, 0, False), synthetic(0.2, 1, False, diverged=12)),
+            "scaffold",
+        ),
     ]
     fed = fedsso.load("digits", clients=10, seed=0)
     runs = fedsso.compare(fed, "mclr", [fedsso.FedAvg()], rounds=1, device="cpu")
@@ -127,7 +155,12 @@ def small(tmp_path_factory: Any) -> Path:
     path: Path = tmp_path_factory.mktemp("page") / "small.html"
     text = "Three algorithms on the same clients and mini-batches."
     entries = [Entry(curve) for curve in curves]
-    write(path, Content(entries, "Three algorithms", text, None, [], [held], [recipe(runs[0].spec, [0, 1, 2])]))
+    write(
+        path,
+        Content(
+            entries, "Three algorithms", text, None, [], [held], [recipe(runs[0].spec, [0, 1, 2])]
+        ),
+    )
     return path
 
 
@@ -156,8 +189,12 @@ def _nothing_wrong_and_nobody_asked(window: Window) -> Iterator[None]:
 def test_curves_are_drawn(window: Window, small: Path) -> None:
     window.open(small)
     assert window.run(VISIBLE) == ["fedsso alpha=0.1", "fedavg alpha=0.3", "scaffold alpha=3"]
-    # per curve a mean; bands for the two with three calm seeds; scaffold: mean of one, a lost run and its cross
-    assert window.run("return document.querySelectorAll('#chart .scatterlayer .trace').length") == 2 + 2 + 4
+    # per curve a mean; bands for the two with three calm seeds; scaffold: mean of one, a lost run
+    # and its cross
+    assert (
+        window.run("return document.querySelectorAll('#chart .scatterlayer .trace').length")
+        == 2 + 2 + 4
+    )
     mean = window.run(SHOWN)[0]
     expected = np.mean([synthetic(0.4, seed, True)["test_accuracy"] for seed in range(3)], 0)
     np.testing.assert_allclose(mean[2], expected, rtol=1e-6)
@@ -170,7 +207,9 @@ def test_a_curve_is_switched_off_and_on(window: Window, small: Path) -> None:
     window.open(small)
     window.click("fedavg alpha=0.3")
     assert window.run(VISIBLE) == ["fedsso alpha=0.1", "scaffold alpha=3"]
-    pressed = "return [...document.querySelectorAll('.chip')].map(c => c.getAttribute('aria-pressed'))"
+    pressed = (
+        "return [...document.querySelectorAll('.chip')].map(c => c.getAttribute('aria-pressed'))"
+    )
     assert window.run(pressed) == ["true", "false", "true"]
     window.click("fedavg alpha=0.3")
     assert len(window.run(VISIBLE)) == 3
@@ -191,7 +230,9 @@ def test_axes_and_metrics_change_what_is_drawn(window: Window, small: Path) -> N
     _, x, y = window.run(SHOWN)[0]
     assert len(x) == 40  # round 0 has no training loss
     np.testing.assert_allclose(y, [2 * math.exp(-0.4 * k) for k in range(1, 41)], rtol=1e-6)
-    kind = "return ['x', 'y'].map(a => document.getElementById('chart')._fullLayout[a + 'axis'].type)"
+    kind = (
+        "return ['x', 'y'].map(a => document.getElementById('chart')._fullLayout[a + 'axis'].type)"
+    )
     assert window.run(kind) == ["linear", "log"]  # a loss is logarithmic unless one says otherwise
     window.click("vertical")
     window.click("horizontal")
@@ -204,10 +245,14 @@ def test_curvature_follows_the_legend(window: Window, small: Path) -> None:
     assert window.run(titles) == ["yᵀs", "radius", "skipped pairs"]
     window.run("document.getElementById('diagnostics').scrollIntoView()")
     window.wait("return document.querySelector('#diagnostics .chart').data")
-    window.wait("return document.querySelector('#diagnostics .chart').data.length === 2")  # a line and its band
+    window.wait(
+        "return document.querySelector('#diagnostics .chart').data.length === 2"
+    )  # a line and its band
     window.run("scrollTo(0, 0)")
     window.click("fedsso alpha=0.1")
-    assert not window.driver.find_element("id", "diagnostics").is_displayed()  # the others have none
+    assert not window.driver.find_element(
+        "id", "diagnostics"
+    ).is_displayed()  # the others have none
     window.click("fedsso alpha=0.1")
     assert window.driver.find_element("id", "diagnostics").is_displayed()
 
@@ -241,7 +286,8 @@ def test_everything_works_by_keyboard(window: Window, small: Path) -> None:
 
     window.driver.find_element("css selector", "#metric input:checked").send_keys(Keys.ARROW_RIGHT)
     assert (
-        window.run("return document.querySelector('#metric input:checked').parentNode.textContent") == "Training loss"
+        window.run("return document.querySelector('#metric input:checked').parentNode.textContent")
+        == "Training loss"
     )
     assert len(window.run(SHOWN)[0][1]) == 40
     seen = []
@@ -257,7 +303,9 @@ def test_everything_works_by_keyboard(window: Window, small: Path) -> None:
     assert window.run(VISIBLE) == ["fedavg alpha=0.3", "scaffold alpha=3"]
     header = window.driver.find_elements("css selector", "thead button")[-1]
     header.send_keys(Keys.ENTER)
-    assert "descending" in window.run("return [...document.querySelectorAll('thead th')].map(h => h.ariaSort)")
+    assert "descending" in window.run(
+        "return [...document.querySelectorAll('thead th')].map(h => h.ariaSort)"
+    )
     summary = window.driver.find_element("css selector", "#settings summary")
     summary.send_keys(Keys.ENTER)
     assert "fedsso run --config" in window.driver.find_element("css selector", "#settings pre").text
@@ -269,16 +317,16 @@ def test_a_phone_needs_no_sideways_scrolling(window: Window, small: Path, sweep:
         for node in window.driver.find_elements("css selector", "details"):
             window.run("arguments[0].open = true", node)
         assert window.run("return [document.documentElement.scrollWidth, innerWidth]") == [360, 360]
-        wide = (
-            "return [...document.querySelectorAll('.chart')].filter(c => c.getBoundingClientRect().right > 360).length"
-        )
+        wide = "return [...document.querySelectorAll('.chart')].filter(c => c.getBoundingClientRect().right > 360).length"
         assert window.run(wide) == 0
     window.open(small, 360)
     window.shoot("phone")
 
 
 def test_a_table_that_is_too_wide_says_so(window: Window, small: Path) -> None:
-    hints = "return [...document.querySelectorAll('.sideways')].map(hint => hint.offsetParent !== null)"
+    hints = (
+        "return [...document.querySelectorAll('.sideways')].map(hint => hint.offsetParent !== null)"
+    )
     window.open(small, 360)
     assert window.run(hints) == [True]
     window.size(1200, 900)
@@ -301,17 +349,23 @@ def test_dark_mode_reaches_the_charts(window: Window, small: Path) -> None:
     assert min(ink) > 180  # light letters
     window.shoot("desktop-dark")
     light_again = [{"name": "prefers-color-scheme", "value": "light"}]
-    window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": light_again})
+    window.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"media": "", "features": light_again}
+    )
     window.wait(f"return document.getElementById('chart')._fullLayout.font.color === {light[1]!r}")
 
 
 def test_paper_is_light_and_has_everything(window: Window, small: Path) -> None:
     window.open(small, 703, dark=True)
     scheme = [{"name": "prefers-color-scheme", "value": "dark"}]
-    window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": scheme})
+    window.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"media": "print", "features": scheme}
+    )
     window.run("dispatchEvent(new Event('beforeprint'))")
     assert window.run("return document.querySelectorAll('details:not([open])').length") == 0
-    assert window.run("return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))")
+    assert window.run(
+        "return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))"
+    )
     assert window.run("return document.getElementById('chart')._fullLayout.font.color") == "#1b2027"
     assert window.run("return document.getElementById('chart')._fullLayout.width") < 703
     window.shoot("print")
@@ -323,30 +377,50 @@ def test_names_stay_names(window: Window, tmp_path: Path) -> None:
     """Also where Plotly, which understands a few tags, shows them."""
     evil = "<img src=x onerror='window.bad=1'></script><script>window.bad=1</script><a href='javascript:1'>%{x}$y"
     rows = tuple(synthetic(0.4, seed, True) for seed in range(2))
-    entries = [Entry(Curve(f"{i} {evil}", rows, f"x{evil}"), {"alpha": f"{i}{evil}", evil: 1}) for i in range(4)]
+    entries = [
+        Entry(Curve(f"{i} {evil}", rows, f"x{evil}"), {"alpha": f"{i}{evil}", evil: 1})
+        for i in range(4)
+    ]
     fed = fedsso.load("digits", clients=2, seed=0)
     held = holding(fed)
     assert held is not None
-    write(tmp_path / "evil.html", Content(entries, evil, evil, None, [evil], [held._replace(clients=[evil, evil])]))
+    write(
+        tmp_path / "evil.html",
+        Content(entries, evil, evil, None, [evil], [held._replace(clients=[evil, evil])]),
+    )
     window.open(tmp_path / "evil.html")
     window.size(1200, 5000)
-    window.wait("return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))")
+    window.wait(
+        "return [...document.querySelectorAll('.chart')].every(c => c.querySelector('svg'))"
+    )
     chip = window.driver.find_element("css selector", ".chip")
     assert chip.text == f"0 {evil}"
     place = "const box = document.querySelector('#chart .nsewdrag').getBoundingClientRect(); return [box.x, box.y]"
     x, y = (edge + 99 for edge in window.run(place))
-    window.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
-    window.wait("return document.querySelector('#chart .hoverlayer').textContent.includes('onerror')")
-    assert window.run("return [window.bad, document.querySelectorAll('img, a').length]") == [None, 0]
+    window.driver.execute_cdp_cmd(
+        "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y}
+    )
+    window.wait(
+        "return document.querySelector('#chart .hoverlayer').textContent.includes('onerror')"
+    )
+    assert window.run("return [window.bad, document.querySelectorAll('img, a').length]") == [
+        None,
+        0,
+    ]
     window.size(1200, 900)
 
 
 def test_nothing_can_be_sent_from_the_charts(window: Window, small: Path) -> None:
-    """Plotly can upload a chart; the page has no such button, no logo with a link, and no address for it."""
+    """Plotly can upload a chart; the page has no such button, no logo with a link, and no address
+    for it."""
     window.open(small)
-    titles = window.run("return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
+    titles = window.run(
+        "return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
+    )
     assert "Download plot as a PNG" in titles
-    assert not [title for title in titles if "hare" in title or "loud" in title or "Plotly" in title]
+    assert not [
+        title for title in titles if "hare" in title or "loud" in title or "Plotly" in title
+    ]
     assert window.run("return document.getElementById('chart')._context.plotlyServerURL") == ""
     assert window.run("return document.querySelectorAll('a').length") == 0
 
@@ -378,7 +452,13 @@ def test_a_sweep_shows_its_best_and_the_rest_on_demand(window: Window, sweep: Pa
     """
     x, y = window.run(place)  # the middle of the first of 12 × 7 cells
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        mouse = {"type": kind, "x": x, "y": y, "button": "left" if kind != "mouseMoved" else "none", "clickCount": 1}
+        mouse = {
+            "type": kind,
+            "x": x,
+            "y": y,
+            "button": "left" if kind != "mouseMoved" else "none",
+            "clickCount": 1,
+        }
         window.driver.execute_cdp_cmd("Input.dispatchMouseEvent", mouse)
         time.sleep(0.2)
     window.wait("return new Set(document.getElementById('chart').data.map(t => t.name)).size === 2")

@@ -1,4 +1,5 @@
-"""The report page: what it shows is what the runs hold, whatever they are called and wherever they come from."""
+"""The report page: what it shows is what the runs hold, whatever they are called and wherever they
+come from."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ import numpy as np
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer imports names that click 9 will no longer have
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
     from fedsso.cli.main import app
@@ -53,7 +56,9 @@ def trace(*accuracies: float, diverged: int | None = None, **columns: float) -> 
     return Trace.from_rows(rows, diverged=diverged)
 
 
-SSO = Curve("FedSSO", (trace(0.1, 0.5, 0.9, 0.9, ys=0.25), trace(0.1, 0.8, 0.9, 0.7, ys=0.5)), "fedsso")
+SSO = Curve(
+    "FedSSO", (trace(0.1, 0.5, 0.9, 0.9, ys=0.25), trace(0.1, 0.8, 0.9, 0.7, ys=0.5)), "fedsso"
+)
 AVG = Curve("FedAvg", (trace(0.1, 0.5, 0.6, 0.7, 0.8),), "fedavg")
 LOST = Curve("FedDANE", (trace(0.1, 0.5, 0, 0, diverged=2),), "feddane")
 
@@ -119,16 +124,26 @@ def test_every_series_is_that_of_its_trace() -> None:
     for i, curve in enumerate((SSO, AVG)):
         for seed, own in enumerate(curve.traces):
             for name in ("round", "test_accuracy", "train_loss"):
-                np.testing.assert_array_equal(series(data, i, seed, name), own[name].astype(np.float32))
-    np.testing.assert_array_equal(series(data, 1, 0, "megabytes"), [0, 1.5, 3, 4.5, 6])  # 1 + 0.5 a round
+                np.testing.assert_array_equal(
+                    series(data, i, seed, name), own[name].astype(np.float32)
+                )
+    np.testing.assert_array_equal(
+        series(data, 1, 0, "megabytes"), [0, 1.5, 3, 4.5, 6]
+    )  # 1 + 0.5 a round
     np.testing.assert_array_equal(series(data, 1, 0, "seconds"), [0, 2, 4, 6, 8])
     np.testing.assert_array_equal(series(data, 0, 1, "ys"), [0.5] * 4)
-    assert [d["key"] for d in data["diagnostics"]] == ["ys"]  # FedAvg has none, and nothing was skipped or overridden
-    assert [m["key"] for m in data["metrics"]] == ["test_accuracy", "train_loss"]  # no test loss was measured
+    assert [d["key"] for d in data["diagnostics"]] == [
+        "ys"
+    ]  # FedAvg has none, and nothing was skipped or overridden
+    assert [m["key"] for m in data["metrics"]] == [
+        "test_accuracy",
+        "train_loss",
+    ]  # no test loss was measured
 
 
 def test_equal_series_stand_in_the_page_once() -> None:
-    """Three runs of four rows share rounds, megabytes, seconds and losses; the accuracies are their own."""
+    """Three runs of four rows share rounds, megabytes, seconds and losses; the accuracies are their
+    own."""
     curves = [Curve(str(i), (trace(0.1, i / 10, 0.5, 0.6),), "fedavg") for i in range(3)]
     assert len(embedded(of(*curves))["arrays"]) == 4 + 3
 
@@ -139,7 +154,11 @@ def test_own_metrics_are_metrics() -> None:
 
 
 def test_what_is_not_finite_stays_out_of_the_json() -> None:
-    wild = Curve("wild", (trace(0.1, NAN, NAN, radius=math.inf), trace(0.1, NAN, diverged=1, ys=1e300)), "fedsso")
+    wild = Curve(
+        "wild",
+        (trace(0.1, NAN, NAN, radius=math.inf), trace(0.1, NAN, diverged=1, ys=1e300)),
+        "fedsso",
+    )
     data = embedded(of(wild, Curve("empty", (Trace.from_rows([]),), "fedavg")))
     assert data["curves"][0]["traces"][1]["diverged"] == 1
     assert np.isinf(series(data, 0, 1, "ys")).all()  # beyond single precision
@@ -148,7 +167,8 @@ def test_what_is_not_finite_stays_out_of_the_json() -> None:
 def test_cards_tell_the_main_findings() -> None:
     html = of(SSO, AVG, LOST, targets=[0.5, 0.8])
     values = re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', html)
-    # finals: (0.9 + 0.7) / 2 and 0.8; FedDANE reaches 0.5 in round 1, so 0.5 is the highest target of all three;
+    # finals: (0.9 + 0.7) / 2 and 0.8; FedDANE reaches 0.5 in round 1, so 0.5 is the highest target
+    # of all three;
     # FedSSO is there after 1 and 1 rounds, FedAvg after 1; both send 1.5 MB until then
     assert values == [
         ("Best final accuracy", "0.8000"),
@@ -163,7 +183,15 @@ def test_cards_tell_the_main_findings() -> None:
 
 def test_cards_without_fedavg_accuracy_or_bytes() -> None:
     assert "Bytes against FedAvg" not in of(SSO)
-    blank = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0, "train_loss": 1.0}
+    blank = {
+        "trial": 0,
+        "seed": 0,
+        "overridden": 0,
+        "skipped": 0,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "train_loss": 1.0,
+    }
     silent = Curve("x", (Trace.from_rows([{**blank, "round": k} for k in range(3)]),), "fedavg")
     html = of(silent)
     assert "Best final" not in html
@@ -188,7 +216,11 @@ def test_of_many_settings_the_best_of_each_algorithm_is_drawn_first() -> None:
     def late(i: int) -> Trace:
         return trace(*([0.1] * (i + 2)), *([0.8] * (10 - i)))
 
-    curves = [Curve(f"{name} {i}", (late(i),), name) for name in ("fedsso", "fedavg") for i in reversed(range(6))]
+    curves = [
+        Curve(f"{name} {i}", (late(i),), name)
+        for name in ("fedsso", "fedavg")
+        for i in reversed(range(6))
+    ]
     html = of(*curves, targets=[0.8])
     data = embedded(html)
     assert [c["label"] for c in data["curves"] if c["shown"]] == ["fedsso 0", "fedavg 0"]
@@ -199,7 +231,8 @@ def test_of_many_settings_the_best_of_each_algorithm_is_drawn_first() -> None:
 
 
 def test_a_grid_becomes_maps() -> None:
-    """Two axes are a map of places; a third gives a map for each value; a field with one value is no axis."""
+    """Two axes are a map of places; a third gives a map for each value; a field with one value is
+    no axis."""
     grid = product(("bfgs", "dfp"), (1.0, 0.3), (0.1, 0.01, 1.0))
     hypers = [{"m": 20, "alpha": a, "eta": e, "form": f} for f, e, a in grid]
     entries = [Entry(Curve(str(i), (trace(0.1, 0.9),), "fedsso"), h) for i, h in enumerate(hypers)]
@@ -209,20 +242,26 @@ def test_a_grid_becomes_maps() -> None:
     assert (first["across"], first["columns"]) == ("η", ["0.3", "1"])
     assert first["cells"] == [[4, 1], [3, 0], [5, 2]]
     assert second["cells"] == [[10, 7], [9, 6], [11, 8]]
-    (line,) = embedded(page(Content([e._replace(hyper={"alpha": float(i)}) for i, e in enumerate(entries)])))["maps"]
+    (line,) = embedded(
+        page(Content([e._replace(hyper={"alpha": float(i)}) for i, e in enumerate(entries)]))
+    )["maps"]
     assert line["cells"] == [list(range(12))]
     assert embedded(page(Content([e._replace(hyper={"m": 20}) for e in entries])))["maps"] == []
 
 
 def test_a_third_axis_that_belongs_to_some_settings_only() -> None:
-    """Four steps with each of two guards, one of which has a further setting that stands alone: two maps of a line."""
+    """Four steps with each of two guards, one of which has a further setting that stands alone: two
+    maps of a line."""
     hypers = [{"alpha": float(a), "guard": g} for g in ("adaptive", "none") for a in range(4)]
     hypers = [{**h, "eta": 1.0, "form": "bfgs"} for h in hypers] + [
         {"alpha": 9.0, "guard": "none", "eta": 0.5, "form": "dfp"}
     ]
     entries = [Entry(Curve(str(i), (trace(0.1, 0.9),), "fedsso"), h) for i, h in enumerate(hypers)]
     maps = embedded(page(Content(entries)))["maps"]
-    assert [m["title"] for m in maps] == ["fedsso guard=adaptive form=bfgs", "fedsso guard=none form=bfgs"]
+    assert [m["title"] for m in maps] == [
+        "fedsso guard=adaptive form=bfgs",
+        "fedsso guard=none form=bfgs",
+    ]
     assert [m["cells"] for m in maps] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
 
 
@@ -265,14 +304,25 @@ def test_names_cannot_break_out() -> None:
 
 def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched() -> None:
     outline = Outline(of(SSO))
-    (policy,) = (m["content"] or "" for m in outline.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        m["content"] or ""
+        for m in outline.all("meta")
+        if m.get("http-equiv") == "Content-Security-Policy"
+    )
     rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
-    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in outline.scripts[1:]]
+    digests = [
+        b64encode(sha256(script.encode()).digest()).decode() for script in outline.scripts[1:]
+    ]
     assert rules["script-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
     assert rules["default-src"] == "'none'"
     assert rules["img-src"] == "data: blob:"
     assert not {"link", "img", "iframe", "form"} & {tag for tag, _ in outline.tags}
-    assert not [a for _, attributes in outline.tags for a in attributes if a in ("src", "href") or a.startswith("on")]
+    assert not [
+        a
+        for _, attributes in outline.tags
+        for a in attributes
+        if a in ("src", "href") or a.startswith("on")
+    ]
 
 
 def test_the_assets_are_whole() -> None:
@@ -301,12 +351,25 @@ def big() -> Content:
     draw = np.random.default_rng(0)
 
     def rows(rate: float, end: int) -> Iterator[dict[str, float]]:
-        names = ("train_loss", "test_loss", "test_accuracy", "grad_norm", "ys", "radius", "alpha", "seconds")
+        names = (
+            "train_loss",
+            "test_loss",
+            "test_accuracy",
+            "grad_norm",
+            "ys",
+            "radius",
+            "alpha",
+            "seconds",
+        )
         for k in range(201):
             row = dict(zip(names, draw.random(len(names)).tolist(), strict=True))
-            counts = dict(zip(("overridden", "skipped"), draw.integers(2, size=2).tolist(), strict=True))
+            counts = dict(
+                zip(("overridden", "skipped"), draw.integers(2, size=2).tolist(), strict=True)
+            )
             counts["bytes_up"] = int(draw.integers(10**9))
-            row["test_accuracy"] = (0.94 * (1 - math.exp(-rate * k)) + 0.02 * row["test_accuracy"]) * (k < end)
+            row["test_accuracy"] = (
+                0.94 * (1 - math.exp(-rate * k)) + 0.02 * row["test_accuracy"]
+            ) * (k < end)
             row["train_loss"] = 2 * math.exp(-rate * k / 3) + 0.05 * row["train_loss"]
             yield {"trial": 0, "seed": 0, "round": k, "bytes_down": 5, **counts, **row}
 
@@ -314,7 +377,9 @@ def big() -> Content:
         lost = a * e > 0.2
         made = list(rows((a * e) ** 0.5 * (0.01 if lost else 1), 60 if lost else 999))
         own = Trace.from_rows(made, diverged=60 if lost else None)
-        return Entry(Curve(f"fedsso alpha={a:.3g} eta={e:.3g}", (own,), "fedsso"), {"alpha": a, "eta": e})
+        return Entry(
+            Curve(f"fedsso alpha={a:.3g} eta={e:.3g}", (own,), "fedsso"), {"alpha": a, "eta": e}
+        )
 
     grid = product(np.geomspace(1e-4, 0.7, 12).tolist(), np.geomspace(0.01, 1, 7).tolist())
     return Content([entry(a, e) for a, e in grid], "A sweep of 84 trials")
@@ -382,19 +447,25 @@ def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypa
     assert [run.final() for run in fedsso.load_runs(tmp_path / "b")] == ours
 
 
-def test_python_and_the_command_write_the_same_curves(runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any) -> None:
+def test_python_and_the_command_write_the_same_curves(
+    runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any
+) -> None:
     runs.save(tmp_path / "runs")
     runs.report(tmp_path / "python.html", title="Mine", text="One.\n\nTwo.", targets=[0.5])
     monkeypatch.chdir(tmp_path)
     told = command("report", "runs", "--targets", "0.5", "--title", "Mine")
     assert told.stdout.startswith("report.html: 4 runs, ")
-    ours, theirs = ((tmp_path / name).read_text(encoding="utf-8") for name in ("python.html", "report.html"))
+    ours, theirs = (
+        (tmp_path / name).read_text(encoding="utf-8") for name in ("python.html", "report.html")
+    )
     assert embedded(ours) == embedded(theirs)
     assert "<p>One.</p>\n<p>Two.</p>" in ours
     command("report", "runs", "--out", "report.html")  # a page is replaced
 
 
-def test_an_unfinished_run_is_shown_as_far_as_it_goes(fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_shown_as_far_as_it_goes(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
     class Stop(Exception):
         pass
 
@@ -407,7 +478,9 @@ def test_an_unfinished_run_is_shown_as_far_as_it_goes(fed: fedsso.Federation, tm
     with pytest.raises(Stop):
         fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=0.1), rounds=9, device="cpu", **options)
     found = content([out])
-    assert found.curves[0].traces[0]["round"].tolist() == list(range(7))  # the last checkpoint was after round 6
+    assert found.curves[0].traces[0]["round"].tolist() == list(
+        range(7)
+    )  # the last checkpoint was after round 6
     (note,) = found.notes
     assert note == f"{out} is not finished: 6 of 9 rounds; `fedsso resume {out}` completes it."
     (out / "trace.csv").unlink()
@@ -416,13 +489,22 @@ def test_an_unfinished_run_is_shown_as_far_as_it_goes(fed: fedsso.Federation, tm
         content([out])
 
 
-def test_runs_of_one_label_that_are_not_alike_are_told_apart(fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_runs_of_one_label_that_are_not_alike_are_told_apart(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
     for rounds in (2, 3):
-        fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=0.1), rounds=rounds, device="cpu").save(tmp_path / str(rounds))
+        fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=0.1), rounds=rounds, device="cpu").save(
+            tmp_path / str(rounds)
+        )
     found = content([tmp_path])
-    assert [curve.label for curve in found.curves] == ["fedavg alpha=0.1 rounds=2", "fedavg alpha=0.1 rounds=3"]
+    assert [curve.label for curve in found.curves] == [
+        "fedavg alpha=0.1 rounds=2",
+        "fedavg alpha=0.1 rounds=3",
+    ]
     both = content([tmp_path / "2", tmp_path / "3"])
-    assert [c.label for c in both.curves] == [f"fedavg alpha=0.1 ({tmp_path.name}/{n})" for n in (2, 3)]
+    assert [c.label for c in both.curves] == [
+        f"fedavg alpha=0.1 ({tmp_path.name}/{n})" for n in (2, 3)
+    ]
     assert [one.title for one in both.recipes] == [c.label for c in both.curves]
     assert "rounds = 3" in both.recipes[1].text
 
@@ -434,7 +516,9 @@ def table_of(folder: Path) -> Path:
     """Two clients with twelve rows each."""
     folder.mkdir(parents=True)
     for name in ("a", "b"):
-        (folder / f"{name}.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8")
+        (folder / f"{name}.csv").write_text(
+            "x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8"
+        )
     return folder
 
 
@@ -442,25 +526,34 @@ def test_runs_of_different_data_are_no_contest(fed: fedsso.Federation, tmp_path:
     """Whether they lie in one folder or in two; those of one federation still are."""
     table = fedsso.load("csv", files=str(table_of(tmp_path / "table")), target="y")
     for name, own in (("a", fed), ("b", table)):
-        fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "runs" / name)
+        fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(
+            tmp_path / "runs" / name
+        )
     note = "These runs are of different data: digits; csv. Numbers compare within one."
     for paths in ([tmp_path / "runs"], [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]):
         found = content(paths)
-        assert [curve.label for curve in found.curves] == ["fedavg alpha=0.1 on digits", "fedavg alpha=0.1 on csv"]
+        assert [curve.label for curve in found.curves] == [
+            "fedavg alpha=0.1 on digits",
+            "fedavg alpha=0.1 on csv",
+        ]
         assert [one.title for one in found.recipes] == [curve.label for curve in found.curves]
         assert found.notes[0] == note
         html = page(found)
         assert re.findall(CARD, html) == ["Diverged"]
         assert 'class="best"' not in html
         assert f"<li>{note}</li>" in html
-    fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "c")
+    fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.1), rounds=2, device="cpu").save(
+        tmp_path / "c"
+    )
     one = content([tmp_path / "runs" / "a", tmp_path / "c"])
     assert one.notes == []
     assert "Best final accuracy" in re.findall(CARD, page(one))
     assert 'class="best"' in page(one)
 
 
-def test_a_data_set_split_in_two_ways_is_named_with_the_difference(fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_a_data_set_split_in_two_ways_is_named_with_the_difference(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
     for own in (fed, fedsso.load("digits", clients=5, seed=0)):
         run = fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=1, device="cpu")
         run.save(tmp_path / str(own.clients))
@@ -471,21 +564,45 @@ def test_a_data_set_split_in_two_ways_is_named_with_the_difference(fed: fedsso.F
 
 def test_of_different_data_each_has_its_best() -> None:
     """Six settings of one algorithm on each of two federations: more than are all drawn at first."""
-    one = [Entry(Curve(f"{d} {i}", (trace(0.1, 0.1 * i + 0.2),), "fedavg"), data=d) for d in "ab" for i in range(6)]
+    one = [
+        Entry(Curve(f"{d} {i}", (trace(0.1, 0.1 * i + 0.2),), "fedavg"), data=d)
+        for d in "ab"
+        for i in range(6)
+    ]
     html = page(Content(one))
     assert [c["label"] for c in embedded(html)["curves"] if c["shown"]] == ["a 5", "b 5"]
     assert "Best setting of each algorithm on each data set" in html
 
 
-def test_folders_of_runs_below_a_folder_are_found(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_folders_of_runs_below_a_folder_are_found(
+    runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path
+) -> None:
     """A run, a comparison, a sweep and one that has not begun, side by side."""
-    fedsso.simulate(fed, "mclr", fedsso.FedProx(alpha=0.1), rounds=1, device="cpu").save(tmp_path / "one")
+    fedsso.simulate(fed, "mclr", fedsso.FedProx(alpha=0.1), rounds=1, device="cpu").save(
+        tmp_path / "one"
+    )
     runs.save(tmp_path / "several")
-    words = ("--algorithms", "scaffold", "--alpha", "0.1", "--clients", 4, "--rounds", 1, "--device", "cpu")
+    words = (
+        "--algorithms",
+        "scaffold",
+        "--alpha",
+        "0.1",
+        "--clients",
+        4,
+        "--rounds",
+        1,
+        "--device",
+        "cpu",
+    )
     command("sweep", *words, "--out", tmp_path / "sweep")
     (tmp_path / "begun" / "parts").mkdir(parents=True)
     found = content([tmp_path])
-    assert {curve.algorithm for curve in found.curves} == {"fedprox", "fedsso", "fedavg", "scaffold"}
+    assert {curve.algorithm for curve in found.curves} == {
+        "fedprox",
+        "fedsso",
+        "fedavg",
+        "scaffold",
+    }
     assert sum(len(curve.traces) for curve in found.curves) == 1 + 4 + 1
     (note,) = found.notes  # the sweep's federation is that of the runs
     assert note.startswith(f"{tmp_path / 'begun'} is left out: ")
@@ -493,19 +610,31 @@ def test_folders_of_runs_below_a_folder_are_found(runs: fedsso.Runs, fed: fedsso
 
 def test_the_same_folder_given_twice_counts_once(runs: fedsso.Runs, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
-    once, twice = content([tmp_path / "a"]), content([tmp_path / "a", tmp_path / "a" / ".." / "a", tmp_path])
+    once, twice = (
+        content([tmp_path / "a"]),
+        content([tmp_path / "a", tmp_path / "a" / ".." / "a", tmp_path]),
+    )
     assert [c.label for c in twice.curves] == [c.label for c in once.curves]
     assert len(twice.recipes) == len(once.recipes)
-    among = content([tmp_path / "a" / runs[0].spec.folder(0), tmp_path / "a"])  # a run, and the folder that holds it
+    among = content(
+        [tmp_path / "a" / runs[0].spec.folder(0), tmp_path / "a"]
+    )  # a run, and the folder that holds it
     assert [len(c.traces) for c in among.curves] == [2, 2]
 
 
 def test_data_that_are_gone_leave_a_sentence(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8")
+        (tmp_path / f"{name}.csv").write_text(
+            "x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(12)), encoding="utf-8"
+        )
     table = fedsso.load("csv", files=str(tmp_path), target="y")
-    fedsso.simulate(table, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(tmp_path / "run")
-    assert content([tmp_path / "run"], with_data=True).holdings[0].counts.tolist() == [[6, 6], [6, 6]]
+    fedsso.simulate(table, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(
+        tmp_path / "run"
+    )
+    assert content([tmp_path / "run"], with_data=True).holdings[0].counts.tolist() == [
+        [6, 6],
+        [6, 6],
+    ]
     (tmp_path / "a.csv").unlink()
     found = content([tmp_path / "run"], with_data=True)
     assert found.holdings == []
@@ -521,13 +650,17 @@ def test_a_sweep(tmp_path: Path) -> None:
     out = tmp_path / "s"
     command("sweep", *SWEEP, "--seeds", "0,1", "--out", out)
     found = content([out])
-    labels = [f"fedsso alpha={a}{e}" for a in (0.03, 0.3) for e in (" eta=0.3", "")]  # eta is 1 by default
+    labels = [
+        f"fedsso alpha={a}{e}" for a in (0.03, 0.3) for e in (" eta=0.3", "")
+    ]  # eta is 1 by default
     assert [curve.label for curve in found.curves[:4]] == labels
     fed = fedsso.load("digits", clients=3, seed=0)
     record = fedsso.FedSSO(alpha=0.3, eta=0.3)
     again = fedsso.simulate(fed, "mclr", record, rounds=6, seeds=(0, 1), device="cpu")
     for own, other in zip(found.curves[2].traces, again, strict=True):
-        np.testing.assert_allclose(own["test_accuracy"], other.trace["test_accuracy"], atol=5e-3)  # batched sums differ
+        np.testing.assert_allclose(
+            own["test_accuracy"], other.trace["test_accuracy"], atol=5e-3
+        )  # batched sums differ
     maps = embedded(page(found))["maps"]
     assert [m["cells"] for m in maps] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     (recipe,) = found.recipes
@@ -547,7 +680,10 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
     wish = () if target is None else ("--target", target)
     small = ("--clients", 3, "--rounds", 12, "--device", "cpu", "--seeds", "0,1")
     command("sweep", *small, *grid, *wish, "--out", tmp_path, code=1 if target == 1 else 0)
-    rows = [line.split(" | ") for line in (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[2:4]]
+    rows = [
+        line.split(" | ")
+        for line in (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[2:4]
+    ]
     html = page(content([tmp_path]))
     data, outline = embedded(html), Outline(html)
     labels = [cell["data-value"] or "" for cell in outline.all("th") if cell["scope"] == "row"][:2]
@@ -555,8 +691,12 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
         name, *said = label.split(" ")
         assert name == row[0].strip("| ")
         assert set(said) <= set(row[1].split(" "))
-        assert set(row[1].split(" ")) - set(said) <= {"eta=1"}  # at its default, which labels leave out
-    width = len(outline.parts["button"]) // 2 - 1  # of two tables with the same headings, without the labels
+        assert set(row[1].split(" ")) - set(said) <= {
+            "eta=1"
+        }  # at its default, which labels leave out
+    width = (
+        len(outline.parts["button"]) // 2 - 1
+    )  # of two tables with the same headings, without the labels
     cells = [outline.parts["td"][i * width : (i + 1) * width] for i in range(2)]
     assert [own[-1] for own in cells] == [row[-2] for row in rows]  # the final accuracies
     if target is not None:
@@ -582,7 +722,9 @@ def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path
         assert lead.curve.traces[0].final() == pytest.approx(said, abs=5e-5)
 
 
-def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(tmp_path: Path) -> None:
+def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(
+    tmp_path: Path,
+) -> None:
     command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
     (tmp_path / "trials.csv").unlink()  # it is written last
     found = content([tmp_path])

@@ -1,4 +1,5 @@
-"""The files around the code agree with it: citation, forms, hooks, the steps of CONTRIBUTING.md, links, paths."""
+"""The files around the code agree with it: citation, forms, hooks, the steps of CONTRIBUTING.md,
+links, paths."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from markdown_it.token import Token
 import fedsso
 
 ROOT = Path(__file__).resolve().parents[1]
-IGNORED = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line.endswith("/")]
+IGNORED = [
+    line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line.endswith("/")
+]
 STEPS = ("An algorithm", "A data set", "A model")
 SYSTEM = {"bin", "dev", "etc", "proc", "usr"}  # of every machine
 EXAMPLES = {"absolute", "data", "path", "srv"}  # folders of the user, in examples
@@ -33,7 +36,11 @@ UPWARDS = re.compile(r"(?<![\w./])(?:\.\./)+[\w./-]*")
 def walk() -> Iterator[Path]:
     """The files of the repository, without what git ignores."""
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if name != ".git" and not any(fnmatch(name, i) for i in IGNORED)]
+        folders[:] = [
+            name
+            for name in folders
+            if name != ".git" and not any(fnmatch(name, i) for i in IGNORED)
+        ]
         yield from (Path(folder, name) for name in files if name != ".git")
 
 
@@ -43,7 +50,9 @@ def name_of(path: Path) -> str:
 
 FILES = sorted(walk())
 PAGES = [path for path in FILES if path.suffix == ".md"]
-FORMS = [path for path in FILES if path.parent.name == "ISSUE_TEMPLATE" and path.name != "config.yml"]
+FORMS = [
+    path for path in FILES if path.parent.name == "ISSUE_TEMPLATE" and path.name != "config.yml"
+]
 
 
 def project() -> dict[str, Any]:
@@ -58,24 +67,38 @@ def in_yaml(path: Path) -> Any:
 @cache
 def tokens(path: Path) -> tuple[Token, ...]:
     """A page's tokens, those within lines among them."""
-    return tuple(t for block in MarkdownIt().parse(path.read_text()) for t in (block, *(block.children or ())))
+    return tuple(
+        t
+        for block in MarkdownIt().parse(path.read_text())
+        for t in (block, *(block.children or ()))
+    )
 
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
     """What a link into a page can name, by GitHub's rule: repeated headings are numbered."""
     slugs: list[str] = []
-    headings = [title for t, title in zip(tokens(path), tokens(path)[1:], strict=False) if t.type == "heading_open"]
+    headings = [
+        title
+        for t, title in zip(tokens(path), tokens(path)[1:], strict=False)
+        if t.type == "heading_open"
+    ]
     for heading in headings:
         text = "".join(child.content for child in heading.children or ())
         slugs.append(re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-"))
-    found = [f"{slug}-{n}" if (n := slugs[:i].count(slug)) else slug for i, slug in enumerate(slugs)]
+    found = [
+        f"{slug}-{n}" if (n := slugs[:i].count(slug)) else slug for i, slug in enumerate(slugs)
+    ]
     return frozenset({*found, *re.findall(r'<a (?:id|name)="([^"]+)"', path.read_text())})
 
 
 def links(path: Path) -> list[str]:
     """The links and pictures of a page that do not lead to another site."""
-    found = [str(t.attrs.get("href") or t.attrs.get("src")) for t in tokens(path) if t.type in ("link_open", "image")]
+    found = [
+        str(t.attrs.get("href") or t.attrs.get("src"))
+        for t in tokens(path)
+        if t.type in ("link_open", "image")
+    ]
     return [unquote(link) for link in found if not re.match(r"[a-z]+:", link)]
 
 
@@ -92,9 +115,15 @@ def broken(path: Path, root: Path = ROOT) -> list[str]:
 
 
 def outside(text: str, folder: Path) -> list[str]:
-    """The paths in a text, of a file in this folder, that are neither the repository's nor those of any machine."""
-    climbing = [path for path in UPWARDS.findall(text) if not (folder / path).resolve().is_relative_to(ROOT)]
-    return [*climbing, *(f"/{first}" for first in ABSOLUTE.findall(text) if first not in SYSTEM | EXAMPLES)]
+    """The paths in a text, of a file in this folder, that are neither the repository's nor those of
+    any machine."""
+    climbing = [
+        path for path in UPWARDS.findall(text) if not (folder / path).resolve().is_relative_to(ROOT)
+    ]
+    return [
+        *climbing,
+        *(f"/{first}" for first in ABSOLUTE.findall(text) if first not in SYSTEM | EXAMPLES),
+    ]
 
 
 def commands(path: Path) -> str:
@@ -102,7 +131,8 @@ def commands(path: Path) -> str:
     return "\n".join(t.content for t in tokens(path) if t.type in ("code_inline", "fence"))
 
 
-# --- citation --------------------------------------------------------------------------------------------------------
+# --- citation
+# --------------------------------------------------------------------------------------------------------
 def test_the_citation_is_that_of_this_version() -> None:
     cited, own = in_yaml(ROOT / "CITATION.cff"), project()
     assert cited["title"] == own["name"]
@@ -117,19 +147,27 @@ def test_the_paper_is_cited_as_everywhere_else() -> None:
     (paper,) = in_yaml(ROOT / "CITATION.cff")["references"]
     (number,) = re.findall(r"\d{4}\.\d{5}", paper["url"])
     head = fedsso.algorithms.fedsso.__doc__ or ""
-    assert f'{paper["authors"][0]["family-names"]} et al., "{paper["title"]}", arXiv {number}' in " ".join(head.split())
+    assert (
+        f'{paper["authors"][0]["family-names"]} et al., "{paper["title"]}", arXiv {number}'
+        in " ".join(head.split())
+    )
     assert f"({paper['url']})" in (ROOT / "README.md").read_text()
     assert [one["value"] for one in paper["identifiers"]] == [f"arXiv:{number}"]
     assert 2000 + int(number[:2]) == paper["year"]
     assert int(number[2:4]) == paper["month"]
 
 
-# --- forms and hooks -------------------------------------------------------------------------------------------------
+# --- forms and hooks
+# -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "path", [path for path in FILES if path.suffix in (".yml", ".yaml", ".cff")], ids=lambda path: name_of(path)
+    "path",
+    [path for path in FILES if path.suffix in (".yml", ".yaml", ".cff")],
+    ids=lambda path: name_of(path),
 )
 def test_yaml_files_parse(path: Path) -> None:
-    assert isinstance(yaml.compose(path.read_text()), yaml.MappingNode)  # tags of other tools are not resolved
+    assert isinstance(
+        yaml.compose(path.read_text()), yaml.MappingNode
+    )  # tags of other tools are not resolved
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
@@ -138,7 +176,9 @@ def test_a_form_asks_each_question_once(path: Path) -> None:
     questions = [part for part in form["body"] if part["type"] != "markdown"]
     assert form["name"]
     assert form["description"]
-    assert len({part["id"] for part in questions}) == len({part["attributes"]["label"] for part in questions})
+    assert len({part["id"] for part in questions}) == len(
+        {part["attributes"]["label"] for part in questions}
+    )
     assert len({part["id"] for part in questions}) == len(questions) > 0
     assert any(part.get("validations", {}).get("required") for part in questions)
 
@@ -156,7 +196,8 @@ def test_hooks_are_targets_of_the_makefile() -> None:
     assert entries[0] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
+# --- pages
+# -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     assert broken(path) == []
@@ -164,7 +205,11 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
 
 def test_make_has_the_targets_that_pages_name() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {target for page in PAGES for target in re.findall(r"(?m)(?:^|`)make ([a-z-]+)", commands(page))}
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"(?m)(?:^|`)make ([a-z-]+)", commands(page))
+    }
     assert {"test", "check", "format", "docs"} <= named <= targets
 
 
@@ -187,7 +232,9 @@ def test_the_steps_name_files_that_exist(title: str) -> None:
         assert named or not re.match(r"\d\. ", item), f"no file: {item}"
         code = "\n".join(path.read_text() for path in named if path.suffix == ".py")
         for name in re.findall(r"`([A-Z]{5,}|__all__|test_\w+)`", item):
-            assert re.search(rf"^(def )?{name}\b", code, re.MULTILINE), f"{name} is not in the files of: {item}"
+            assert re.search(rf"^(def )?{name}\b", code, re.MULTILINE), (
+                f"{name} is not in the files of: {item}"
+            )
 
 
 def test_the_names_in_the_steps_are_looked_up() -> None:
@@ -196,15 +243,21 @@ def test_the_names_in_the_steps_are_looked_up() -> None:
     assert {"ALGORITHMS", "THEORY", "NAMES", "MODELS", "LEVERS"} <= names
 
 
-# --- paths -----------------------------------------------------------------------------------------------------------
+# --- paths
+# -----------------------------------------------------------------------------------------------------------
 def test_no_file_names_a_path_outside_the_repository() -> None:
-    texts = [path for path in FILES if path.suffix not in BINARY | {".js"} and name_of(path) not in HOSTILE]
+    texts = [
+        path
+        for path in FILES
+        if path.suffix not in BINARY | {".js"} and name_of(path) not in HOSTILE
+    ]
     found = {name_of(path): outside(path.read_text(), path.parent) for path in texts}
     assert {name: paths for name, paths in found.items() if paths} == {}
     assert {"README.md", "Makefile", ".ci/run", "src/fedsso/cli/main.py"} <= found.keys()
 
 
-# --- the checks themselves -------------------------------------------------------------------------------------------
+# --- the checks themselves
+# -------------------------------------------------------------------------------------------
 def test_paths_that_lead_out_are_found() -> None:
     home, up = "/" + "home/someone/x", "../" * 3
     assert outside(f'folder = "{home}"', ROOT / "docs") == ["/home"]
@@ -214,8 +267,20 @@ def test_paths_that_lead_out_are_found() -> None:
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("# Two `words`, β\n\n# Same\n\n# Same\n\n# Same\n")
-    good = ["b.md", "b.md#two-words-β", "b.md#same", "b.md#same-1", "b.md#same-2", "#own", "https://x.y/none"]
+    good = [
+        "b.md",
+        "b.md#two-words-β",
+        "b.md#same",
+        "b.md#same-1",
+        "b.md#same-2",
+        "#own",
+        "https://x.y/none",
+    ]
     bad = ["c.md", "b.md#same-3", "b.md#Same", "#other", "..", "b.md/x"]
     page = tmp_path / "a.md"
-    page.write_text("# Own\n\n" + "\n".join(f"- [link]({link})" for link in [*good, *bad]) + "\n\n`[code](none.md)`\n")
+    page.write_text(
+        "# Own\n\n"
+        + "\n".join(f"- [link]({link})" for link in [*good, *bad])
+        + "\n\n`[code](none.md)`\n"
+    )
     assert broken(page, tmp_path) == bad

@@ -1,4 +1,5 @@
-"""The robustness bench in small: run, stopped and resumed, scored, and written as tables and pictures."""
+"""The robustness bench in small: run, stopped and resumed, scored, and written as tables and
+pictures."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ QUARTER = "25% of the clients"
 TASKS = {
     "digits": Task({"name": "digits", "clients": 4}, "mclr", 0.5, rounds=ROUNDS),
     "heart": Task(
-        {"name": "heart"}, "mclr", 0.65, rounds=ROUNDS, options={"loss": "bce", "batch_size": None, "eval_train": True}
+        {"name": "heart"},
+        "mclr",
+        0.65,
+        rounds=ROUNDS,
+        options={"loss": "bce", "batch_size": None, "eval_train": True},
     ),
 }
 CELLS = {"digits": Cell("digits", QUARTER, {"participation": 0.25}), "heart": Cell("heart")}
@@ -88,7 +93,9 @@ class Deadline(float):
 
 @pytest.mark.usefixtures("bench")
 @pytest.mark.parametrize("task", CELLS)
-def test_a_cell_is_run_scored_and_shown(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_run_scored_and_shown(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell, metric = cell_of(task), {"digits": "test_accuracy", "heart": "full_train_loss"}[task]
     robustness.run(cell, list(METHODS)[:-1], tmp_path, device="cpu")
     assert scores(tmp_path, [cell]) == [], "FedAdam is missing"
@@ -100,10 +107,19 @@ def test_a_cell_is_run_scored_and_shown(task: str, tmp_path: Path, monkeypatch: 
         means = [by_hand(s, metric, TASKS[task].target) for s in found[name]]
         assert own["rounds"] == expected_rounds(name, means), name
         assert own["final"] == expected_final(name, means, 1 if metric == ACCURACY else -1), name
-    row = table([told], participation=True).splitlines()[-1].replace("**", "").strip("| ").split(" | ")
+    row = (
+        table([told], participation=True)
+        .splitlines()[-1]
+        .replace("**", "")
+        .strip("| ")
+        .split(" | ")
+    )
     for text, own in zip(row[3:], told["methods"].values(), strict=True):
         rounds, final = (part.split(" ")[0] for part in text.split(" / "))
-        assert (None if rounds == "–" else float(rounds), float(final)) == (own["rounds"]["mean"], own["final"]["mean"])
+        assert (None if rounds == "–" else float(rounds), float(final)) == (
+            own["rounds"]["mean"],
+            own["final"]["mean"],
+        )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     monkeypatch.setattr(robustness, "run", lambda *_, **__: pytest.fail("it is read again"))
     assert scores(tmp_path, [cell]) == [told]
@@ -120,7 +136,9 @@ def by_hand(setting: Setting, metric: str, target: float) -> Means:
         assert trace.diverged is None
         values = trace[metric].tolist()
         assert len(values) == ROUNDS + 1
-        reached = [k for k, v in enumerate(values) if (v >= target if metric == ACCURACY else v <= target)]
+        reached = [
+            k for k, v in enumerate(values) if (v >= target if metric == ACCURACY else v <= target)
+        ]
         hits.append(reached[0] if reached else None)
         ends.append(sum(values) / len(values))
     return setting.label, hits, ends
@@ -129,11 +147,17 @@ def by_hand(setting: Setting, metric: str, target: float) -> Means:
 def expected_rounds(name: str, means: Sequence[Means]) -> dict[str, Any]:
     every = [math.inf if None in hits else sum(h or 0 for h in hits) / 2 for _, hits, _ in means]
     if name == "default":
-        return {"mean": finite(sum(every) / 2), "best": finite(min(every)), "worst": finite(max(every))}
+        return {
+            "mean": finite(sum(every) / 2),
+            "best": finite(min(every)),
+            "worst": finite(max(every)),
+        }
     best = min(every)
     if best == math.inf:
         return {"mean": None, "setting": None}
-    (label,) = (m[0] for m, rounds in zip(means, every, strict=True) if rounds == best)  # no ties in these cells
+    (label,) = (
+        m[0] for m, rounds in zip(means, every, strict=True) if rounds == best
+    )  # no ties in these cells
     return {"mean": finite(best), "setting": label}
 
 
@@ -165,7 +189,9 @@ def test_stopped_by_a_deadline_and_resumed_it_is_the_same(tmp_path: Path) -> Non
     robustness.run(cell, list(METHODS), tmp_path / "whole", device="cpu")
     while True:
         try:
-            robustness.run(cell, list(METHODS), tmp_path / "pieces", device="cpu", deadline=Deadline())
+            robustness.run(
+                cell, list(METHODS), tmp_path / "pieces", device="cpu", deadline=Deadline()
+            )
             break
         except OutOfTime:
             stops += 1
@@ -175,7 +201,9 @@ def test_stopped_by_a_deadline_and_resumed_it_is_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("bench")
-def test_a_score_does_not_outlive_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_does_not_outlive_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell = CELLS["digits"]
     robustness.run(cell, list(METHODS), tmp_path, device="cpu")
     (first,) = scores(tmp_path, [cell])
@@ -193,11 +221,24 @@ def test_a_score_does_not_outlive_its_parts(tmp_path: Path, monkeypatch: pytest.
 
 def trace(values: Sequence[float], metric: str = ACCURACY, diverged: int | None = None) -> Trace:
     whole = dict.fromkeys(("trial", "seed", "overridden", "skipped", "bytes_up", "bytes_down"), 0)
-    return Trace.from_rows([{**whole, "round": k, metric: v} for k, v in enumerate(values)], diverged=diverged)
+    return Trace.from_rows(
+        [{**whole, "round": k, metric: v} for k, v in enumerate(values)], diverged=diverged
+    )
 
 
 def setting(name: str, *traces: Trace) -> Setting:
-    spec = Spec({}, "", "mclr", "", (1,), 2, "fedavg", {}, {"rounds": len(traces[0]) - 1}, short={"alpha": name})
+    spec = Spec(
+        {},
+        "",
+        "mclr",
+        "",
+        (1,),
+        2,
+        "fedavg",
+        {},
+        {"rounds": len(traces[0]) - 1},
+        short={"alpha": name},
+    )
     return Setting(spec, tuple(range(len(traces))), traces)
 
 
@@ -258,12 +299,17 @@ def test_what_diverged_counts_as_the_worst() -> None:
     told = judge([setting("a", lost), setting("b", trace([9.0, 8.0, 7.0], LOSS))], metric=LOSS)
     assert told["rounds"]["setting"] == "fedavg alpha=a"
     assert told["final"] == {"mean": 8.0, "low": 8.0, "high": 8.0, "setting": "fedavg alpha=b"}
-    assert judge([setting("a", lost)], metric=LOSS)["final"] == dict.fromkeys(("mean", "low", "high", "setting"))
+    assert judge([setting("a", lost)], metric=LOSS)["final"] == dict.fromkeys(
+        ("mean", "low", "high", "setting")
+    )
 
 
 def test_of_what_is_not_tuned_all_settings_count() -> None:
     judged = Goal(ACCURACY, 0.5)
-    one, two = setting("1", trace([0.5, 0.5]), trace([0.2, 0.6])), setting("2", trace([0.1, 0.5]), trace([0.1, 0.9]))
+    one, two = (
+        setting("1", trace([0.5, 0.5]), trace([0.2, 0.6])),
+        setting("2", trace([0.1, 0.5]), trace([0.1, 0.9])),
+    )
     told = unchosen(points(Study([one, two]), judged), judged)
     assert told["rounds"] == {"mean": 0.8, "best": 0.5, "worst": 1.0}, "0.75 with one decimal"
     assert told["final"] == {"mean": 0.425, "best": 0.45, "worst": 0.4}
@@ -280,8 +326,13 @@ grids = st.lists(st.tuples(curve, curve), min_size=1, max_size=5)
 
 @settings(max_examples=60, deadline=None)
 @given(grids, st.randoms(use_true_random=False))
-def test_order_does_not_matter_and_one_more_setting_never_harms(values: list[Any], random: Any) -> None:
-    every = [setting(str(i), *(trace([v / 20 for v in own]) for own in pair)) for i, pair in enumerate(values)]
+def test_order_does_not_matter_and_one_more_setting_never_harms(
+    values: list[Any], random: Any
+) -> None:
+    every = [
+        setting(str(i), *(trace([v / 20 for v in own]) for own in pair))
+        for i, pair in enumerate(values)
+    ]
     whole, part = judge(every), judge(every[:1])
     random.shuffle(every)
     shuffled = judge(every)
@@ -294,8 +345,14 @@ def test_order_does_not_matter_and_one_more_setting_never_harms(values: list[Any
 @given(grids)
 def test_a_loss_is_an_accuracy_upside_down(values: list[Any]) -> None:
     """Sixteenths: the mirror image is exact."""
-    up = [setting(str(i), *(trace([v / 16 for v in own]) for own in pair)) for i, pair in enumerate(values)]
-    down = [setting(str(i), *(trace([2 - v / 16 for v in own], LOSS) for own in pair)) for i, pair in enumerate(values)]
+    up = [
+        setting(str(i), *(trace([v / 16 for v in own]) for own in pair))
+        for i, pair in enumerate(values)
+    ]
+    down = [
+        setting(str(i), *(trace([2 - v / 16 for v in own], LOSS) for own in pair))
+        for i, pair in enumerate(values)
+    ]
     one, other = judge(up, 0.5), judge(down, 1.5, LOSS)
     assert one["rounds"] == other["rounds"]
     assert one["final"]["setting"] == other["final"]["setting"]
@@ -304,25 +361,42 @@ def test_a_loss_is_an_accuracy_upside_down(values: list[Any]) -> None:
 
 @pytest.mark.usefixtures("bench")
 @pytest.mark.parametrize(("rounds", "few"), [(6, 1), (200, 4)])
-def test_curves_are_means_of_a_few_rounds(rounds: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_means_of_a_few_rounds(
+    rounds: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Accuracy k / 200 in round k: a block's mean is at the mean of its rounds."""
     monkeypatch.setitem(TASKS, "digits", Task({}, "mclr", 0.5, rounds=rounds))
     line = setting("a", trace([k / 200 for k in range(rounds + 1)]))
     half = setting("b", trace([k / 400 for k in range(rounds + 1)]))
-    told = score(CELLS["digits"], {"auto": Study([line]), "default": Study([half, line]), "fedavg": Study([half])})
+    told = score(
+        CELLS["digits"],
+        {"auto": Study([line]), "default": Study([half, line]), "fedavg": Study([half])},
+    )
     shown = told["curves"]
     assert shown["round"] == [0, *((k + k + few - 1) / 2 for k in range(1, rounds + 1, few))]
-    assert shown["auto"] == shown["high"] == pytest.approx([k / 200 for k in shown["round"]], abs=6e-5)
-    assert shown["fedavg"] == shown["low"] == pytest.approx([k / 400 for k in shown["round"]], abs=6e-5)
+    assert (
+        shown["auto"] == shown["high"] == pytest.approx([k / 200 for k in shown["round"]], abs=6e-5)
+    )
+    assert (
+        shown["fedavg"]
+        == shown["low"]
+        == pytest.approx([k / 400 for k in shown["round"]], abs=6e-5)
+    )
 
 
 # ---- tables and pictures ----
 
 
-def made(metric: str = ACCURACY, change: str = "base", **means: tuple[float | None, float | None]) -> Score:
-    """A score with given (rounds, final) of each method, the default's range being a tenth of it more and less."""
+def made(
+    metric: str = ACCURACY, change: str = "base", **means: tuple[float | None, float | None]
+) -> Score:
+    """A score with given (rounds, final) of each method, the default's range being a tenth of it
+    more and less."""
     methods: dict[str, Any] = {
-        name: {"rounds": {"mean": r, "setting": name}, "final": {"mean": f, "low": f, "high": f, "setting": name}}
+        name: {
+            "rounds": {"mean": r, "setting": name},
+            "final": {"mean": f, "low": f, "high": f, "setting": name},
+        }
         for name, (r, f) in means.items()
     }
     rounds, final = means["default"]
@@ -340,17 +414,25 @@ def test_a_row_of_the_table() -> None:
     ).splitlines()
     assert head == "| task | change | target | FedSSO | FedSSO, five α | FedAvg | FedAdam |"
     assert row == (
-        "| `digits` | all clients | accuracy 0.9 | **20.0** / **0.9100** | – (10.0 to –) / 0.9000 (0.9500 to 0.8500) "
+        "| `digits` | all clients | accuracy 0.9 | **20.0** / **0.9100** | – (10.0 to –) / 0.9000 "
+        "(0.9500 to 0.8500) "
         "| 20.0 / 0.9000 | 30.0 / 0.9050 |"
     )
 
 
 def test_every_cell_is_in_one_of_the_two_tables() -> None:
     changes = list(dict.fromkeys(cell.change for cell in robustness.cells()))
-    found = [made(change=change, auto=(1.0, 1.0), default=(1.0, 1.0), fedavg=(1.0, 1.0)) for change in changes]
-    by_participation, others = (table(found, participation=which).splitlines()[2:] for which in (True, False))
+    found = [
+        made(change=change, auto=(1.0, 1.0), default=(1.0, 1.0), fedavg=(1.0, 1.0))
+        for change in changes
+    ]
+    by_participation, others = (
+        table(found, participation=which).splitlines()[2:] for which in (True, False)
+    )
     assert [row.split(" | ")[1] for row in by_participation] == ["all clients", "50 %", "25 %"]
-    assert [row.split(" | ")[1] for row in others] == [c for c in changes if "50%" not in c and "25%" not in c][1:]
+    assert [row.split(" | ")[1] for row in others] == [
+        c for c in changes if "50%" not in c and "25%" not in c
+    ][1:]
 
 
 @pytest.mark.parametrize(
@@ -364,25 +446,44 @@ def test_every_cell_is_in_one_of_the_two_tables() -> None:
         (LOSS, None, [None, None], False),
     ],
 )
-def test_who_leads_at_the_end(metric: str, ours: float | None, rivals: list[float | None], lead: bool) -> None:
+def test_who_leads_at_the_end(
+    metric: str, ours: float | None, rivals: list[float | None], lead: bool
+) -> None:
     """In rounds all are equal, and never there: nobody leads; the other FedSSO is no rival."""
-    one = made(metric, auto=(None, ours), default=(None, 0.0), fedavg=(None, rivals[0]), fedadam=(None, rivals[1]))
+    one = made(
+        metric,
+        auto=(None, ours),
+        default=(None, 0.0),
+        fedavg=(None, rivals[0]),
+        fedadam=(None, rivals[1]),
+    )
     assert leads(one, "auto", "final") is lead
     assert leads(one, "auto", "rounds") is False
 
 
 def test_fewer_rounds_lead_whatever_the_metric() -> None:
     for metric in (ACCURACY, LOSS):
-        one = made(metric, auto=(20.0, 0.5), default=(21.0, 0.5), fedavg=(20.0, 0.5), fedadam=(None, 0.5))
+        one = made(
+            metric, auto=(20.0, 0.5), default=(21.0, 0.5), fedavg=(20.0, 0.5), fedadam=(None, 0.5)
+        )
         assert leads(one, "auto", "rounds")
         assert not leads(one, "default", "rounds")
-        assert not leads(made(metric, auto=(1.0, 0.5), default=(1.0, 0.5), fedavg=(0.0, 0.5)), "auto", "rounds")
+        assert not leads(
+            made(metric, auto=(1.0, 0.5), default=(1.0, 0.5), fedavg=(0.0, 0.5)), "auto", "rounds"
+        )
 
 
 @pytest.mark.parametrize("metric", [ACCURACY, LOSS])
 def test_files_are_written_even_of_what_diverged(metric: str, tmp_path: Path) -> None:
     lost = 0.0 if metric == ACCURACY else None
-    one = made(metric, QUARTER, auto=(20.0, 0.9), default=(30.0, 0.9), fedavg=(None, lost), fedadam=(9.0, 0.9))
+    one = made(
+        metric,
+        QUARTER,
+        auto=(20.0, 0.9),
+        default=(30.0, 0.9),
+        fedavg=(None, lost),
+        fedadam=(9.0, 0.9),
+    )
     lines = {name: [0.3, 0.9] for name in ("auto", "fedadam", "low", "high")}
     one["curves"] = {"round": [0, 1], **lines, "fedavg": [0.3, lost]}
     write(tmp_path, [one])

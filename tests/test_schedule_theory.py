@@ -1,8 +1,8 @@
 """Step-size schedules, and the statements of theory that hold.
 
-On quadratics one round of FedAvg is affine, x -> sum p_i [(I - alpha A_i)^tau (x - b_i) + b_i], so its fixed
-point is known. FedSSO's averaged gradient vanishes exactly there: it converges to FedAvg's fixed point, which is
-the minimiser for tau = 1 only.
+On quadratics one round of FedAvg is affine, x -> sum p_i [(I - alpha A_i)^tau (x - b_i) + b_i], so
+its fixed point is known. FedSSO's averaged gradient vanishes exactly there: it converges to
+FedAvg's fixed point, which is the minimiser for tau = 1 only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,16 @@ def fixed_point(fed: Federation, alpha: float, tau: int) -> Tensor:
 
 
 def model(fed: Federation, algorithm: Any, rounds: int, tau: int, **options: Any) -> Tensor:
-    run: Run = simulate(fed, "linear", algorithm, rounds=rounds, local_steps=tau, eval_every=rounds, **EXACT, **options)
+    run: Run = simulate(
+        fed,
+        "linear",
+        algorithm,
+        rounds=rounds,
+        local_steps=tau,
+        eval_every=rounds,
+        **EXACT,
+        **options,
+    )
     return run.x
 
 
@@ -65,7 +74,8 @@ def distance(x: Tensor, target: Tensor | None) -> float:
     return float((x - target).norm())
 
 
-# --- schedules --------------------------------------------------------------------------------------------------------
+# --- schedules
+# --------------------------------------------------------------------------------------------------------
 def test_decay() -> None:
     assert [at(Decay(6.0, 1.0), k) for k in (1, 2, 5)] == pytest.approx([3.0, 2.0, 1.0], rel=1e-14)
     assert at(Decay(2.0, 0.0, 0.5), 4) == pytest.approx(1.0, rel=1e-14)
@@ -73,14 +83,23 @@ def test_decay() -> None:
     assert at(Decay(), 1) == 1.0
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (float("nan"), 0.0)])
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(0.0, 0.0), (-1.0, 0.0), (1.0, -1.0), (float("nan"), 0.0)]
+)
 def test_decay_refuses_what_is_not_positive(scale: float, shift: float) -> None:
     with pytest.raises(InputError, match=rf"scale > 0 and shift > -1, got {scale}, {shift}, 1.0"):
         Decay(scale, shift)
 
 
 L, MU, TAU, N, KAPPA, KAPPA_BAR = 4.0, 0.5, 5, 20, 0.2, 3.0
-CONSTANTS: dict[str, Any] = {"L": L, "mu": MU, "tau": TAU, "clients": N, "kappa": KAPPA, "kappa_bar": KAPPA_BAR}
+CONSTANTS: dict[str, Any] = {
+    "L": L,
+    "mu": MU,
+    "tau": TAU,
+    "clients": N,
+    "kappa": KAPPA,
+    "kappa_bar": KAPPA_BAR,
+}
 
 
 def test_theorem_2_as_printed() -> None:
@@ -92,11 +111,14 @@ def test_theorem_2_as_printed() -> None:
     gamma = 1 / min(N * L / (2 * KAPPA * MU), MU / (2 * L))
     for k in (1, 10, 200):
         assert at(eta, k) == pytest.approx(2 / MU / (k + gamma), rel=1e-14)
-        assert at(alpha, k) == pytest.approx(at(eta, k) * L * KAPPA_BAR**2 / (MU * TAU * KAPPA), rel=1e-14)
+        assert at(alpha, k) == pytest.approx(
+            at(eta, k) * L * KAPPA_BAR**2 / (MU * TAU * KAPPA), rel=1e-14
+        )
 
 
 def test_theorem_2_corrected_meets_its_own_conditions() -> None:
-    """beta u > 1 with u = kappa mu^2/(N L), and alpha_k <= 1/L in every round; the printed constants fail both."""
+    """beta u > 1 with u = kappa mu^2/(N L), and alpha_k <= 1/L in every round; the printed
+    constants fail both."""
     u = KAPPA * MU**2 / (N * L)
     alpha, eta = theorem_2(**CONSTANTS)
     beta = 2 * N * L / (KAPPA * MU**2)
@@ -112,7 +134,8 @@ def test_theorem_2_corrected_meets_its_own_conditions() -> None:
 
 
 def test_theorem_3() -> None:
-    """alpha_k = 1/(2 sqrt(6) tau L k), eta_k = 1/sqrt(k); Theta_k = 24 tau^2 alpha_k^2 L^2 must stay below 1."""
+    """alpha_k = 1/(2 sqrt(6) tau L k), eta_k = 1/sqrt(k); Theta_k = 24 tau^2 alpha_k^2 L^2 must
+    stay below 1."""
     printed, corrected = theorem_3(L=L, tau=TAU, printed=True), theorem_3(L=L, tau=TAU)
     for k in (1, 7, 50):
         assert at(printed[0], k) == pytest.approx(1 / (2 * sqrt(6) * TAU * L * k), rel=1e-14)
@@ -123,12 +146,15 @@ def test_theorem_3() -> None:
     assert 24 * (TAU * L * at(corrected[0], 1)) ** 2 == pytest.approx(0.25)
 
 
-# --- convergence ------------------------------------------------------------------------------------------------------
+# --- convergence
+# ------------------------------------------------------------------------------------------------------
 def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
-    """alpha_k = O(1/k) makes the bias of tau > 1 vanish like 1/k: f - f* then falls at least like 1/k.
+    """alpha_k = O(1/k) makes the bias of tau > 1 vanish like 1/k: f - f* then falls at least like
+    1/k.
 
-    On a quadratic the bias of the point is O(alpha_k), so the loss, its square, falls like 1/(k + shift)^2. B is made
-    anew every 20 rounds: pairs of hundreds of rounds are so small and so alike that rounding would choose the path.
+    On a quadratic the bias of the point is O(alpha_k), so the loss, its square, falls like 1/(k +
+    shift)^2. B is made anew every 20 rounds: pairs of hundreds of rounds are so small and so alike
+    that rounding would choose the path.
     """
     alpha, eta = theorem_2(L=1.0, mu=1 / 8, tau=5, clients=1, kappa=1.0, kappa_bar=1.0)
     algorithm = FedSSO(alpha=alpha, eta=eta, guard="none", R=20)
@@ -145,10 +171,13 @@ def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
 
 
 def test_constant_steps_stall_at_a_bias_that_the_schedule_removes(quad: Federation) -> None:
-    """alpha_240 is 79/259 = 0.31 of alpha_60, and so is the bias. B is made anew as in the test before."""
+    """alpha_240 is 79/259 = 0.31 of alpha_60, and so is the bias. B is made anew as in the test
+    before."""
 
     def bias(alpha: float | Decay, rounds: int) -> float:
-        return distance(model(quad, FedSSO(alpha=alpha, guard="none", R=20), rounds, 5), quad.optimum)
+        return distance(
+            model(quad, FedSSO(alpha=alpha, guard="none", R=20), rounds, 5), quad.optimum
+        )
 
     constant = [bias(0.3, rounds) for rounds in (60, 240)]
     assert constant[0] == pytest.approx(constant[1], rel=1e-6)
@@ -180,7 +209,9 @@ def test_fedsso_converges_to_fedavgs_fixed_point_and_not_to_the_minimiser(
     x = model(quad, FedSSO(alpha=alpha, guard=guard), 50, tau)
     assert distance(x, target) < 1e-9
     assert distance(x, quad.optimum) > 0.01
-    quick, slow = (model(quad, a, 15, tau) for a in (FedSSO(alpha=alpha, guard=guard), FedAvg(alpha=alpha)))
+    quick, slow = (
+        model(quad, a, 15, tau) for a in (FedSSO(alpha=alpha, guard=guard), FedAvg(alpha=alpha))
+    )
     assert distance(quick, target) < 0.1 * distance(slow, target)
 
 
@@ -195,13 +226,16 @@ def test_every_form_reaches_the_fixed_point(quad: Federation, form: str) -> None
     assert distance(x, fixed_point(quad, 0.2, 4)) < 1e-7
 
 
-# --- baselines in closed form -----------------------------------------------------------------------------------------
+# --- baselines in closed form
+# -----------------------------------------------------------------------------------------
 def test_one_round_of_fedavg(quad: Federation) -> None:
     A, b = parts(quad)
     start = torch.linspace(-1, 1, 6, dtype=torch.float64)
     P = contraction(A, 0.3, 4)
     moved = torch.einsum("n,nij,nj->i", quad.p, P, start - b) + quad.p @ b
-    torch.testing.assert_close(model(quad, FedAvg(alpha=0.3), 1, 4, init=start), moved, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        model(quad, FedAvg(alpha=0.3), 1, 4, init=start), moved, rtol=1e-12, atol=1e-13
+    )
 
 
 def test_fedavgs_limit_is_its_fixed_point(quad: Federation) -> None:
@@ -214,14 +248,25 @@ def test_fedsgd_contracts_by_the_hessian(quad: Federation) -> None:
     assert quad.optimum is not None
     start = torch.ones(6, dtype=torch.float64)
     expected = quad.optimum + contraction(H, 0.4, 7) @ (start - quad.optimum)
-    torch.testing.assert_close(model(quad, FedSGD(alpha=0.4), 7, 3, init=start), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        model(quad, FedSGD(alpha=0.4), 7, 3, init=start), expected, rtol=1e-12, atol=1e-13
+    )
 
 
 def test_fedavg_with_one_step_is_fedsgd(quad: Federation, fed: Federation) -> None:
     torch.testing.assert_close(
-        model(quad, FedAvg(alpha=0.3), 9, 1), model(quad, FedSGD(alpha=0.3), 9, 1), rtol=1e-12, atol=1e-14
+        model(quad, FedAvg(alpha=0.3), 9, 1),
+        model(quad, FedSGD(alpha=0.3), 9, 1),
+        rtol=1e-12,
+        atol=1e-14,
     )
-    noisy: dict[str, Any] = {"rounds": 9, "batch_size": 4, "dtype": "float64", "participation": 0.6, "local_steps": 1}
+    noisy: dict[str, Any] = {
+        "rounds": 9,
+        "batch_size": 4,
+        "dtype": "float64",
+        "participation": 0.6,
+        "local_steps": 1,
+    }
     a, b = (simulate(fed, "mlp", algorithm(alpha=0.1), **noisy) for algorithm in (FedAvg, FedSGD))
     torch.testing.assert_close(a.x, b.x, rtol=1e-11, atol=1e-13)
 
@@ -230,5 +275,9 @@ def test_identical_clients_make_fedavg_gradient_descent() -> None:
     A, b = [[2.0, 0.3], [0.3, 1.0]], [1.0, -2.0]
     fed = quadratic([A] * 3, [b] * 3, [0.2, 0.5, 0.3])
     start = torch.tensor([3.0, 3.0], dtype=torch.float64)
-    expected = torch.tensor(b) + contraction(torch.tensor(A).double(), 0.1, 4 * 6) @ (start - torch.tensor(b))
-    torch.testing.assert_close(model(fed, FedAvg(alpha=0.1), 6, 4, init=start), expected, rtol=1e-7, atol=1e-8)
+    expected = torch.tensor(b) + contraction(torch.tensor(A).double(), 0.1, 4 * 6) @ (
+        start - torch.tensor(b)
+    )
+    torch.testing.assert_close(
+        model(fed, FedAvg(alpha=0.1), 6, 4, init=start), expected, rtol=1e-7, atol=1e-8
+    )

@@ -1,4 +1,5 @@
-"""The server's step outside the simulator: equal to it, restorable, and honest about what the clients saw."""
+"""The server's step outside the simulator: equal to it, restorable, and honest about what the
+clients saw."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def go(server: Server, x: Tensor, rounds: int) -> Tensor:
 def test_it_is_the_simulators_step(form: str, guard: str) -> None:
     record = fedsso.FedSSO(alpha=0.3, form=form, guard=guard)
     fed = quadratic(A[None], B[None], [1.0])
-    options = {"rounds": 9, "local_steps": 3, "batch_size": None, "dtype": "float64", "init": "zero"}
+    options = {
+        "rounds": 9,
+        "local_steps": 3,
+        "batch_size": None,
+        "dtype": "float64",
+        "init": "zero",
+    }
     run = fedsso.simulate(fed, "linear", record, **options)
     x = go(Server(record, 3), torch.zeros(4, dtype=torch.float64), 9)
     torch.testing.assert_close(x, run.x, rtol=1e-9, atol=1e-12)
@@ -66,7 +73,8 @@ def test_only_the_slots_in_use_are_saved() -> None:
 
 
 def test_a_model_that_was_changed_between_rounds_counts_as_the_step() -> None:
-    """Rounded to halves on the way to the clients, s and y stay those of the models that the clients saw."""
+    """Rounded to halves on the way to the clients, s and y stay those of the models that the
+    clients saw."""
     server, x = Server(fedsso.FedSSO(alpha=0.3), 3), torch.zeros(4)
     seen = []
     for _ in range(6):
@@ -120,7 +128,8 @@ def test_another_size_and_another_form_are_refused() -> None:
 
 
 def test_a_model_that_somebody_moves_uphill_teaches_nothing() -> None:
-    """Then s is not the server's step, so neither B s nor the slope is known: no pair, the same radius and gamma."""
+    """Then s is not the server's step, so neither B s nor the slope is known: no pair, the same
+    radius and gamma."""
     server = Server(fedsso.FedSSO(alpha=0.3), 3)
     x = go(server, torch.zeros(4, dtype=torch.float64), 3)
     assert server.state is not None
@@ -133,7 +142,8 @@ def test_a_model_that_somebody_moves_uphill_teaches_nothing() -> None:
 
 
 def test_a_caller_who_halves_every_step_does_not_teach_it_that_b_is_too_steep() -> None:
-    """The share of -B^-1 g that was taken is then half, the slope too: gamma goes by what happened along the step."""
+    """The share of -B^-1 g that was taken is then half, the slope too: gamma goes by what happened
+    along the step."""
     whole, half = Server(fedsso.FedSSO(alpha=0.3), 3), Server(fedsso.FedSSO(alpha=0.3), 3)
     x = torch.zeros(4, dtype=torch.float64)
     go(whole, x, 25)
@@ -144,6 +154,7 @@ def test_a_caller_who_halves_every_step_does_not_teach_it_that_b_is_too_steep() 
 
 
 def test_a_step_that_it_would_have_to_choose_is_refused() -> None:
-    """It cannot tell the clients, whom somebody else runs: alpha="auto" is refused before any round."""
+    """It cannot tell the clients, whom somebody else runs: alpha="auto" is refused before any
+    round."""
     with pytest.raises(fedsso.InputError, match=r"alpha.*auto"):
         Server(fedsso.FedSSO(), 3)

@@ -22,7 +22,9 @@ from fedsso.support.intake import Damaged
 def runs(fed: Federation) -> Runs:
     """One that goes its way, one that stops early, one that diverges."""
     records = [FedAvg(alpha=a) for a in (1e-6, 3.0, 1e9)]
-    return sweep(fed, "mlp", records, rounds=12, eval_every=2, stop_at=0.5, metrics=("f1",), device="cpu")
+    return sweep(
+        fed, "mlp", records, rounds=12, eval_every=2, stop_at=0.5, metrics=("f1",), device="cpu"
+    )
 
 
 def found(folder: Path, runs: Runs) -> list[Held]:
@@ -61,8 +63,12 @@ def test_the_same_part_is_the_same_file(tmp_path: Path, runs: Runs) -> None:
     assert before.name.startswith("fedavg-")
 
 
-def test_columns_that_only_some_trials_have_are_nan_for_the_others(tmp_path: Path, fed: Federation) -> None:
-    mixed = [sweep(fed, "mclr", [FedAvg()], rounds=2, metrics=m, device="cpu")[0] for m in ((), ("f1",))]
+def test_columns_that_only_some_trials_have_are_nan_for_the_others(
+    tmp_path: Path, fed: Federation
+) -> None:
+    mixed = [
+        sweep(fed, "mclr", [FedAvg()], rounds=2, metrics=m, device="cpu")[0] for m in ((), ("f1",))
+    ]
     save_part(tmp_path, mixed)
     without, own = read(found(tmp_path, Runs(mixed)))
     assert np.isnan(without["test_f1"]).all()
@@ -92,7 +98,10 @@ def test_any_damaged_byte_is_refused(part: Path, tmp_path: Path) -> None:
     """Every 97th byte turned round, and the file cut there."""
     data = part.read_bytes()
     for place in range(0, len(data), 97):
-        for damaged in (data[:place], data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]):
+        for damaged in (
+            data[:place],
+            data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :],
+        ):
             (tmp_path / part.name).write_bytes(damaged)
             with pytest.raises(Damaged):
                 held(tmp_path)
@@ -157,13 +166,17 @@ def altered(folder: Path, runs: Runs, **changes: object) -> None:
     ],
     ids=str,
 )
-def test_a_part_that_contradicts_itself_is_named(changes: dict[str, object], tmp_path: Path, runs: Runs) -> None:
+def test_a_part_that_contradicts_itself_is_named(
+    changes: dict[str, object], tmp_path: Path, runs: Runs
+) -> None:
     altered(tmp_path, runs, **changes)
     with pytest.raises(InputError, match=r"is not a whole part of a sweep"):
         read(found(tmp_path, runs))
 
 
-def test_parts_of_another_version_do_not_count(tmp_path: Path, runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_another_version_do_not_count(
+    tmp_path: Path, runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
     altered(tmp_path, runs, version="0.0.1")
     assert held(tmp_path) == {}
     assert "was made by fedsso 0.0.1" in caplog.text

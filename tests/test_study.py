@@ -16,19 +16,36 @@ from fedsso.experiment.study import LAST, Setting, Study, study
 from fedsso.experiment.trace import Trace
 
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
-GRID = [*(FedAvg(alpha=a) for a in (0.1, 1.0)), *(FedSSO(alpha=0.1, form=f) for f in ("bfgs", "dfp"))]
+GRID = [
+    *(FedAvg(alpha=a) for a in (0.1, 1.0)),
+    *(FedSSO(alpha=0.1, form=f) for f in ("bfgs", "dfp")),
+]
 
 
 def trace(*accuracies: float, diverged: int | None = None) -> Trace:
     fixed = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 1, "bytes_down": 1}
-    return Trace.from_rows([{**fixed, "round": k, "test_accuracy": a} for k, a in enumerate(accuracies)], 1, diverged)
+    return Trace.from_rows(
+        [{**fixed, "round": k, "test_accuracy": a} for k, a in enumerate(accuracies)], 1, diverged
+    )
 
 
 def setting(*traces: Trace, alpha: float = 0.1, **hyper: Any) -> Setting:
     values = {"alpha": alpha, "eta": 1.0, **hyper}
     short = {k: str(v) for k, v in values.items()}
     options = {"seed": 0, "rounds": max(map(len, traces)) - 1}
-    spec = Spec({}, "", "mclr", "", (4,), 3, "fedsso" if "form" in hyper else "fedavg", values, options, 0, short)
+    spec = Spec(
+        {},
+        "",
+        "mclr",
+        "",
+        (4,),
+        3,
+        "fedsso" if "form" in hyper else "fedavg",
+        values,
+        options,
+        0,
+        short,
+    )
     return Setting(spec, tuple(range(len(traces))), traces)
 
 
@@ -125,7 +142,10 @@ def test_maps_of_one_two_and_three_axes() -> None:
     np.testing.assert_array_equal(strip.values, [[2.5], [np.nan], [1.0]])
     np.testing.assert_array_equal(strip.lost, [[False], [False], [True]])
     three = [
-        setting(trace(0, a), alpha=a, eta=e, form=f) for f in ("bfgs", "dfp") for a in (0.1, 0.7) for e in (0.3, 1.0)
+        setting(trace(0, a), alpha=a, eta=e, form=f)
+        for f in ("bfgs", "dfp")
+        for a in (0.1, 0.7)
+        for e in (0.3, 1.0)
     ]
     maps = Study([*three, *one]).maps(0.6)
     assert [m.title for m in maps] == ["fedsso form=bfgs", "fedsso form=dfp", "fedavg"]
@@ -147,10 +167,14 @@ def test_a_study_is_the_sweep_summed_up(fed: Federation) -> None:
     assert list(found.algorithms()) == ["fedavg", "fedsso"]
     traces = {(s.label, seed): t for s in found for seed, t in zip(s.seeds, s.traces, strict=True)}
     for run in runs:
-        np.testing.assert_array_equal(traces[run.label, run.spec.seed]["test_accuracy"], run.trace["test_accuracy"])
+        np.testing.assert_array_equal(
+            traces[run.label, run.spec.seed]["test_accuracy"], run.trace["test_accuracy"]
+        )
 
 
-def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(fed: Federation, tmp_path: Path) -> None:
+def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(
+    fed: Federation, tmp_path: Path
+) -> None:
     told: list[tuple[int, int]] = []
 
     def progress(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
@@ -178,7 +202,10 @@ def test_a_part_that_stops_early_completes_the_bar(fed: Federation) -> None:
 def test_validation_is_another_study(fed: Federation, tmp_path: Path) -> None:
     held_out = fed.validation()
     assert held_out.test_sizes.tolist() == [round(size / 4) for size in fed.train_sizes.tolist()]
-    assert not set(held_out.test_rows.tolist()) & {*held_out.train_rows.tolist(), *fed.test_rows.tolist()}
+    assert not set(held_out.test_rows.tolist()) & {
+        *held_out.train_rows.tolist(),
+        *fed.test_rows.tolist(),
+    }
     for data in (fed, held_out):
         study(data, "mclr", GRID[:1], out=tmp_path, **FAST)
     assert len(list(tmp_path.iterdir())) == 2

@@ -24,18 +24,32 @@ COUNTS = (  # text, floating-point numbers and places sent of a matrix with eigh
     ("randk:0.01", 1, 1),
 )
 NO_SIZE: tuple[Any, ...] = ("", "rank", "rank:", "none:1", "svd:1", "Rank:1", "rank:1:2", 3, None)
-BAD_SIZE = ("rank:0", "rank:-1", "rank:1.5", "rank:0.5", "powersgd:0.5", "topk:0", "topk:1.5", "topk:-0.1", "topk:nan")
+BAD_SIZE = (
+    "rank:0",
+    "rank:-1",
+    "rank:1.5",
+    "rank:0.5",
+    "powersgd:0.5",
+    "topk:0",
+    "topk:1.5",
+    "topk:-0.1",
+    "topk:nan",
+)
 WRONG = (*NO_SIZE, *BAD_SIZE, "randk:inf")
 
 
 def matrices(*shape: int, seed: int = 0) -> Tensor:
     """Random symmetric matrices of both signs, [*shape, d]."""
-    X = torch.randn(*shape, shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    X = torch.randn(
+        *shape, shape[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return (X + X.mT) / 2
 
 
 def uniform(clients: int, n: int, seed: int = 1) -> Tensor:
-    return torch.rand(clients, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.rand(
+        clients, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def sent(text: str, X: Tensor, seed: int = 1) -> Any:
@@ -72,12 +86,15 @@ def test_the_triangle_is_packed_row_by_row() -> None:
 
 def test_rank_keeps_the_eigenvalue_of_largest_size() -> None:
     X = torch.diag(torch.tensor([3.0, -4.0, 1.0]))[None, None]
-    assert decoded("rank:1", X)[0, 0].tolist() == torch.diag(torch.tensor([0.0, -4.0, 0.0])).tolist()
+    assert (
+        decoded("rank:1", X)[0, 0].tolist() == torch.diag(torch.tensor([0.0, -4.0, 0.0])).tolist()
+    )
     assert sent("rank:2", X).values.tolist() == [[[-4.0, 3.0]]]
 
 
 def test_topk_counts_an_entry_off_the_diagonal_twice() -> None:
-    """2.5 sqrt(2) > 3 > 2 sqrt(2): two entries 2.5 hold more of |X|^2 than one of 3, two entries 2 less."""
+    """2.5 sqrt(2) > 3 > 2 sqrt(2): two entries 2.5 hold more of |X|^2 than one of 3, two entries 2
+    less."""
     for off, kept in ((2.5, [[0, 2.5], [2.5, 0]]), (2.0, [[3, 0], [0, 0]])):
         X = torch.tensor([[3.0, off], [off, 1.0]])[None, None]
         assert decoded("topk:1", X)[0, 0].tolist() == kept
@@ -92,7 +109,8 @@ def test_randk_scales_what_the_largest_draws_pick() -> None:
 
 
 def test_powersgd_by_hand() -> None:
-    """X = diag(2, 1), G = (z, z): P = (2, 1)/sqrt 5 up to sign, X P = (4, 1)/sqrt 5, P (X P)^T = [[8, 2], [4, 1]]/5."""
+    """X = diag(2, 1), G = (z, z): P = (2, 1)/sqrt 5 up to sign, X P = (4, 1)/sqrt 5, P (X P)^T =
+    [[8, 2], [4, 1]]/5."""
     X = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))[None, None]
     got = symmetric.parse("powersgd:1").encode(X, torch.full((1, 2), 0.8, dtype=torch.float64))
     expected = torch.tensor([[8, 3], [3, 1]], dtype=torch.float64) / 5
@@ -103,7 +121,9 @@ def test_powersgd_by_hand() -> None:
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 310])
-@pytest.mark.parametrize(("text", "share"), [("rank:1", 1), ("rank:3", 3), ("topk:1", 0), ("topk:9", 0)])
+@pytest.mark.parametrize(
+    ("text", "share"), [("rank:1", 1), ("rank:3", 3), ("topk:1", 0), ("topk:9", 0)]
+)
 def test_contraction(d: int, text: str, share: int) -> None:
     X = matrices(2, 3, d)
     n = d * (d + 1) // 2
@@ -114,16 +134,21 @@ def test_contraction(d: int, text: str, share: int) -> None:
 
 
 def test_the_topk_bound_is_reached_by_equal_parts_only() -> None:
-    """Diagonal sqrt(2), else 1: every entry of the triangle has the same part 2 of |X|^2, so K of n is all one gets."""
+    """Diagonal sqrt(2), else 1: every entry of the triangle has the same part 2 of |X|^2, so K of n
+    is all one gets."""
     X = torch.ones(1, 1, 4, 4, dtype=torch.float64)
     X = symmetric.shift(X, 2**0.5 - 1)
-    assert float(energy(decoded("topk:3", X) - X)) == pytest.approx(0.7 * float(energy(X)), rel=1e-14)
+    assert float(energy(decoded("topk:3", X) - X)) == pytest.approx(
+        0.7 * float(energy(X)), rel=1e-14
+    )
 
 
 def test_what_rank_loses_is_the_rest_of_the_spectrum() -> None:
     X = matrices(2, 2, 310)
     values = sent("rank:3", X).values
-    torch.testing.assert_close(energy(decoded("rank:3", X) - X), energy(X) - values.square().sum(-1))
+    torch.testing.assert_close(
+        energy(decoded("rank:3", X) - X), energy(X) - values.square().sum(-1)
+    )
 
 
 def test_powersgd_never_lengthens_and_symmetry_helps() -> None:
@@ -150,7 +175,9 @@ def test_randk_is_unbiased_with_the_stated_variance() -> None:
     assert made.rate(3) == 1 / 6
 
 
-@pytest.mark.parametrize("text", ["none", "rank:9", "rank:60", "powersgd:9", "topk:45", "randk:45", "topk:0.999"])
+@pytest.mark.parametrize(
+    "text", ["none", "rank:9", "rank:60", "powersgd:9", "topk:45", "randk:45", "topk:0.999"]
+)
 def test_enough_numbers_are_the_whole_matrix(text: str) -> None:
     X = matrices(2, 2, 9)
     torch.testing.assert_close(decoded(text, X), X, rtol=0, atol=1e-12)
@@ -165,7 +192,9 @@ def test_the_krylov_space_finds_the_leading_pairs() -> None:
     found, vectors = symmetric.leading(X, 3)
     assert found[0, 0].tolist() == pytest.approx([5, -4, 3], abs=1e-10)
     torch.testing.assert_close(X @ vectors, vectors * found[..., None, :], rtol=0, atol=1e-6)
-    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(3).double()[None, None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        vectors.mT @ vectors, torch.eye(3).double()[None, None], rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -173,10 +202,16 @@ def test_a_krylov_space_that_is_exhausted_goes_on(dtype: torch.dtype) -> None:
     """All eigenvalues alike, two alike, or none: R orthonormal vectors all the same."""
     few = torch.zeros(320, dtype=torch.float64)
     few[:2] = 2
-    X = torch.cat((torch.eye(320)[None, None], with_spectrum(few), torch.zeros(1, 1, 320, 320))).to(dtype)
+    X = torch.cat((torch.eye(320)[None, None], with_spectrum(few), torch.zeros(1, 1, 320, 320))).to(
+        dtype
+    )
     values, vectors = symmetric.leading(X, 2)
-    atol = 4 * 320 * torch.finfo(dtype).eps  # vectors and values of 320 terms, at most 2 in size, turned twice
-    torch.testing.assert_close(values[:, 0], torch.tensor([[1, 1], [2, 2], [0, 0]], dtype=dtype), rtol=0, atol=atol)
+    atol = (
+        4 * 320 * torch.finfo(dtype).eps
+    )  # vectors and values of 320 terms, at most 2 in size, turned twice
+    torch.testing.assert_close(
+        values[:, 0], torch.tensor([[1, 1], [2, 2], [0, 0]], dtype=dtype), rtol=0, atol=atol
+    )
     identity = torch.eye(2, dtype=dtype).expand(3, 1, 2, 2)
     torch.testing.assert_close(vectors.mT @ vectors, identity, rtol=0, atol=atol)
 
@@ -283,7 +318,10 @@ def test_eigenvalues_of_a_matrix_that_is_not_finite_are_nan() -> None:
 
 def test_shift_leaves_its_argument_alone() -> None:
     X = torch.zeros(2, 3, 3)
-    assert symmetric.shift(X, torch.tensor([[1.0], [2.0]])).diagonal(dim1=1, dim2=2).tolist() == [[1] * 3, [2] * 3]
+    assert symmetric.shift(X, torch.tensor([[1.0], [2.0]])).diagonal(dim1=1, dim2=2).tolist() == [
+        [1] * 3,
+        [2] * 3,
+    ]
     assert symmetric.shift(X, 0.5)[1].tolist() == (torch.eye(3) / 2).tolist()
     assert not X.any()
 
@@ -305,7 +343,9 @@ def test_solve_of_several_large_matrices_on_any_number_of_threads(threads: int) 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        X = torch.randn(3, 300, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        X = torch.randn(
+            3, 300, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         X[1] = 0
         b = torch.ones(3, 300, dtype=torch.float64)
         z = symmetric.solve(X, b)

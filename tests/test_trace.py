@@ -103,7 +103,10 @@ ROW = "0,0,{},1.5,1.5,0.5,1.5,1.5,0,0,1.5,8,8,0.1"
         (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file breaks off"),
         (f"{HEADER}\n{ROW.format(0)}\n0,0,1,1.5\n", "line 3: 4 values for 14 columns"),
         (f"{HEADER}\n{ROW.format('x')}\n", "line 2: round must be a 64-bit integer, got 'x'"),
-        (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1).replace('0.5', '0.5x')}\n", "line 3: .*'0.5x'"),
+        (
+            f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1).replace('0.5', '0.5x')}\n",
+            "line 3: .*'0.5x'",
+        ),
         (f"{HEADER}\n{ROW.format(4)}\n{ROW.format(4)}\n", "row 2: round 4 follows round 4"),
         (f"{HEADER}\n{ROW.format(2**63)}\n", "line 2: round must be a 64-bit integer"),
     ],
@@ -178,10 +181,13 @@ def test_empty_trace_answers_without_a_number() -> None:
 def test_a_run_that_ended_worse_than_it_began_says_so() -> None:
     def ended(train: Sequence[float], test: Sequence[float], diverged: int | None = None) -> Trace:
         told = zip(rows([0.5] * len(test)), train, test, strict=True)
-        return Trace.from_rows([row | {"train_loss": a, "test_loss": b} for row, a, b in told], 1, diverged)
+        return Trace.from_rows(
+            [row | {"train_loss": a, "test_loss": b} for row, a, b in told], 1, diverged
+        )
 
     assert ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 42.3]).worse_than_start() == (
-        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or take a smaller step"
+        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or take a "
+        "smaller step"
     )
     assert "train loss 0.7 -> 40" in str(ended([NAN, 0.7, 20, 40], [NAN] * 4).worse_than_start())
     for fine in (

@@ -106,14 +106,19 @@ def test_a_killed_process_is_told(fed: Federation, tmp_path: Path) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(InputError, match="ended without a word, perhaps for want of memory; finished parts are kept"):
+    with pytest.raises(
+        InputError,
+        match="ended without a word, perhaps for want of memory; finished parts are kept",
+    ):
         in_processes(arguments(fed, rounds=3000), PARTS, tmp_path, 1, np.inf, Tally(kill))
     assert active_children() == []
 
 
 def test_the_error_of_a_process_is_told_as_it_is(fed: Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match=r"cannot write .*file.*give a path in a folder that can be written"):
+    with pytest.raises(
+        InputError, match=r"cannot write .*file.*give a path in a folder that can be written"
+    ):
         in_processes(arguments(fed), PARTS, tmp_path / "file", 1, np.inf, Tally())
     assert active_children() == []
 
@@ -123,7 +128,9 @@ def broken(z: Tensor, y: Tensor) -> float:
 
 
 def test_any_other_failure_is_one_line(fed: Federation, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a process of the sweep failed \(RuntimeError: .* do not please me\)"):
+    with pytest.raises(
+        InputError, match=r"a process of the sweep failed \(RuntimeError: .* do not please me\)"
+    ):
         in_processes(arguments(fed, metrics=(broken,)), PARTS, tmp_path, 1, np.inf, Tally())
 
 

@@ -1,7 +1,8 @@
-"""The hospitals' app on a real federation: a SuperLink and SuperNodes over TLS, each with its own key and folder.
+"""The hospitals' app on a real federation: a SuperLink and SuperNodes over TLS, each with its own
+key and folder.
 
-Run by `make test-deploy`, some minutes: on a SuperNode every message starts a Python process, and a node that is gone
-is noticed only after its heartbeat stays away for most of a minute.
+Run by `make test-deploy`, some minutes: on a SuperNode every message starts a Python process, and a
+node that is gone is noticed only after its heartbeat stays away for most of a minute.
 """
 
 from __future__ import annotations
@@ -55,14 +56,24 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    switches = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-    switches |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    switches = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    switches |= {
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    }
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | switches | {"FLWR_HOME": str(home / "flwr"), "TMPDIR": str(home), "PATH": path}
+    return (
+        os.environ | switches | {"FLWR_HOME": str(home / "flwr"), "TMPDIR": str(home), "PATH": path}
+    )
 
 
 def left(home: Path) -> list[str]:
-    """Commands that still run with `home` as their temporary folder: those that a federation started, at any depth."""
+    """Commands that still run with `home` as their temporary folder: those that a federation
+    started, at any depth."""
     found, mark = [], f"\0TMPDIR={home}\0".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,7 +81,9 @@ def left(home: Path) -> list[str]:
                 found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-    return [command for command in found if command]  # a process that ended and was not waited for has none
+    return [
+        command for command in found if command
+    ]  # a process that ended and was not waited for has none
 
 
 class Federation:
@@ -84,8 +97,17 @@ class Federation:
         self.certify()
         (home / "flwr").mkdir()
         connection = f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "{self.address}"\n'
-        (home / "flwr" / "config.toml").write_text(f'{connection}root-certificates = "{home / "ca.crt"}"\n')
-        tls = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key")
+        (home / "flwr" / "config.toml").write_text(
+            f'{connection}root-certificates = "{home / "ca.crt"}"\n'
+        )
+        tls = (
+            "--ssl-ca-certfile",
+            "ca.crt",
+            "--ssl-certfile",
+            "server.pem",
+            "--ssl-keyfile",
+            "server.key",
+        )
         self.spawn("superlink", "flower-superlink", "--enable-supernode-auth", *tls, port=first)
         until(lambda: self.flwr("supernode", "list").returncode == 0, "the SuperLink")
 
@@ -93,16 +115,48 @@ class Federation:
         """An authority of our own and its certificate for 127.0.0.1."""
         (self.home / "names").write_text("subjectAltName=IP:127.0.0.1\n")
         key = ("-newkey", "rsa:2048", "-nodes")
-        self.do("openssl", "req", "-x509", *key, "-subj", "/CN=test", "-keyout", "ca.key", "-out", "ca.crt")
-        self.do("openssl", "req", *key, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
-        signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-out", "server.pem")
+        self.do(
+            "openssl",
+            "req",
+            "-x509",
+            *key,
+            "-subj",
+            "/CN=test",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+        )
+        self.do(
+            "openssl",
+            "req",
+            *key,
+            "-subj",
+            "/CN=127.0.0.1",
+            "-keyout",
+            "server.key",
+            "-out",
+            "server.csr",
+        )
+        signed = (
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-extfile",
+            "names",
+            "-out",
+            "server.pem",
+        )
         self.do("openssl", "x509", "-req", "-in", "server.csr", *signed)
 
     def do(self, *command: str) -> None:
         subprocess.run(command, cwd=self.home, check=True, capture_output=True)
 
     def spawn(self, name: str, command: str, *options: str, port: int) -> subprocess.Popen[bytes]:
-        """A process in a session of its own; NAME.log tells what it and its children print, and what they import."""
+        """A process in a session of its own; NAME.log tells what it and its children print, and
+        what they import."""
         place = ("--host", "127.0.0.1", "--port", str(port))
         with (self.home / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
@@ -129,7 +183,9 @@ class Federation:
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "flwr"), *arguments]
-        return subprocess.run(command, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(
+            command, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=PATIENCE
+        )
 
     def online(self) -> int:
         told = self.flwr("supernode", "list", "--format", "json")
@@ -137,10 +193,17 @@ class Federation:
 
     def run(self, **config: object) -> subprocess.Popen[str]:
         """`flwr run` of the app, its log on stdout."""
-        values = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
+        values = " ".join(
+            f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items()
+        )
         command = [BIN / "flwr", "run", APP, "--stream", "-c", values]
         return subprocess.Popen(
-            command, cwd=self.home, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=self.home,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def ended_well(self) -> bool:
@@ -191,7 +254,12 @@ def simulated(data: Path, names: tuple[str, ...], rounds: int) -> NDArray[np.flo
     each = [task.load({"partition-id": i}, str(data))[0] for i in numbers]
     rows = [(torch.tensor(own.x[:, :-1]), torch.tensor(own.y).long()) for own in each]
     fed = fedsso.Federation.from_clients(rows, test_fraction=0, classes=2)
-    options: Mapping[str, object] = {"rounds": rounds, "local_steps": 5, "batch_size": None, "loss": "bce"}
+    options: Mapping[str, object] = {
+        "rounds": rounds,
+        "local_steps": 5,
+        "batch_size": None,
+        "loss": "bce",
+    }
     return fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.03), **options).x.numpy()
 
 
@@ -200,7 +268,9 @@ def model(folder: Path) -> NDArray[np.float64]:
     return np.array([float(line.partition(",")[2]) for line in lines])
 
 
-def test_two_rounds_end_where_the_simulator_does(federation: Federation, data: Path, tmp_path: Path) -> None:
+def test_two_rounds_end_where_the_simulator_does(
+    federation: Federation, data: Path, tmp_path: Path
+) -> None:
     run = federation.run(num_server_rounds=2, out=str(tmp_path))
     log = run.communicate(timeout=PATIENCE)[0]
     assert federation.ended_well(), log
@@ -221,7 +291,9 @@ def test_a_key_that_was_not_registered_is_refused(federation: Federation) -> Non
     assert federation.online() == 2
 
 
-def test_a_hospital_that_is_killed_is_missed_and_the_run_ends_well(federation: Federation, tmp_path: Path) -> None:
+def test_a_hospital_that_is_killed_is_missed_and_the_run_ends_well(
+    federation: Federation, tmp_path: Path
+) -> None:
     log = []
     with federation.run(num_server_rounds=2, min_nodes=1, out=str(tmp_path)) as run:
         for line in run.stdout or ():
@@ -239,8 +311,20 @@ def test_a_hospital_that_is_killed_is_missed_and_the_run_ends_well(federation: F
 def test_the_script_shows_the_result_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     out, home = tmp_path / "out", tmp_path / "home"
     home.mkdir()
-    command = [APP / "deploy.sh", "--nodes", "2", "--rounds", "1", "--data", str(data), "--out", str(out)]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=PATIENCE)
+    command = [
+        APP / "deploy.sh",
+        "--nodes",
+        "2",
+        "--rounds",
+        "1",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "eval_acc" in done.stdout
     assert np.abs(model(out) - simulated(data, NAMES, 1)).max() < 1e-5
@@ -251,8 +335,18 @@ def test_the_script_shows_the_result_and_leaves_nothing(data: Path, tmp_path: Pa
 def test_the_script_cleans_up_when_it_is_hung_up(data: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    command = [APP / "deploy.sh", "--nodes", "1", "--data", str(data), "--out", str(tmp_path / "out")]
-    with subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, text=True) as script:
+    command = [
+        APP / "deploy.sh",
+        "--nodes",
+        "1",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    with subprocess.Popen(
+        command, env=environment(home), stdout=subprocess.PIPE, text=True
+    ) as script:
         for line in script.stdout or ():
             if "[ROUND 1" in line:
                 break

@@ -1,4 +1,5 @@
-"""FedSSO in NVFlare's simulator: the server optimizer of its FedOpt recipe, beside fedsso's own simulator."""
+"""FedSSO in NVFlare's simulator: the server optimizer of its FedOpt recipe, beside fedsso's own
+simulator."""
 
 from __future__ import annotations
 
@@ -26,11 +27,19 @@ def main(folder: Path) -> int:
         device="cpu",
         optimizer_args={"path": "fedsso.optim.ServerBFGS", "args": optimizer},
     )
-    recipe.execute(SimEnv(num_clients=len(problem.ROWS), workspace_root=str(folder / "workspace"), log_config="ERROR"))
+    recipe.execute(
+        SimEnv(
+            num_clients=len(problem.ROWS),
+            workspace_root=str(folder / "workspace"),
+            log_config="ERROR",
+        )
+    )
     models = [torch.load(folder / f"{k}.pt") for k in range(problem.ROUNDS)]
     (last,) = (folder / "workspace").rglob("FL_global_model.pt")
     parameters = torch.load(last)["model"]
-    models.append(torch.cat([torch.as_tensor(parameters[name]).flatten() for name in ("weight", "bias")]))
+    models.append(
+        torch.cat([torch.as_tensor(parameters[name]).flatten() for name in ("weight", "bias")])
+    )
     return compare("nvflare", models)
 
 

@@ -1,4 +1,5 @@
-"""FedSSO in pfl: its FederatedAveraging with ServerBFGS as central optimizer, beside fedsso's own simulator.
+"""FedSSO in pfl: its FederatedAveraging with ServerBFGS as central optimizer, beside fedsso's own
+simulator.
 
 Half of the rounds are run by one model object, which is saved, and half by another, which loads it.
 """
@@ -58,18 +59,26 @@ class Models(TrainingProcessCallback):
 
 def build() -> PyTorchModel:
     net = Net()
-    return PyTorchModel(net, torch.optim.SGD, ServerBFGS(net.parameters(), problem.ALPHA, problem.TAU))
+    return PyTorchModel(
+        net, torch.optim.SGD, ServerBFGS(net.parameters(), problem.ALPHA, problem.TAU)
+    )
 
 
 def train(model: PyTorchModel, rounds: int, models: Models) -> None:
     pairs = [(x.numpy(), y.numpy()) for x, y in problem.clients()]
-    users = FederatedDataset(lambda i: Dataset(pairs[i]), MinimizeReuseUserSampler(range(len(pairs))))
+    users = FederatedDataset(
+        lambda i: Dataset(pairs[i]), MinimizeReuseUserSampler(range(len(pairs)))
+    )
     backend = SimulatedBackend(users, users, postprocessors=[WeightByDatapoints()])
-    settings = NNAlgorithmParams(rounds, evaluation_frequency=1, train_cohort_size=len(pairs), val_cohort_size=None)
+    settings = NNAlgorithmParams(
+        rounds, evaluation_frequency=1, train_cohort_size=len(pairs), val_cohort_size=None
+    )
     client = NNTrainHyperParams(
         local_batch_size=None, local_num_epochs=problem.TAU, local_learning_rate=problem.ALPHA
     )  # without a batch size an epoch is one step
-    FederatedAveraging().run(settings, backend, model, client, callbacks=[models], send_metrics_to_platform=False)
+    FederatedAveraging().run(
+        settings, backend, model, client, callbacks=[models], send_metrics_to_platform=False
+    )
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ BOUND = 1e-5
 
 
 def compare(name: str, models: Sequence[Tensor]) -> int:
-    """Print the table of a run, given its models x_0 to x_K; 0 if losses and last model are those of the simulator."""
+    """Print the table of a run, given its models x_0 to x_K; 0 if losses and last model are those
+    of the simulator."""
     losses = [problem.global_loss(x) for x in models]
     expected, x = problem.simulate(len(models) - 1)
     print(f"round   simulator  {name:>10}")
@@ -21,5 +22,8 @@ def compare(name: str, models: Sequence[Tensor]) -> int:
     apart = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
     off = float((models[-1] - x).abs().max())
     good = max(apart, off) <= BOUND and losses[-1] < losses[0]
-    print(f"{name}: losses within {apart:.1e}, parameters within {off:.1e}: {'equal' if good else 'NOT EQUAL'}")
+    print(
+        f"{name}: losses within {apart:.1e}, parameters within {off:.1e}: "
+        f"{'equal' if good else 'NOT EQUAL'}"
+    )
     return 0 if good else 1

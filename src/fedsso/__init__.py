@@ -6,14 +6,15 @@
 >>> run.final() > 0.9
 True
 
-What users call is in `public`, which is loaded when it is first asked for: torch takes seconds, and the command wants
-to listen to Ctrl-C before.
+What users call is in `public`, which is loaded when it is first asked for: torch takes seconds, and
+the command wants to listen to Ctrl-C before.
 """
 
 import os
 from typing import TYPE_CHECKING
 
-# Threads that wait by spinning slow a small job on a busy machine thirtyfold; this must be set before torch loads.
+# Threads that wait by spinning slow a small job on a busy machine thirtyfold; this must be set
+# before torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:

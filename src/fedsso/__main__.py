@@ -1,4 +1,5 @@
-"""`python -m fedsso` is the command `fedsso`: from its first moment on a signal ends it without a traceback."""
+"""`python -m fedsso` is the command `fedsso`: from its first moment on a signal ends it without a
+traceback."""
 
 from __future__ import annotations
 

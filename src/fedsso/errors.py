@@ -15,8 +15,9 @@ MOST = 10**9  # rounds, steps, rows, clients: more is a slip
 class InputError(ValueError):
     """Wrong input. The command line prints the message alone and exits with code 2.
 
-    The message is for whoever holds the data: it may quote them. `public` is for everybody else, such as the server
-    that a client answers to: a kind, the name of a column and a count, never a value of a row.
+    The message is for whoever holds the data: it may quote them. `public` is for everybody else,
+    such as the server that a client answers to: a kind, the name of a column and a count, never a
+    value of a row.
     """
 
     kind = "wrong input"
@@ -43,7 +44,8 @@ def one_of(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def integer(name: str, value: object, least: int | None = None, most: int = MOST) -> int:
-    """The value as an int; numpy's integers are, a bool is not. Without a `least` there is no `most` either."""
+    """The value as an int; numpy's integers are, a bool is not. Without a `least` there is no
+    `most` either."""
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         with suppress(TypeError):  # an array of several
             whole = operator.index(value)
@@ -66,4 +68,6 @@ def number(name: str, value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise InputError(f"{name} must be a number below 1e308 in size, got an integer beyond it") from None
+        raise InputError(
+            f"{name} must be a number below 1e308 in size, got an integer beyond it"
+        ) from None

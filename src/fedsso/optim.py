@@ -1,8 +1,9 @@
-"""FedSSO's server step as a torch optimizer: for NVFlare, pfl, or any loop that averages what its clients send.
+"""FedSSO's server step as a torch optimizer: for NVFlare, pfl, or any loop that averages what its
+clients send.
 
-`p.grad` holds the clients' mean of x - v: the model they were sent minus the one they came back with. It is not
-divided by anything; `local_lr` and `local_steps` say what the clients did. Names: local_lr is the paper's alpha,
-local_steps its tau, lr its eta.
+`p.grad` holds the clients' mean of x - v: the model they were sent minus the one they came back
+with. It is not divided by anything; `local_lr` and `local_steps` say what the clients did. Names:
+local_lr is the paper's alpha, local_steps its tau, lr its eta.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ GROUP = ("lr", "local_lr", "local_steps", *RECORD)
 class ServerBFGS(Optimizer):
     """Server-side BFGS on the clients' averaged update.
 
-    The parameters that require a gradient when it is made are one vector, in order; one whose `grad` is None counts
-    as unmoved. The group's lr (by a scheduler), local_lr, local_steps, lam and Lam may change between steps; with
-    lr = 0, or if every `grad` is None, nothing happens. A mean that is not finite is logged, and the model kept.
-    `server` tells the round `k` and `diagnostics()`; `state_dict()` is a copy of all that is needed to go on.
+    The parameters that require a gradient when it is made are one vector, in order; one whose
+    `grad` is None counts as unmoved. The group's lr (by a scheduler), local_lr, local_steps, lam
+    and Lam may change between steps; with lr = 0, or if every `grad` is None, nothing happens. A
+    mean that is not finite is logged, and the model kept. `server` tells the round `k` and
+    `diagnostics()`; `state_dict()` is a copy of all that is needed to go on.
 
     >>> x = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     >>> optimizer = ServerBFGS([x], local_lr=0.1, local_steps=2)
@@ -57,22 +59,37 @@ class ServerBFGS(Optimizer):
         pairs: int = 200,
         m: int = 20,
     ) -> None:
-        record = {"lam": lam, "Lam": Lam, "R": R, "form": form, "guard": guard, "pairs": pairs, "m": m}
-        self.server = _server({"lr": lr, "local_lr": local_lr, "local_steps": local_steps, **record})
+        record = {
+            "lam": lam,
+            "Lam": Lam,
+            "R": R,
+            "form": form,
+            "guard": guard,
+            "pairs": pairs,
+            "m": m,
+        }
+        self.server = _server(
+            {"lr": lr, "local_lr": local_lr, "local_steps": local_steps, **record}
+        )
         made = self.server.record
         steps = {"lr": made.eta, "local_lr": made.alpha, "local_steps": self.server.local_steps}
         super().__init__(params, steps | {name: getattr(made, name) for name in RECORD})
         self._sizes = self._layout()
         if not any(self._sizes):
-            raise InputError("no parameter requires a gradient, so there is nothing to train; unfreeze one first")
+            raise InputError(
+                "no parameter requires a gradient, so there is nothing to train; unfreeze one first"
+            )
         if any(p.is_complex() for p in self._trained()):
-            raise InputError("complex parameters are not supported; hold them as real ones (torch.view_as_real)")
+            raise InputError(
+                "complex parameters are not supported; hold them as real ones (torch.view_as_real)"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The one group of parameters."""
         if self.param_groups:
             raise InputError(
-                "ServerBFGS takes one parameter group, got another: the curvature ties all parameters together; give "
+                "ServerBFGS takes one parameter group, got another: the curvature ties all "
+                "parameters together; give "
                 "them in one list to a new ServerBFGS"
             )
         super().add_param_group(param_group)
@@ -82,7 +99,8 @@ class ServerBFGS(Optimizer):
         """One server step from the clients' mean in `p.grad`."""
         if closure is not None:
             raise InputError(
-                "step() takes no closure: it would put gradients where the clients' mean of x - v is; call step()"
+                "step() takes no closure: it would put gradients where the clients' mean of x - v "
+                "is; call step()"
             )
         trained, group = self._trained(), self.param_groups[0]
         self._check_unchanged()
@@ -90,14 +108,22 @@ class ServerBFGS(Optimizer):
             return
         now = _server(group)
         self.server.record, self.server.local_steps = now.record, now.local_steps
-        x, grads = _flat(trained), [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        x, grads = (
+            _flat(trained),
+            [torch.zeros_like(p) if p.grad is None else p.grad for p in trained],
+        )
         mean = _flat(grads).to(x.dtype)
         if not (mean / (group["local_lr"] * now.local_steps)).isfinite().all():
-            log.warning("round %d: the clients' mean is not finite; the model is kept", self.server.k + 1)
+            log.warning(
+                "round %d: the clients' mean is not finite; the model is kept", self.server.k + 1
+            )
             return
         before = copy(self.server)
         new = self.server.advance(x, -mean)
-        if not all(part.to(p.dtype).isfinite().all() for p, part in zip(trained, _parts(new, trained), strict=True)):
+        if not all(
+            part.to(p.dtype).isfinite().all()
+            for p, part in zip(trained, _parts(new, trained), strict=True)
+        ):
             log.warning("round %d: the step is not finite; the model is kept", self.server.k)
             self.server = before
             return
@@ -112,19 +138,28 @@ class ServerBFGS(Optimizer):
 
     def _check_unchanged(self) -> None:
         if self._layout() != self._sizes:
-            raise InputError("a parameter was frozen, unfrozen or resized; make a new ServerBFGS for the new model")
+            raise InputError(
+                "a parameter was frozen, unfrozen or resized; make a new ServerBFGS for the new "
+                "model"
+            )
         changed = [name for name in FIXED if self.param_groups[0][name] != self.defaults[name]]
         if changed:
-            raise InputError(f"{', '.join(changed)} cannot change between steps; make a new ServerBFGS")
+            raise InputError(
+                f"{', '.join(changed)} cannot change between steps; make a new ServerBFGS"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the curvature, as the first parameter's state, beside torch's parameter groups."""
         packed = super().state_dict()
         tensors = {name: tensor.clone() for name, tensor in self.server.tensors().items()}
-        return {**packed, "state": {0: {"sizes": torch.tensor(self._sizes), **tensors}} if tensors else {}}
+        return {
+            **packed,
+            "state": {0: {"sizes": torch.tensor(self._sizes), **tensors}} if tensors else {},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict()`: settings as torch takes them, the curvature in the precision it was saved in."""
+        """Go on from `state_dict()`: settings as torch takes them, the curvature in the precision
+        it was saved in."""
         tensors, x = self._saved(state_dict), _flat(self._trained())
         server = Server(self.server.record, self.server.local_steps)
         if tensors:
@@ -133,15 +168,19 @@ class ServerBFGS(Optimizer):
         self.server = server
 
     def _saved(self, state_dict: dict[str, Any]) -> dict[str, Tensor]:
-        """The tensors of a saved state, none before the first step; an error if it is not that of a twin."""
+        """The tensors of a saved state, none before the first step; an error if it is not that of a
+        twin."""
         group = (state_dict.get("param_groups") or [{}])[0]
         missing = [name for name in GROUP if name not in group]
         if missing:
-            raise InputError(f"the saved state is not one of ServerBFGS: its group lacks {', '.join(missing)}")
+            raise InputError(
+                f"the saved state is not one of ServerBFGS: its group lacks {', '.join(missing)}"
+            )
         for name in FIXED:
             if group[name] != (own := self.defaults[name]):
                 raise InputError(
-                    f"the saved state was made with {name}={group[name]!r}, this optimizer with {name}={own!r}; "
+                    f"the saved state was made with {name}={group[name]!r}, this optimizer with "
+                    f"{name}={own!r}; "
                     "make it with the same settings"
                 )
         tensors: dict[str, Tensor] = next(iter(state_dict["state"].values()), {})
@@ -153,8 +192,10 @@ class ServerBFGS(Optimizer):
         own = _wide(self._trained())
         if sizes != self._sizes or dtype != own:
             raise InputError(
-                f"the saved state is that of another model: {sum(sizes)} trained numbers of {dtype} in {len(sizes)} "
-                f"tensors; this one has {sum(self._sizes)} of {own} in {len(self._sizes)} (sizes {self._sizes[:4]}..., "
+                f"the saved state is that of another model: {sum(sizes)} trained numbers of "
+                f"{dtype} in {len(sizes)} "
+                f"tensors; this one has {sum(self._sizes)} of {own} in {len(self._sizes)} (sizes "
+                f"{self._sizes[:4]}..., "
                 f"saved {sizes[:4]}...); make the optimizer for the model that was saved"
             )
 
@@ -167,7 +208,9 @@ def _server(group: Mapping[str, Any]) -> Server:
     for name in ("lr", "local_lr"):
         if not 0 < number(name, group[name]) < HUGE:
             raise InputError(f"{name} must be > 0 and finite, got {name}={group[name]}")
-    record = FedSSO(alpha=group["local_lr"], eta=group["lr"], **{name: group[name] for name in RECORD})
+    record = FedSSO(
+        alpha=group["local_lr"], eta=group["lr"], **{name: group[name] for name in RECORD}
+    )
     return Server(record, group["local_steps"])
 
 

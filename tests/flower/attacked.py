@@ -1,4 +1,5 @@
-"""Ten clients who learn the digits, one of whom lies in every round: how good is the model in the end?"""
+"""Ten clients who learn the digits, one of whom lies in every round: how good is the model in the
+end?"""
 
 from __future__ import annotations
 
@@ -80,7 +81,11 @@ def final(
 
     def tamper(reply: Message) -> list[Message]:
         lies = attack is not None and reply.metadata.src_node_id == LIAR
-        return attack(reply, grid.asked) if lies and attack is not None and reply.has_content() else [reply]
+        return (
+            attack(reply, grid.asked)
+            if lies and attack is not None and reply.has_content()
+            else [reply]
+        )
 
     app = plain() if name == "FedSSO" else client_app(lambda: module(), rows)
     grid = LocalGrid(app, [{"partition-id": i} for i in range(CLIENTS)], tamper)

@@ -17,7 +17,9 @@ def rows(i: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Rows and targets of client i, whose coefficients are its own."""
     draw = np.random.default_rng(i)
     x = draw.normal(size=(SIZES[i % 3], 4)) * (1.0, 2.0, 0.5, 1.0)
-    return x, x @ (np.array([1.0, -2.0, 3.0, 0.5]) + 0.2 * draw.normal(size=4)) + 0.1 * draw.normal(size=len(x))
+    return x, x @ (np.array([1.0, -2.0, 3.0, 0.5]) + 0.2 * draw.normal(size=4)) + 0.1 * draw.normal(
+        size=len(x)
+    )
 
 
 def initial(scale: float = 0.0) -> ArrayRecord:
@@ -29,7 +31,9 @@ def initial(scale: float = 0.0) -> ArrayRecord:
 
 
 def vector(record: ArrayRecord) -> NDArray[Any]:
-    return np.concatenate([record[name].numpy().ravel() for name in ("a.weight", "b.bias")]).astype(float)
+    return np.concatenate([record[name].numpy().ravel() for name in ("a.weight", "b.bias")]).astype(
+        float
+    )
 
 
 app = ClientApp()
@@ -43,7 +47,10 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(STEPS):
         w = w - ALPHA * x.T @ (x @ w - y) / len(y)
     arrays = {"a.weight": w[:3, None].astype("float32"), "b.bias": w[3:].astype("float32")}
-    arrays |= {"bn.running_mean": np.full(2, i, "float32"), "bn.running_var": np.full(2, 1 + i / 10, "float32")}
+    arrays |= {
+        "bn.running_mean": np.full(2, i, "float32"),
+        "bn.running_var": np.full(2, 1 + i / 10, "float32"),
+    }
     arrays |= {"bn.num_batches_tracked": np.array(10 + i)}
     record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
     metrics = MetricRecord({"train_loss": loss(w, i), "num-examples": len(y)})
@@ -53,7 +60,11 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     i = int(context.node_config["partition-id"])
-    metrics = {"eval_loss": loss(vector(message.content["arrays"]), i), "eval_acc": 0.5, "num-examples": SIZES[i % 3]}
+    metrics = {
+        "eval_loss": loss(vector(message.content["arrays"]), i),
+        "eval_acc": 0.5,
+        "num-examples": SIZES[i % 3],
+    }
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
 

@@ -1,4 +1,5 @@
-"""Flower is loaded once, with what its dependencies deprecate; warnings of the tests themselves stay errors."""
+"""Flower is loaded once, with what its dependencies deprecate; warnings of the tests themselves
+stay errors."""
 
 from __future__ import annotations
 

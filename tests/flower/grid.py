@@ -1,4 +1,5 @@
-"""A federation inside one process: Flower's own client app, contexts and messages, over a wire of real bytes."""
+"""A federation inside one process: Flower's own client app, contexts and messages, over a wire of
+real bytes."""
 
 from __future__ import annotations
 
@@ -33,9 +34,15 @@ def identify() -> None:
 
 
 class LocalGrid(Grid):
-    """Nodes that answer at once, each with a context of its own; `node_configs` has one entry for each."""
+    """Nodes that answer at once, each with a context of its own; `node_configs` has one entry for
+    each."""
 
-    def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]], tamper: Tamper | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        node_configs: Sequence[Mapping[str, Any]],
+        tamper: Tamper | None = None,
+    ) -> None:
         identify()
         self.app, self.tamper = app, tamper
         self.contexts = {
@@ -50,7 +57,9 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """All replies; each node works on a copy of message and context that went through protobuf."""
         return [reply for message in messages for reply in self._answer(message)]
 
@@ -78,7 +87,12 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 

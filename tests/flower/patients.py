@@ -12,13 +12,16 @@ SIZES = {"cleveland": 90, "hungarian": 70, "switzerland": 40, "va": 60}
 
 
 def write(folder: Path) -> Path:
-    """processed.NAME.data of each hospital: rows with gaps, and a diagnosis that some of the features decide."""
+    """processed.NAME.data of each hospital: rows with gaps, and a diagnosis that some of the
+    features decide."""
     draw = np.random.default_rng(5)
     folder.mkdir(parents=True, exist_ok=True)
     for name, n in SIZES.items():
         z = draw.normal(size=(n, 13)) + 0.3 * draw.normal(size=13)
         sick = (z[:, 2] + z[:, 9] + z[:, 11] + draw.normal(size=n) > 0).astype(int)
-        cells = [[f"{value:.1f}" for value in row] for row in np.array(TYPICAL) + z * np.array(SPREAD)]
+        cells = [
+            [f"{value:.1f}" for value in row] for row in np.array(TYPICAL) + z * np.array(SPREAD)
+        ]
         for i, row in enumerate(cells):
             row[i % 13] = "?"
         lines = (",".join([*row, str(num)]) for row, num in zip(cells, sick, strict=True))

@@ -49,7 +49,9 @@ def sizes_of(weights: dict[int, float]) -> Any:
     return tamper
 
 
-@pytest.mark.parametrize("weights", [{0: 1000}, {0: 1000, 1: 200}, dict(enumerate(np.geomspace(20, 1000, 10)))])
+@pytest.mark.parametrize(
+    "weights", [{0: 1000}, {0: 1000, 1: 200}, dict(enumerate(np.geomspace(20, 1000, 10)))]
+)
 def test_honest_hospitals_of_unequal_sizes_are_left_alone(weights: dict[int, float]) -> None:
     def run(clip: Clip | None) -> tuple[FedSSO, Any]:
         strategy = FedSSO(ALPHA, STEPS, clip=clip, **OFF)
@@ -80,7 +82,9 @@ def test_one_reply_moves_the_mean_by_no_more_than_its_bound() -> None:
         distance[clip] = float(np.linalg.norm(vector(result.arrays) - x))
     length = float(np.linalg.norm(x))
     assert distance[None] > 100 * length
-    assert distance[Clip()] < 25 * length  # its share is below 1, its update 20 times the others' at most
+    assert (
+        distance[Clip()] < 25 * length
+    )  # its share is below 1, its update 20 times the others' at most
     assert distance[Clip(3, 1)] < length
 
 
@@ -96,7 +100,10 @@ def test_what_is_clipped_is_told(caplog: pytest.LogCaptureFixture) -> None:
         result = strategy.start(heavy_grid(5, 90.0, 1e3), initial(), num_rounds=1)
     assert strategy.trace["clipped"][1] == 1
     assert result.train_metrics_clientapp[1]["fedsso-clipped"] == 1
-    assert f"node {BAD} clipped: its weight 5e+04 counts as 1.5e+03; its update of length" in caplog.text
+    assert (
+        f"node {BAD} clipped: its weight 5e+04 counts as 1.5e+03; its update of length"
+        in caplog.text
+    )
 
 
 def test_differential_privacy_clips_by_itself() -> None:
@@ -106,7 +113,9 @@ def test_differential_privacy_clips_by_itself() -> None:
 
 
 @pytest.mark.parametrize("clip", [Clip(0.5, 1), Clip(1, float("nan")), (1, 2, 3), 10, Clip("a", 1)])  # type: ignore[arg-type]
-@pytest.mark.parametrize("make", [lambda clip: FedSSO(0.1, 1, clip=clip), lambda c: PhasedStrategy("fedavg", clip=c)])
+@pytest.mark.parametrize(
+    "make", [lambda clip: FedSSO(0.1, 1, clip=clip), lambda c: PhasedStrategy("fedavg", clip=c)]
+)
 def test_wrong_bounds_are_refused(make: Any, clip: Any) -> None:
     with pytest.raises(InputError, match="clip"):
         make(clip)
@@ -122,7 +131,9 @@ def test_buffers_are_judged_by_what_they_are() -> None:
     assert "variance lies in [0" in fault("bn.running_var", np.array([1.0, -1e-9]), one)
     assert fault("bn.running_mean", -one, one) == ""
     assert "a mean" in fault("bn.running_mean", one * 1e20, one)
-    assert fault("bn.num_batches_tracked", np.array(0), count) == ""  # a client with statistics of its own
+    assert (
+        fault("bn.num_batches_tracked", np.array(0), count) == ""
+    )  # a client with statistics of its own
     assert "a count" in fault("bn.num_batches_tracked", np.array(-1), count)
     assert "a count" in fault("bn.num_batches_tracked", np.array(2**40), count)
     assert fault("places", np.array([-3]), np.array([5])) == ""  # integers of the user's own
@@ -134,7 +145,9 @@ def test_buffers_are_judged_by_what_they_are() -> None:
 def test_numbers_beyond_the_models_type_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     def half(record: ArrayRecord) -> ArrayRecord:
         arrays = {name: array.numpy() for name, array in record.items()}
-        return ArrayRecord({n: Array(a.astype("float16") if a.dtype.kind == "f" else a) for n, a in arrays.items()})
+        return ArrayRecord(
+            {n: Array(a.astype("float16") if a.dtype.kind == "f" else a) for n, a in arrays.items()}
+        )
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.src_node_id == BAD:
@@ -154,7 +167,9 @@ def test_numbers_beyond_the_models_type_are_refused(caplog: pytest.LogCaptureFix
 
 def test_the_averages_are_those_of_numpy_and_flower() -> None:
     for n in (1, 2, 5, 8):
-        stacked = torch.randn(n, 3, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        stacked = torch.randn(
+            n, 3, 4, generator=torch.Generator().manual_seed(n), dtype=torch.float64
+        )
         np.testing.assert_allclose(median(stacked), np.median(stacked.numpy(), axis=0))
         for beta in (0.0, 0.2, 0.4):
             np.testing.assert_allclose(trimmed_avg(stacked, beta), trim_mean(stacked.numpy(), beta))
@@ -165,7 +180,15 @@ def test_averages_by_name() -> None:
     assert average("mean") is None
     found = average("median"), average("trimmedavg"), average("trimmedavg:0.4")
     assert [float(one(stacked)) for one in found if one is not None] == [2, 2, 2]
-    for wrong in ("mode", "median:3", "trimmedavg:0.5", "trimmedavg:x", "trimmedavg:-1", "mean:2", 7):
+    for wrong in (
+        "mode",
+        "median:3",
+        "trimmedavg:0.5",
+        "trimmedavg:x",
+        "trimmedavg:-1",
+        "mean:2",
+        7,
+    ):
         with pytest.raises(InputError):
             PhasedStrategy("fedavg", average=wrong)  # type: ignore[arg-type]
 

@@ -37,7 +37,9 @@ def split(context: Context) -> tuple[Any, ...]:
     return x[:4], y[:4], x[4:], y[4:]
 
 
-def started(grid: LocalGrid, name: str = "scaffold", rounds: int = 2, **options: Any) -> PhasedStrategy:
+def started(
+    grid: LocalGrid, name: str = "scaffold", rounds: int = 2, **options: Any
+) -> PhasedStrategy:
     strategy = PhasedStrategy(name, local_steps=2, **options)
     strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=rounds)
     return strategy
@@ -51,14 +53,18 @@ def nodes(app: Any, configs: Any = ({}, {})) -> LocalGrid:
 def test_it_evaluates_on_test_rows_or_else_on_all(data: Rows) -> None:
     replies: list[Message] = []
     grid = LocalGrid(client_app(net, data), ({},), lambda reply: replies.append(reply) or reply)
-    strategy = PhasedStrategy("fedavg", min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    strategy = PhasedStrategy(
+        "fedavg", min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1
+    )
     result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=1)
     trained, evaluated = (reply.content["metrics"] for reply in replies)
     module, (x, y) = net(), data(grid.contexts[FIRST_NODE])[-2:]
     module.load_state_dict(result.arrays.to_torch_state_dict())
     outputs = module(torch.from_numpy(x)).detach()
     assert set(trained) == {"train_loss", "num-examples"}
-    assert evaluated["eval_loss"] == pytest.approx(float(cross_entropy(outputs, torch.from_numpy(y))), rel=1e-6)
+    assert evaluated["eval_loss"] == pytest.approx(
+        float(cross_entropy(outputs, torch.from_numpy(y))), rel=1e-6
+    )
     assert evaluated["eval_acc"] == float((outputs.argmax(1).numpy() == y).mean())
     assert evaluated["num-examples"] == len(y)
 
@@ -84,7 +90,10 @@ def test_the_weight_goes_by_the_name_that_the_server_asks_for() -> None:
 def test_it_keeps_no_more_than_it_needs() -> None:
     grid = nodes(client_app(net, table))
     started(grid, "scaffold", rounds=4)
-    assert [len(context.state) for context in grid.contexts.values()] == [2, 2]  # this state and the one before it
+    assert [len(context.state) for context in grid.contexts.values()] == [
+        2,
+        2,
+    ]  # this state and the one before it
     grid = nodes(client_app(net, table))
     started(grid, "feddane", rounds=2)
     assert [len(context.state) for context in grid.contexts.values()] == [0, 0]
@@ -116,8 +125,16 @@ def test_a_client_without_partition_draws_by_its_node() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "complaint"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 3, bias=False)), table, "this client's model is not the server's"),
-        (lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), table, "this client's model is not the server's"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 3, bias=False)),
+            table,
+            "this client's model is not the server's",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)),
+            table,
+            "this client's model is not the server's",
+        ),
         (net, lambda _: (1, 2, 3), "data(context) must give"),
         (net, lambda _: ([[np.nan, 1.0]], [0]), "NaN"),
     ],

@@ -73,7 +73,9 @@ def own_app(mods: list[Any], work: Raise) -> ClientApp:
     return app
 
 
-def ask(app: ClientApp, configs: list[dict[str, Any]], arrays: ArrayRecord | None = None) -> tuple[Message, LocalGrid]:
+def ask(
+    app: ClientApp, configs: list[dict[str, Any]], arrays: ArrayRecord | None = None
+) -> tuple[Message, LocalGrid]:
     """The answer to one message."""
     grid = LocalGrid(app, configs)
     config = ConfigRecord({"alpha": 0.1, "local-steps": 1})
@@ -84,13 +86,17 @@ def ask(app: ClientApp, configs: list[dict[str, Any]], arrays: ArrayRecord | Non
 
 @pytest.mark.parametrize("mod", [discreet, hospital_discreet])
 @pytest.mark.parametrize(("work", "reason"), RAISED.values(), ids=RAISED)
-def test_the_server_hears_the_kind_alone(mod: Any, work: Raise, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_hears_the_kind_alone(
+    mod: Any, work: Raise, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR, "flwr"):
         reply, grid = ask(own_app([mod], work), [{}])
     assert reply.error.reason == reason
     assert reply.error.code == 2
     assert JANE in caplog.text  # the client's own log has it all
-    assert not grid.contexts[grid.get_node_ids()[0]].state  # as where Flower itself catches the error
+    assert not grid.contexts[
+        grid.get_node_ids()[0]
+    ].state  # as where Flower itself catches the error
 
 
 def test_flower_alone_sends_the_cell() -> None:
@@ -113,15 +119,21 @@ def test_our_own_client_is_discreet(caplog: pytest.LogCaptureFixture) -> None:
     grid = LocalGrid(app, [{}, {}], lambda reply: replies.append(reply) or reply)
     strategy = PhasedStrategy("fedavg", fraction_evaluate=0.0)
     strategy.start(grid, ArrayRecord(nn.Linear(2, 3).state_dict()), num_rounds=1)
-    assert {reply.error.reason for reply in replies} == {"ValueError; the client's own log has the details"}
-    dropped = [record.getMessage() for record in caplog.records if "dropped: error" in record.getMessage()]
+    assert {reply.error.reason for reply in replies} == {
+        "ValueError; the client's own log has the details"
+    }
+    dropped = [
+        record.getMessage() for record in caplog.records if "dropped: error" in record.getMessage()
+    ]
     assert len(dropped) == 2
     assert not any("Miller" in line for line in dropped)
 
 
 def test_our_own_client_sends_numbers_alone() -> None:
     replies: list[Message] = []
-    app = client_app(lambda: nn.Linear(2, 3), lambda _: (torch.eye(2).repeat(4, 1), torch.arange(8) % 3))
+    app = client_app(
+        lambda: nn.Linear(2, 3), lambda _: (torch.eye(2).repeat(4, 1), torch.arange(8) % 3)
+    )
     grid = LocalGrid(app, [{}, {}], lambda reply: replies.append(reply) or reply)
     PhasedStrategy("scaffold").start(grid, ArrayRecord(nn.Linear(2, 3).state_dict()), num_rounds=1)
     assert len(replies) == 4
@@ -140,5 +152,7 @@ def test_a_hospitals_bad_cell_stays_in_the_hospital(tmp_path: Path) -> None:
         context.run_config = {"data-dir": "", "alpha": 0.1, "local-steps": 1}
     messages = FedAvg().configure_train(1, ArrayRecord([start()]), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
-        assert reply.error.reason.startswith("RowsError: cells that are no numbers, by column: trestbps 2, age 1")
+        assert reply.error.reason.startswith(
+            "RowsError: cells that are no numbers, by column: trestbps 2, age 1"
+        )
         assert str(tmp_path) not in reply.error.reason

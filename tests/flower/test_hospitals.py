@@ -1,4 +1,5 @@
-"""The hospitals' app: its reader, its steps, and the whole of it in one process, beside the simulator and FedAvg."""
+"""The hospitals' app: its reader, its steps, and the whole of it in one process, beside the
+simulator and FedAvg."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ from fedsso.experiment.trace import Trace
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 sys.path.append(str(APP))
-task, client, server = (import_module(f"hospitals.{name}") for name in ("task", "client_app", "server_app"))
+task, client, server = (
+    import_module(f"hospitals.{name}") for name in ("task", "client_app", "server_app")
+)
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 HERE = Path(os.environ.get("FEDSSO_DATA", ""))
 needs_data = pytest.mark.skipif(
-    not (HERE / "processed.va.data").is_file(), reason="needs the heart disease files: set FEDSSO_DATA"
+    not (HERE / "processed.va.data").is_file(),
+    reason="needs the heart disease files: set FEDSSO_DATA",
 )
 
 
@@ -58,7 +62,9 @@ def hospitals(data: Path) -> list[Any]:
 def loss(w: NDArray[Any], data: Path) -> float:
     """Over the training rows of all hospitals."""
     each = hospitals(data)
-    return sum(len(rows.y) * task.loss(w, rows) for rows in each) / sum(len(rows.y) for rows in each)
+    return sum(len(rows.y) * task.loss(w, rows) for rows in each) / sum(
+        len(rows.y) for rows in each
+    )
 
 
 # ---- the app as a whole ----
@@ -74,7 +80,8 @@ def test_fedsso_reaches_the_loss_of_a_hundred_rounds_of_fedavg_in_eight(tmp_path
 def test_it_ends_where_the_simulator_does_and_leaves_a_trace(tmp_path: Path, data: Path) -> None:
     w = trained(tmp_path, data)
     fed = fedsso.Federation.from_clients(
-        [(torch.tensor(rows.x[:, :-1]), torch.tensor(rows.y).long()) for rows in hospitals(data)], test_fraction=0
+        [(torch.tensor(rows.x[:, :-1]), torch.tensor(rows.y).long()) for rows in hospitals(data)],
+        test_fraction=0,
     )
     options = {"rounds": 8, "local_steps": 5, "batch_size": None, "loss": "bce"}
     run = fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.03), **options)
@@ -82,7 +89,9 @@ def test_it_ends_where_the_simulator_does_and_leaves_a_trace(tmp_path: Path, dat
     trace = Trace.load(tmp_path / "trace.csv")
     assert np.allclose(trace["train_loss"][1:], run.trace["train_loss"][1:], atol=1e-6)
     assert (tmp_path / "curves.png").stat().st_size > 1000
-    assert np.flatnonzero(np.isfinite(trace["test_loss"])).tolist() == [8]  # evaluated in the last round alone
+    assert np.flatnonzero(np.isfinite(trace["test_loss"])).tolist() == [
+        8
+    ]  # evaluated in the last round alone
     held_out = [task.load({"partition-id": i}, str(data))[1] for i in range(4)]
     right = sum(round(task.accuracy(w, rows) * len(rows.y)) for rows in held_out)
     assert trace["test_accuracy"][8] == pytest.approx(right / sum(len(rows.y) for rows in held_out))
@@ -91,7 +100,9 @@ def test_it_ends_where_the_simulator_does_and_leaves_a_trace(tmp_path: Path, dat
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path, data: Path) -> None:
     whole = trained(tmp_path / "whole", data)
     trained(tmp_path / "first", data, num_server_rounds=3, checkpoint_dir=str(tmp_path / "ckpt"))
-    assert np.array_equal(whole, trained(tmp_path / "second", data, checkpoint_dir=str(tmp_path / "ckpt")))
+    assert np.array_equal(
+        whole, trained(tmp_path / "second", data, checkpoint_dir=str(tmp_path / "ckpt"))
+    )
     trace = Trace.load(tmp_path / "second" / "trace.csv")
     assert trace["round"].tolist() == list(range(9))
     assert np.isfinite(trace["test_loss"][8])
@@ -128,7 +139,8 @@ def test_a_client_loads_neither_torch_nor_fedsso(tmp_path: Path, data: Path) -> 
         [sys.executable, "-c", ONE_MESSAGE, str(tmp_path)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(tmp_path)},
+        env=os.environ
+        | {"PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     expected = "['num-examples', 'train_loss']\n['eval_acc', 'eval_loss', 'num-examples']\n[]\n"

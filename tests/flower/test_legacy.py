@@ -1,4 +1,5 @@
-"""FedSSO under secure aggregation: Flower's own SecAgg+ protocol, with keys, shares and masks, inside one process."""
+"""FedSSO under secure aggregation: Flower's own SecAgg+ protocol, with keys, shares and masks,
+inside one process."""
 
 from __future__ import annotations
 
@@ -80,33 +81,50 @@ def initial(dtype: Any = np.float32) -> Arrays:
     return [np.zeros((3, 2), dtype), np.zeros(2, dtype), np.ones(3, dtype), np.zeros(1, np.int64)]
 
 
-def federate(strategy: FedAvg, workflow: Any = None, fit: Fit = trained) -> tuple[History, list[int]]:
-    """Three rounds of the workflow with `fit(client, round, arrays)`: their history, the arrays in each reply."""
+def federate(
+    strategy: FedAvg, workflow: Any = None, fit: Fit = trained
+) -> tuple[History, list[int]]:
+    """Three rounds of the workflow with `fit(client, round, arrays)`: their history, the arrays in
+    each reply."""
     seen: list[int] = []
 
     def note(reply: Message) -> Message:
-        seen.append(sum(map(len, reply.content.array_records.values())) if reply.has_content() else 0)
+        seen.append(
+            sum(map(len, reply.content.array_records.values())) if reply.has_content() else 0
+        )
         return reply
 
     class Client(NumPyClient):
         def __init__(self, i: int) -> None:
             self.i = i
 
-        def fit(self, parameters: Arrays, config: dict[str, Any]) -> tuple[Arrays, int, dict[str, Any]]:
+        def fit(
+            self, parameters: Arrays, config: dict[str, Any]
+        ) -> tuple[Arrays, int, dict[str, Any]]:
             return *fit(self.i, int(config["k"]), parameters), {}
 
     mods = [secaggplus_mod] if workflow else []
-    app = ClientApp(lambda context: Client(int(context.node_config["partition-id"])).to_client(), mods=mods)
+    app = ClientApp(
+        lambda context: Client(int(context.node_config["partition-id"])).to_client(), mods=mods
+    )
     grid = LegacyGrid(app, [{"partition-id": i} for i in range(len(ROWS))], note)
-    context = LegacyContext(Context(RUN, SERVER, {}, RecordDict(), {}), ServerConfig(num_rounds=ROUNDS), strategy)
+    context = LegacyContext(
+        Context(RUN, SERVER, {}, RecordDict(), {}), ServerConfig(num_rounds=ROUNDS), strategy
+    )
     DefaultWorkflow(fit_workflow=workflow)(grid, context)
     return context.history, seen
 
 
-def make(start: Arrays | None = None, cls: Any = LegacyFedSSO, **keywords: Any) -> tuple[Any, list[Arrays]]:
+def make(
+    start: Arrays | None = None, cls: Any = LegacyFedSSO, **keywords: Any
+) -> tuple[Any, list[Arrays]]:
     """A strategy for four clients and the models it will go through."""
     models: list[Arrays] = []
-    own = {"eta_l": ETA_L, "local_steps": TAU, "buffers": [BUFFER]} if cls is LegacyFedSSO else {"inplace": False}
+    own = (
+        {"eta_l": ETA_L, "local_steps": TAU, "buffers": [BUFFER]}
+        if cls is LegacyFedSSO
+        else {"inplace": False}
+    )
     strategy = cls(
         initial_parameters=ndarrays_to_parameters(initial() if start is None else start),
         min_fit_clients=4,
@@ -128,7 +146,12 @@ def by_hand(start: Arrays, fit: Fit = trained, **fields: Any) -> list[Arrays]:
         mean = [sum(w * r[j] for w, (r, _) in zip(weights, replies, strict=True)) for j in range(4)]
         x, v = (torch.from_numpy(np.concatenate([a.ravel() for a in m[:2]])) for m in (model, mean))
         new = server.step(x, v.to(x.dtype)).numpy()
-        model = [new[:6].reshape(3, 2), new[6:], mean[2].astype(start[2].dtype), np.rint(mean[3]).astype(np.int64)]
+        model = [
+            new[:6].reshape(3, 2),
+            new[6:],
+            mean[2].astype(start[2].dtype),
+            np.rint(mean[3]).astype(np.int64),
+        ]
         models.append(model)
     return models
 
@@ -149,10 +172,18 @@ def _seeded() -> None:
 # ---- the same models with and without masks ----
 
 
-@pytest.mark.parametrize(("dtype", "levels", "near"), [(np.float32, 2**24, 1e-5), (np.float64, 2**29, 5e-7)])
-def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(dtype: Any, levels: int, near: float) -> None:
-    secure = SecAggPlusWorkflow(3, 2, max_weight=120.0, clipping_range=4.0, quantization_range=levels)
-    (masked, a), (plain, b), (averaged, c) = (make(initial(dtype), cls) for cls in (LegacyFedSSO, LegacyFedSSO, FedAvg))
+@pytest.mark.parametrize(
+    ("dtype", "levels", "near"), [(np.float32, 2**24, 1e-5), (np.float64, 2**29, 5e-7)]
+)
+def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(
+    dtype: Any, levels: int, near: float
+) -> None:
+    secure = SecAggPlusWorkflow(
+        3, 2, max_weight=120.0, clipping_range=4.0, quantization_range=levels
+    )
+    (masked, a), (plain, b), (averaged, c) = (
+        make(initial(dtype), cls) for cls in (LegacyFedSSO, LegacyFedSSO, FedAvg)
+    )
     federate(masked, secure)
     federate(plain)
     federate(averaged)
@@ -160,7 +191,10 @@ def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(dtype:
     assert apart(b, exact) < (2e-6 if dtype is np.float32 else 1e-14)
     assert apart(a, exact) < near
     assert apart(b, c) > 0.1  # and not FedAvg's
-    assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(a[-1], initial(dtype), strict=True))
+    assert all(
+        x.dtype == y.dtype and x.shape == y.shape
+        for x, y in zip(a[-1], initial(dtype), strict=True)
+    )
     assert a[-1][COUNT] == ROUNDS
 
 
@@ -268,14 +302,23 @@ def test_a_mean_that_masks_made_useless_is_not_stepped_on(caplog: pytest.LogCapt
 
     wraps = SecAggPlusWorkflow(3, 2, max_weight=120.0, clipping_range=4.0, quantization_range=2**30)
     strategy, models = make()
-    with np.errstate(divide="ignore", invalid="ignore"):  # four full weights of 2^30 levels are 0 modulo 2^32
+    with np.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # four full weights of 2^30 levels are 0 modulo 2^32
         federate(strategy, wraps, fit)
     assert "round 2: 4 of 4 replies dropped: it holds NaN or infinite numbers" in caplog.text
     assert all(np.array_equal(a, b) for a, b in zip(models[1], models[2], strict=True))
-    assert apart([models[0], models[1], models[3], models[3]], [*by_hand(initial())[:3], models[3]]) < 1e-5
+    assert (
+        apart([models[0], models[1], models[3], models[3]], [*by_hand(initial())[:3], models[3]])
+        < 1e-5
+    )
 
 
-NAMED = {"renamed key", "another serialisation", "reordered, and NaN"}  # replies of this generation have no names
+NAMED = {
+    "renamed key",
+    "another serialisation",
+    "reordered, and NaN",
+}  # replies of this generation have no names
 KINDS = {
     name: kind
     for name, kind in {**ARRAYS, **WEIGHTS, **UPDATES}.items()
@@ -304,7 +347,11 @@ def test_hostile_replies_without_masks(kind: str, caplog: pytest.LogCaptureFixtu
         strategy, _ = make()
         strategy.sent = {str(i): array for i, array in enumerate(initial())}
         replies = [(i, *trained(i, 1, initial())) for i in range(len(ROWS))]
-        results = [(None, reply_of(a, n, hostile if i == 1 else None)) for i, a, n in replies if i != 1 or not left_out]
+        results = [
+            (None, reply_of(a, n, hostile if i == 1 else None))
+            for i, a, n in replies
+            if i != 1 or not left_out
+        ]
         return strategy.aggregate_fit(1, results, [])
 
     parameters, metrics = step(KINDS[kind], False)
@@ -360,6 +407,10 @@ def test_privacy_around_it_is_refused(wrapper: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         inside = LegacyFedSSO(eta_l=0.1, local_steps=1)
-        outside = wrapper(inside, 1.0, 0.1, 4) if wrapper is not DPFedAvgFixed else wrapper(inside, 4, 0.1, 1.0)
+        outside = (
+            wrapper(inside, 1.0, 0.1, 4)
+            if wrapper is not DPFedAvgFixed
+            else wrapper(inside, 4, 0.1, 1.0)
+        )
     with pytest.raises(InputError, match="Put it inside"):
         outside.configure_fit(1, ndarrays_to_parameters([np.zeros(2)]), SimpleClientManager())

@@ -28,7 +28,10 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         torch.nn.functional.binary_cross_entropy_with_logits(net(x)[:, 0], y).backward()
         optimizer.step()
-    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -48,6 +51,8 @@ def test_flower_is_the_simulator() -> None:
     start = ArrayRecord(problem.Net().state_dict())
     result = strategy.start(grid, start, num_rounds=problem.ROUNDS, evaluate_fn=central)
     expected, x = problem.simulate()
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=problem.SINGLE)
+    torch.testing.assert_close(
+        torch.tensor(losses), torch.tensor(expected), rtol=0, atol=problem.SINGLE
+    )
     torch.testing.assert_close(vector(result.arrays), x, rtol=0, atol=problem.SINGLE)
     assert expected[-1] < 0.9 * expected[0]

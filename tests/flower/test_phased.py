@@ -1,4 +1,5 @@
-"""Every algorithm of the registry over Flower's messages: the simulator's results, and rounds in which clients fail."""
+"""Every algorithm of the registry over Flower's messages: the simulator's results, and rounds in
+which clients fail."""
 
 from __future__ import annotations
 
@@ -29,9 +30,22 @@ from fedsso.objective import buffers_of, ravel
 SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
-CONVEX = ("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton")
+CONVEX = (
+    "dane",
+    "done",
+    "fednew",
+    "fednl",
+    "fednl-ls",
+    "fednl-pp",
+    "fedpm",
+    "giant",
+    "localnewton",
+)
 EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
-    "fedsso": ({}, {"alpha": 0.05, "form": "lbfgs", "m": 2}),  # the clients' step comes with the message, or not
+    "fedsso": (
+        {},
+        {"alpha": 0.05, "form": "lbfgs", "m": 2},
+    ),  # the clients' step comes with the message, or not
     "scaffold": ({}, {"option": "I"}),
     "fednl": (
         {},
@@ -57,7 +71,10 @@ def rows(fed: Federation) -> Callable[[Context], Any]:
     """The rows of the client that a node's partition names."""
 
     def data(context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        parts = [fed.rows_of(int(context.node_config["partition-id"]), part) for part in ("train", "test")]
+        parts = [
+            fed.rows_of(int(context.node_config["partition-id"]), part)
+            for part in ("train", "test")
+        ]
         return fed.x[parts[0]], fed.y[parts[0]], fed.x[parts[1]], fed.y[parts[1]]
 
     return data
@@ -89,7 +106,9 @@ def flat(arrays: ArrayRecord, module: nn.Module) -> Tensor:
     return ravel(module)
 
 
-def simulated(fed: Federation, module: nn.Module, algorithm: str | Algorithm, rounds: int = 3, **options: Any) -> Run:
+def simulated(
+    fed: Federation, module: nn.Module, algorithm: str | Algorithm, rounds: int = 3, **options: Any
+) -> Run:
     settings = {**SETTINGS, "dtype": "float64", "device": "cpu", **options}
     return simulate(fed, module, algorithm, rounds=rounds, **settings)
 
@@ -99,7 +118,10 @@ def run(
 ) -> tuple[PhasedStrategy, LocalGrid, Tensor]:
     """A run on Flower: the strategy and the grid afterwards, and the model."""
     module = model_of(name, fed)
-    strategy, grid = strategy_of(name, **{"fraction_evaluate": 0.0, **options}), grid_of(module, fed, tamper)
+    strategy, grid = (
+        strategy_of(name, **{"fraction_evaluate": 0.0, **options}),
+        grid_of(module, fed, tamper),
+    )
     result = strategy.start(grid, start_of(module), num_rounds=rounds)
     return strategy, grid, flat(result.arrays, module)
 
@@ -112,16 +134,28 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "batch_size"), RECORDS, ids=["-".join(map(str, (n, *e.values(), b))) for n, e, b in RECORDS]
+    ("name", "extra", "batch_size"),
+    RECORDS,
+    ids=["-".join(map(str, (n, *e.values(), b))) for n, e, b in RECORDS],
 )
-def test_flower_equals_the_simulator(fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None) -> None:
+def test_flower_equals_the_simulator(
+    fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None
+) -> None:
     expected = simulated(fed, model_of(name, fed), make(name, extra), batch_size=batch_size)
     personal = ALGORITHMS[name].personal
-    strategy, _, x = run(name, fed, **extra, batch_size=batch_size, fraction_evaluate=float(personal))
+    strategy, _, x = run(
+        name, fed, **extra, batch_size=batch_size, fraction_evaluate=float(personal)
+    )
     if not personal:
         close(x, expected.x)
-    for column in ("train_loss", "grad_norm", *(("test_loss", "test_accuracy") if personal else ())):
-        np.testing.assert_allclose(strategy.trace[column][1:], expected.trace[column][1:], rtol=1e-9, err_msg=column)
+    for column in (
+        "train_loss",
+        "grad_norm",
+        *(("test_loss", "test_accuracy") if personal else ()),
+    ):
+        np.testing.assert_allclose(
+            strategy.trace[column][1:], expected.trace[column][1:], rtol=1e-9, err_msg=column
+        )
 
 
 class Noisy(nn.Module):
@@ -130,7 +164,9 @@ class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -146,7 +182,9 @@ def test_buffers_are_averaged_and_dropout_draws_as_in_the_simulator(fed: Federat
     close(flat(result.arrays, module), expected.x)
     close(buffers_of(module), buffers_of(expected.model))
     assert int(module.layers[1].num_batches_tracked) == 9
-    np.testing.assert_allclose(strategy.trace["test_loss"][1:], expected.trace["test_loss"][1:], rtol=1e-9)
+    np.testing.assert_allclose(
+        strategy.trace["test_loss"][1:], expected.trace["test_loss"][1:], rtol=1e-9
+    )
 
 
 def test_penalty_schedule_and_float32_as_in_the_simulator(fed: Federation) -> None:
@@ -171,7 +209,8 @@ def test_a_tensor_is_sent_once_in_a_round(fed: Federation) -> None:
 
 
 class Loses:
-    """A way up on which replies are lost or changed: `when` holds clients and the numbers of their replies."""
+    """A way up on which replies are lost or changed: `when` holds clients and the numbers of their
+    replies."""
 
     def __init__(self, when: Collection[tuple[int, int]], change: Tamper = lambda _: None) -> None:
         self.when, self.change, self.count = when, change, Counter[int]()
@@ -202,9 +241,13 @@ def test_a_lost_reply_leaves_no_trace_at_its_client(fed: Federation) -> None:
     state, nodes = strategy._state, grid.get_node_ids()
     assert state is not None
     assert [state.seen[node] // SETTINGS["local_steps"] for node in nodes] == [4, 5, 5]
-    variates = [grid.contexts[n].state[f"fedsso.own.{state.versions[n]}"]["own"].numpy()[0] for n in nodes]
+    variates = [
+        grid.contexts[n].state[f"fedsso.own.{state.versions[n]}"]["own"].numpy()[0] for n in nodes
+    ]
     c = sum(p * variate for p, variate in zip(fed.p.tolist(), variates, strict=True))
-    close(state.server.c[0], torch.from_numpy(c))  # so every client went on from the reply that the server had
+    close(
+        state.server.c[0], torch.from_numpy(c)
+    )  # so every client went on from the reply that the server had
 
 
 @pytest.mark.parametrize(
@@ -237,7 +280,12 @@ def test_a_round_that_failed_is_undone_everywhere(
     ],
 )
 def test_a_spoiled_upload_is_dropped(
-    fed: Federation, values: Any, array: str, value: float, reason: str, caplog: pytest.LogCaptureFixture
+    fed: Federation,
+    values: Any,
+    array: str,
+    value: float,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tamper = Loses({(1, 2)}, spoiled(array, value))
     strategy, _, x = run("fednl-pp", fed, tamper=tamper, min_train_nodes=2, **values)
@@ -247,17 +295,23 @@ def test_a_spoiled_upload_is_dropped(
     assert reason in caplog.text
 
 
-def test_without_enough_replies_nothing_moves(fed: Federation, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_enough_replies_nothing_moves(
+    fed: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
     strategy, _, x = run("feddane", fed, rounds=2, tamper=lambda _: None, min_train_nodes=1)
     assert torch.equal(x, ravel(model_of("feddane", fed)))
     assert strategy.trace["kept"].tolist()[1:] == [1, 1]
     assert "0 good replies, min_train_nodes is 1" in caplog.text
 
 
-def test_a_step_out_of_the_finite_numbers_is_not_made(fed: Federation, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_out_of_the_finite_numbers_is_not_made(
+    fed: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
     module = build_model("mlp", fed, seed=3)  # in float32
     before = ravel(module)
-    result = strategy_of("fedavg", alpha=1e3, eta=1e37).start(grid_of(module, fed), start_of(module), num_rounds=1)
+    result = strategy_of("fedavg", alpha=1e3, eta=1e37).start(
+        grid_of(module, fed), start_of(module), num_rounds=1
+    )
     assert torch.equal(flat(result.arrays, module), before)
     assert "leads out of the finite numbers" in caplog.text
 
@@ -291,24 +345,32 @@ def test_killed_and_resumed_as_if_nothing_had_happened(fed: Federation, tmp_path
         module, folder = model_of(name, fed), tmp_path / name
         expected = simulated(fed, model_of(name, fed), name, rounds=5)
         assert strategy_of(name, checkpoint_dir=folder).resume() is None
-        strategy_of(name, checkpoint_dir=folder).start(grid_of(module, fed), start_of(module), num_rounds=2)
+        strategy_of(name, checkpoint_dir=folder).start(
+            grid_of(module, fed), start_of(module), num_rounds=2
+        )
         strategy = strategy_of(name, checkpoint_dir=folder)
         arrays = strategy.resume()
         assert arrays is not None
         result = strategy.start(grid_of(module, fed), arrays, num_rounds=strategy.rounds_left(5))
         close(flat(result.arrays, module), expected.x)
-        np.testing.assert_allclose(strategy.trace["train_loss"][1:], expected.trace["train_loss"][1:], rtol=1e-9)
+        np.testing.assert_allclose(
+            strategy.trace["train_loss"][1:], expected.trace["train_loss"][1:], rtol=1e-9
+        )
 
 
 def test_what_cannot_be_resumed(fed: Federation, tmp_path: Path) -> None:
     module = model_of("scaffold", fed)
-    strategy_of("scaffold", checkpoint_dir=tmp_path).start(grid_of(module, fed), start_of(module), num_rounds=1)
+    strategy_of("scaffold", checkpoint_dir=tmp_path).start(
+        grid_of(module, fed), start_of(module), num_rounds=1
+    )
     with pytest.raises(InputError, match="keeps a state with every client"):
         strategy_of("scaffold", checkpoint_dir=tmp_path).resume()
     with pytest.raises(InputError, match="other settings"):
         strategy_of("scaffold", checkpoint_dir=tmp_path, alpha=0.5).resume()
     with pytest.raises(InputError, match="holds a run already"):
-        strategy_of("scaffold", checkpoint_dir=tmp_path).start(grid_of(module, fed), start_of(module))
+        strategy_of("scaffold", checkpoint_dir=tmp_path).start(
+            grid_of(module, fed), start_of(module)
+        )
 
 
 def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
@@ -321,7 +383,9 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
         return MetricRecord({"auc": float(flat(arrays, model_of("scaffold", fed)).norm())})
 
     strategy = strategy_of("scaffold")
-    result = strategy.start(grid_of(module, fed), start_of(module), num_rounds=2, evaluate_fn=central)
+    result = strategy.start(
+        grid_of(module, fed), start_of(module), num_rounds=2, evaluate_fn=central
+    )
     metrics = result.evaluate_metrics_clientapp[2]
     assert metrics["eval_loss"] == pytest.approx(expected.trace["test_loss"][2], rel=1e-9)
     assert metrics["eval_acc"] == pytest.approx(expected.trace["test_accuracy"][2])
@@ -333,7 +397,11 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "options", "complaint"),
     [
-        ("fednl", {"fraction_train": 0.5}, "FedNL needs all clients in every round.*fraction_train=1.0, or fednl-pp"),
+        (
+            "fednl",
+            {"fraction_train": 0.5},
+            "FedNL needs all clients in every round.*fraction_train=1.0, or fednl-pp",
+        ),
         ("fedavg", {"fraction_train": 0.0}, "fraction_train must lie in"),
         ("fedavg", {"local_steps": 0}, "local_steps must be an integer >= 1"),
         ("fedavg", {"l2": -1.0}, "l2"),

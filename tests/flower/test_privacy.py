@@ -1,4 +1,5 @@
-"""Differential privacy and robust averages inside FedSSO: the noise is as large as it must be, liars do little harm."""
+"""Differential privacy and robust averages inside FedSSO: the noise is as large as it must be,
+liars do little harm."""
 
 from __future__ import annotations
 
@@ -83,7 +84,10 @@ def clients(mods: list[Any], absent: int | None = None) -> LocalGrid:
         x = message.content["arrays"]["w"].numpy()
         last = message.content["config"]["server-round"] == ROUNDS
         share = 1e-9 if last and i == absent else 1.0
-        content = {"arrays": record(x + share * update(i, x)), "metrics": MetricRecord({"num-examples": 1})}
+        content = {
+            "arrays": record(x + share * update(i, x)),
+            "metrics": MetricRecord({"num-examples": 1}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     return LocalGrid(app, [{"partition-id": i} for i in range(CLIENTS)])
@@ -123,7 +127,10 @@ def test_inside_the_noise_is_as_large_as_one_clients_share_asks_for(wrapper: Any
     norms: list[float] = []  # with which each round clips
     strategy = sso(inner)
     strategy.start(
-        grid, record(np.zeros(D)), num_rounds=ROUNDS, evaluate_fn=lambda *_: norms.append(inner.clipping_norm)
+        grid,
+        record(np.zeros(D)),
+        num_rounds=ROUNDS,
+        evaluate_fn=lambda *_: norms.append(inner.clipping_norm),
     )
     x, v = averaged(strategy, grid)
     mean = x + sum(clipped(i, x, norms[-2]) for i in range(CLIENTS)) / CLIENTS
@@ -133,7 +140,8 @@ def test_inside_the_noise_is_as_large_as_one_clients_share_asks_for(wrapper: Any
 
 
 def test_outside_the_noise_would_be_too_small_for_one_clients_influence() -> None:
-    """Noise over noise_multiplier times influence: 1 is what the Gaussian mechanism asks for, less is unsafe."""
+    """Noise over noise_multiplier times influence: 1 is what the Gaussian mechanism asks for, less
+    is unsafe."""
     server_side, absent = DifferentialPrivacyServerSideFixedClipping, 2
     plain = private(server_side)
     x0 = np.zeros(D)
@@ -144,7 +152,8 @@ def test_outside_the_noise_would_be_too_small_for_one_clients_influence() -> Non
     grids = clients([]), clients([], absent)
     strategies = [sso(private(server_side, noise=0.0)) for _ in grids]
     models = [
-        s.start(g, record(x0), num_rounds=ROUNDS).arrays["w"].numpy() for s, g in zip(strategies, grids, strict=True)
+        s.start(g, record(x0), num_rounds=ROUNDS).arrays["w"].numpy()
+        for s, g in zip(strategies, grids, strict=True)
     ]
     means = [averaged(s, g)[1] for s, g in zip(strategies, grids, strict=True)]
     assert noise / (NOISE * influence(*means)) == pytest.approx(1.0, rel=0.05)
@@ -198,7 +207,10 @@ def test_with_fewer_replies_than_the_noise_is_made_for_the_model_is_kept(
     result = strategy.start(grid, record(start), num_rounds=2)
     assert np.array_equal(result.arrays["w"].numpy(), start)
     assert [result.train_metrics_clientapp[k]["fedsso-kept"] for k in (1, 2)] == [1.0, 1.0]
-    assert f"4 good replies, but the noise is scaled for num_sampled_clients = {CLIENTS}" in caplog.text
+    assert (
+        f"4 good replies, but the noise is scaled for num_sampled_clients = {CLIENTS}"
+        in caplog.text
+    )
     grid.tamper = None  # everybody is back
     result = strategy.start(grid, record(start), num_rounds=1)
     assert result.train_metrics_clientapp[1]["fedsso-kept"] == 0.0
@@ -218,7 +230,8 @@ ROBUST: dict[str, Callable[[], Strategy]] = {
 
 
 def attacked(inner: Strategy) -> float:
-    """The honest clients' loss after three rounds in which the first client sends -50 times its update."""
+    """The honest clients' loss after three rounds in which the first client sends -50 times its
+    update."""
     grid = federation(MANY)
 
     def lie(reply: Message) -> Message:
@@ -245,7 +258,8 @@ def test_a_liar_spoils_an_average() -> None:
 
 @pytest.fixture
 def _frozen() -> Iterator[None]:
-    """Flower's Bulyan collects garbage again and again; what was loaded before need not be searched each time."""
+    """Flower's Bulyan collects garbage again and again; what was loaded before need not be searched
+    each time."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -260,8 +274,12 @@ def test_a_robust_strategy_inside_bears_a_liar(name: str) -> None:
 # ---- what Flower's clipping cannot protect ----
 
 
-@pytest.mark.parametrize("array", [np.array(0.5), np.array(3), np.array([1, 2])], ids=["single", "count", "integers"])
-def test_arrays_that_cannot_be_clipped_are_refused_before_anything_is_sent(array: NDArray[Any]) -> None:
+@pytest.mark.parametrize(
+    "array", [np.array(0.5), np.array(3), np.array([1, 2])], ids=["single", "count", "integers"]
+)
+def test_arrays_that_cannot_be_clipped_are_refused_before_anything_is_sent(
+    array: NDArray[Any],
+) -> None:
     grid = federation()
     start = ArrayRecord({"w": Array(np.zeros(3)), "odd": Array(array)})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.5, 1.0, 3)
@@ -280,14 +298,17 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
 
     grid = clients([])
     grid.tamper = idle
-    inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS)
+    inner = DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
+    )
     strategy = FedSSO(ALPHA, STEPS, inner=inner)
     strategy.start(grid, record(np.zeros(D)), num_rounds=3)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 0]
 
 
 def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None:
-    """However heavy a client says it is, it moves the average by its share of the clipping norm at most."""
+    """However heavy a client says it is, it moves the average by its share of the clipping norm at
+    most."""
 
     def heavy(reply: Message) -> Message:
         if reply.metadata.src_node_id == FIRST_NODE:
@@ -298,8 +319,12 @@ def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None
     grids[1].tamper = heavy
     results = []
     for grid in grids:
-        inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS)
-        results.append(FedSSO(ALPHA, STEPS, inner=inner).start(grid, record(np.zeros(D)), num_rounds=1))
+        inner = DifferentialPrivacyServerSideFixedClipping(
+            FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
+        )
+        results.append(
+            FedSSO(ALPHA, STEPS, inner=inner).start(grid, record(np.zeros(D)), num_rounds=1)
+        )
     np.testing.assert_allclose(*(result.arrays["w"].numpy() for result in results), atol=1e-12)
 
 
@@ -311,7 +336,9 @@ def test_swapped_arrays_are_clipped_as_all_others() -> None:
     def train(message: Message, _: Context) -> Message:
         sent = message.content["arrays"]
         arrays = ArrayRecord({name: sent[name] for name in ("b", "a")})
-        return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message
+        )
 
     start = ArrayRecord({"a": Array(np.full(9, 5.0)), "b": Array(np.full(9, -5.0))})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e-3, 3)
@@ -321,8 +348,13 @@ def test_swapped_arrays_are_clipped_as_all_others() -> None:
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(adaptive: bool, tmp_path: Any) -> None:
-    fixed, adapted = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping
+def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(
+    adaptive: bool, tmp_path: Any
+) -> None:
+    fixed, adapted = (
+        DifferentialPrivacyServerSideFixedClipping,
+        DifferentialPrivacyServerSideAdaptiveClipping,
+    )
 
     def make() -> FedSSO:
         inner = private(adapted if adaptive else fixed, FedAvg(fraction_evaluate=0.0))

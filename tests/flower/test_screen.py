@@ -1,4 +1,5 @@
-"""Hostile and broken replies: whatever one node sends, the run goes on, and the log tells what became of it."""
+"""Hostile and broken replies: whatever one node sends, the run goes on, and the log tells what
+became of it."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ STRATEGIES: dict[str, Callable[[], Recorded]] = {
     "FedSSO of Krum": lambda: FedSSO(ALPHA, STEPS, inner=Krum(num_malicious_nodes=1, **NONE)),
     "FedSSO of FedTrimmedAvg": lambda: FedSSO(ALPHA, STEPS, inner=FedTrimmedAvg(**NONE)),
     "PhasedStrategy fedavg": lambda: PhasedStrategy("fedavg", local_steps=3, **NONE),
-    "PhasedStrategy fedavg, median": lambda: PhasedStrategy("fedavg", local_steps=3, average="median", **NONE),
+    "PhasedStrategy fedavg, median": lambda: PhasedStrategy(
+        "fedavg", local_steps=3, average="median", **NONE
+    ),
     "PhasedStrategy scaffold": lambda: PhasedStrategy("scaffold", local_steps=3, **NONE),
     "PhasedStrategy feddane, trimmedavg": lambda: PhasedStrategy(
         "feddane", local_steps=3, average="trimmedavg:0.2", **NONE
@@ -86,7 +89,10 @@ STRATEGIES: dict[str, Callable[[], Recorded]] = {
 }
 
 
-OTHER_LOSS = ("FedSSO of Krum", "PhasedStrategy feddane, trimmedavg")  # of the one reply chosen; of a later exchange
+OTHER_LOSS = (
+    "FedSSO of Krum",
+    "PhasedStrategy feddane, trimmedavg",
+)  # of the one reply chosen; of a later exchange
 BESIDE = (  # what is wrong with it shows beside good replies alone
     *("huge", "huge in double", "absurd weight", "another metric"),
     *("enormous list as metric", "escapes in a metric's name"),
@@ -123,7 +129,9 @@ def reference(name: str, silent: bool) -> tuple[Recorded, Result]:
 
 
 def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
-    return list(a) == list(b) and all(np.array_equal(a[name].numpy(), b[name].numpy()) for name in a)
+    return list(a) == list(b) and all(
+        np.array_equal(a[name].numpy(), b[name].numpy()) for name in a
+    )
 
 
 def apart(a: ArrayRecord, b: ArrayRecord) -> float:
@@ -134,7 +142,9 @@ def apart(a: ArrayRecord, b: ArrayRecord) -> float:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_whatever_a_node_sends_the_run_goes_on(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_a_node_sends_the_run_goes_on(
+    name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     hostile = HOSTILE[kind]
     (_, whole), (quiet, without) = reference(name, False), reference(name, True)
     caplog.clear()
@@ -192,7 +202,9 @@ def spoiling(spoil: Spoil, *nodes: int) -> LocalGrid:
 def scaled(factor: float) -> Spoil:
     def spoil(reply: Message) -> Message:
         for name in ("a.weight", "b.bias"):
-            reply.content["arrays"][name] = Array((reply.content["arrays"][name].numpy() * factor).astype("float32"))
+            reply.content["arrays"][name] = Array(
+                (reply.content["arrays"][name].numpy() * factor).astype("float32")
+            )
         return reply
 
     return spoil
@@ -209,7 +221,9 @@ def cast(dtype: str) -> Spoil:
 
     def spoil(reply: Message) -> Message:
         for name in ("a.weight", "b.bias"):
-            reply.content["arrays"][name] = Array(reply.content["arrays"][name].numpy().astype(dtype))
+            reply.content["arrays"][name] = Array(
+                reply.content["arrays"][name].numpy().astype(dtype)
+            )
         return reply
 
     return spoil
@@ -219,10 +233,14 @@ def nan(reply: Message) -> Message:
     return entry(np.nan)(reply, reply)[0]
 
 
-def test_when_all_fail_the_model_is_kept_and_the_round_marked(caplog: pytest.LogCaptureFixture) -> None:
+def test_when_all_fail_the_model_is_kept_and_the_round_marked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     strategy = FedSSO(ALPHA, STEPS)
     with caplog.at_level(logging.WARNING, "flwr"):
-        result = strategy.start(spoiling(nan, *range(FIRST_NODE, FIRST_NODE + 3)), initial(0.5), num_rounds=2)
+        result = strategy.start(
+            spoiling(nan, *range(FIRST_NODE, FIRST_NODE + 3)), initial(0.5), num_rounds=2
+        )
     assert vector(result.arrays).tolist() == [0.5] * 4
     assert strategy.trace["kept"][1:].tolist() == [1.0, 1.0]
     assert result.train_metrics_clientapp[2]["fedsso-kept"] == 1
@@ -260,7 +278,11 @@ def test_bad_evaluations_are_dropped_too() -> None:
     strategy.start(federation(3, tamper), initial(), num_rounds=2)
     assert strategy.trace["test_loss"][2] < 10
     silent = FedSSO(ALPHA, STEPS)
-    silent.start(federation(3, lambda r: r if r.metadata.message_type == "train" else None), initial(), num_rounds=2)
+    silent.start(
+        federation(3, lambda r: r if r.metadata.message_type == "train" else None),
+        initial(),
+        num_rounds=2,
+    )
     assert np.isnan(silent.trace["test_loss"]).all()
 
 
@@ -283,7 +305,11 @@ def test_who_answers_twice_is_heard_once() -> None:
     found = screen([*replies, replies[0]], messages, sent(), "num-examples")
     assert found.dropped == {}
     assert found.ignored == [(FIRST_NODE, "a second reply")]
-    assert sorted(reply.node for reply in found.good) == [FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 2]
+    assert sorted(reply.node for reply in found.good) == [
+        FIRST_NODE,
+        FIRST_NODE + 1,
+        FIRST_NODE + 2,
+    ]
 
 
 def test_replies_of_an_earlier_round_do_not_count() -> None:
@@ -344,13 +370,17 @@ def test_a_weight_next_to_nothing_does_not_make_the_others_heavy(clients: int) -
     assert strategy.trace["dropped"][1:].tolist() == [0] * 3
     others = LocalGrid(app, [{"partition-id": i} for i in range(clients) if i != 1])
     alone = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
-    np.testing.assert_allclose(vector(result.arrays), vector(alone.start(others, initial(), 3).arrays), atol=1e-5)
+    np.testing.assert_allclose(
+        vector(result.arrays), vector(alone.start(others, initial(), 3).arrays), atol=1e-5
+    )
 
 
 def test_records_by_other_names_are_no_fault() -> None:
     def renamed(reply: Message) -> Message:
         if reply.metadata.src_node_id == BAD:
-            reply.content = RecordDict({f"my-{name}": record for name, record in reply.content.items()})
+            reply.content = RecordDict(
+                {f"my-{name}": record for name, record in reply.content.items()}
+            )
         return reply
 
     strategy = FedSSO(ALPHA, STEPS)
@@ -362,7 +392,9 @@ def test_records_by_other_names_are_no_fault() -> None:
 
 def test_a_half_precision_upload_costs_nobody_else_precision() -> None:
     strategy = FedSSO(ALPHA, STEPS, fraction_evaluate=0.0)
-    result = strategy.start(spoiling(cast("float16"), FIRST_NODE + 2), initial(), num_rounds=4)  # the lightest
+    result = strategy.start(
+        spoiling(cast("float16"), FIRST_NODE + 2), initial(), num_rounds=4
+    )  # the lightest
     whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
     np.testing.assert_allclose(vector(result.arrays), vector(whole.arrays), atol=1e-2)
     assert result.arrays["a.weight"].numpy().dtype == np.float32

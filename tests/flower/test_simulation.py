@@ -1,4 +1,5 @@
-"""Flower's own simulation of the hospitals, as users start it; killed half-way it goes on to the same model."""
+"""Flower's own simulation of the hospitals, as users start it; killed half-way it goes on to the
+same model."""
 
 from __future__ import annotations
 
@@ -58,16 +59,29 @@ class Flower:
         }
         home.mkdir(exist_ok=True)
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
-        command += ["--control-api-address", f"127.0.0.1:{control}", "--host", "127.0.0.1", "--port", self.port]
+        command += [
+            "--control-api-address",
+            f"127.0.0.1:{control}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+        ]
         with (home / "superlink.log").open("wb") as log:
             self.link = subprocess.Popen(
-                [BIN / command[0], *command[1:]], env=self.env, stdout=log, stderr=log, start_new_session=True
+                [BIN / command[0], *command[1:]],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         until(self.healthy, "the SuperLink")
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/health", timeout=1
+            ) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -76,8 +90,19 @@ class Flower:
         """`flwr run` of the app with this run config."""
         values = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
         nodes = "num-supernodes=4 client-resources-num-cpus=1"
-        command = [BIN / "flwr", "run", str(APP), "--stream", "--federation-config", nodes, "-c", values]
-        return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            BIN / "flwr",
+            "run",
+            str(APP),
+            "--stream",
+            "--federation-config",
+            nodes,
+            "-c",
+            values,
+        ]
+        return subprocess.Popen(
+            command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def kill(self) -> None:
         """kill -9 of the SuperLink and everything that it started, Ray included."""
@@ -146,7 +171,9 @@ def test_a_simulation_killed_half_way_ends_with_the_same_model(data: Path, tmp_p
     done = int(Trace.load(tmp_path / "kept" / "trace.csv")["round"][-1])
     assert 1 <= done < ROUNDS
     with flower(tmp_path / "home") as link:
-        text = finish(link.run(out=str(tmp_path / "resumed"), checkpoint_dir=str(tmp_path / "kept"), **common))
+        text = finish(
+            link.run(out=str(tmp_path / "resumed"), checkpoint_dir=str(tmp_path / "kept"), **common)
+        )
     assert f"[ROUND 1/{ROUNDS - done}]" in text or f"[ROUND 1/{ROUNDS - done + 1}]" in text
     assert model(tmp_path / "resumed") == model(tmp_path / "whole")
     traces = [Trace.load(tmp_path / name / "trace.csv") for name in ("whole", "resumed")]

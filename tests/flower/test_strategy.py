@@ -1,4 +1,5 @@
-"""The Flower strategy: the step of the simulator, checkpoints, evaluation, metrics, and every wrong use."""
+"""The Flower strategy: the step of the simulator, checkpoints, evaluation, metrics, and every wrong
+use."""
 
 from __future__ import annotations
 
@@ -63,13 +64,17 @@ def test_bytes_on_the_wire_are_those_of_fedavg() -> None:
         strategy.start(grid, initial(), num_rounds=3)
         sizes.append((sum(grid.down), sum(grid.up)))
     for ours, theirs in zip(*sizes, strict=True):
-        assert ours / theirs == pytest.approx(1.0, abs=0.002)  # a time stamp takes a byte more or less
+        assert ours / theirs == pytest.approx(
+            1.0, abs=0.002
+        )  # a time stamp takes a byte more or less
 
 
 def test_buffers_are_averaged_and_keep_their_types() -> None:
     arrays = sso().start(federation(), initial(), num_rounds=2).arrays
     weights = np.array([30, 50, 20]) / 100
-    np.testing.assert_allclose(arrays["bn.running_mean"].numpy(), np.full(2, weights @ [0, 1, 2]), rtol=1e-6)
+    np.testing.assert_allclose(
+        arrays["bn.running_mean"].numpy(), np.full(2, weights @ [0, 1, 2]), rtol=1e-6
+    )
     count = arrays["bn.num_batches_tracked"].numpy()
     assert count.dtype == np.int64
     assert count == round(weights @ [10, 11, 12])
@@ -96,11 +101,15 @@ def test_a_double_model_stays_double() -> None:
 
 def test_the_order_of_replies_changes_nothing() -> None:
     class Shuffled(LocalGrid):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> list[Message]:
             return super().send_and_receive(messages, timeout=timeout)[::-1]
 
     nodes = [{"partition-id": i} for i in range(3)]
-    results = [sso().start(grid(app, nodes), initial(), num_rounds=6) for grid in (LocalGrid, Shuffled)]
+    results = [
+        sso().start(grid(app, nodes), initial(), num_rounds=6) for grid in (LocalGrid, Shuffled)
+    ]
     assert (vector(results[0].arrays) == vector(results[1].arrays)).all()
 
 
@@ -176,14 +185,18 @@ def test_interrupted_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
     assert [m.content["config"]["server-round"] for m in grid.sent[:3]] == [4, 4, 4]
     third = sso(checkpoint_dir=tmp_path)
     done = third.start(federation(), third.resume() or initial(), num_rounds=third.rounds_left(7))
-    assert (vector(done.arrays) == vector(whole.arrays)).all()  # nothing left to do, and the model is there
+    assert (
+        vector(done.arrays) == vector(whole.arrays)
+    ).all()  # nothing left to do, and the model is there
 
 
 def test_a_second_start_goes_on(tmp_path: Path) -> None:
     whole = sso().start(federation(), initial(), num_rounds=5)
     strategy = sso(checkpoint_dir=tmp_path)
     arrays = strategy.start(federation(), initial(), num_rounds=2).arrays
-    assert (vector(strategy.start(federation(), arrays, num_rounds=3).arrays) == vector(whole.arrays)).all()
+    assert (
+        vector(strategy.start(federation(), arrays, num_rounds=3).arrays) == vector(whole.arrays)
+    ).all()
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -192,7 +205,9 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
 
 
-@pytest.mark.parametrize("other", [{"eta": 0.5}, {"inner": FedMedian()}, {"buffers": ("b.*", "bn.*")}])
+@pytest.mark.parametrize(
+    "other", [{"eta": 0.5}, {"inner": FedMedian()}, {"buffers": ("b.*", "bn.*")}]
+)
 def test_a_run_with_other_settings_is_refused(other: dict[str, object], tmp_path: Path) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
     with pytest.raises(fedsso.InputError, match="other settings"):
@@ -251,12 +266,24 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Pa
     strategy = sso(checkpoint_dir=tmp_path)
     assert strategy.resume() is not None
     assert strategy.trace["round"].tolist() == [0]
-    strategy.start(federation(), initial(), num_rounds=1, evaluate_fn=lambda k, _: MetricRecord({"loss": float(k)}))
+    strategy.start(
+        federation(),
+        initial(),
+        num_rounds=1,
+        evaluate_fn=lambda k, _: MetricRecord({"loss": float(k)}),
+    )
     assert strategy.trace["test_loss"][-2] == 2.0  # the row of round 2 is there again
     file, older = tmp_path / "checkpoint.safetensors", tmp_path / "checkpoint.previous.safetensors"
     tensors = checkpoint.load(file)
-    for spoilt in ({"about": None}, {"server.x": None}, {"model.b.bias": None}, {"about": torch.zeros(3)}):
-        parts = {name: tensor for name, tensor in {**tensors, **spoilt}.items() if tensor is not None}
+    for spoilt in (
+        {"about": None},
+        {"server.x": None},
+        {"model.b.bias": None},
+        {"about": torch.zeros(3)},
+    ):
+        parts = {
+            name: tensor for name, tensor in {**tensors, **spoilt}.items() if tensor is not None
+        }
         checkpoint.save(file, parts, "a run on Flower")
         with pytest.raises(fedsso.InputError):
             sso(checkpoint_dir=tmp_path).resume()
@@ -267,7 +294,9 @@ def test_a_damaged_checkpoint_is_refused_and_a_damaged_trace_is_not(tmp_path: Pa
         sso(checkpoint_dir=tmp_path).resume()
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_round_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_round_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
     file = tmp_path / "checkpoint.safetensors"
     whole = file.read_bytes()
@@ -278,7 +307,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(tmp_path: Path, cap
     assert strategy.rounds_left(3) == 1
     assert "the checkpoint before it is used" in caplog.text
     again = strategy.start(federation(), arrays, num_rounds=1)
-    assert (vector(again.arrays) == vector(sso().start(federation(), initial(), num_rounds=3).arrays)).all()
+    assert (
+        vector(again.arrays) == vector(sso().start(federation(), initial(), num_rounds=3).arrays)
+    ).all()
     assert (tmp_path / "checkpoint.damaged.safetensors").exists()
 
 
@@ -299,7 +330,9 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     told: list[str] = []
 
     class Watched(LocalGrid):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> list[Message]:
             half = tmp_path / ".checkpoint.safetensors.0123456789abcdef.tmp"
             half.write_bytes(b"half a checkpoint of the first run")
 
@@ -331,15 +364,22 @@ def test_a_loop_of_the_users_own_cannot_overwrite_a_run(tmp_path: Path) -> None:
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     with pytest.raises(fedsso.InputError, match="holds a run already"):
-        Own(eta_l=ALPHA, local_steps=STEPS, checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=1)
+        Own(eta_l=ALPHA, local_steps=STEPS, checkpoint_dir=tmp_path).start(
+            federation(), initial(), num_rounds=1
+        )
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
 def test_the_evaluation_of_a_round_that_died_before_it_is_made_up_for(tmp_path: Path) -> None:
     class Killed(LocalGrid):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> list[Message]:
             messages = list(messages)
-            if messages[0].metadata.message_type == "evaluate" and messages[0].content["config"]["server-round"] == 2:
+            if (
+                messages[0].metadata.message_type == "evaluate"
+                and messages[0].content["config"]["server-round"] == 2
+            ):
                 raise KeyboardInterrupt
             return super().send_and_receive(messages, timeout=timeout)
 
@@ -347,7 +387,9 @@ def test_the_evaluation_of_a_round_that_died_before_it_is_made_up_for(tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=3)
     strategy = sso(checkpoint_dir=tmp_path)
-    strategy.start(federation(), strategy.resume(initial()) or initial(), num_rounds=strategy.rounds_left(3))
+    strategy.start(
+        federation(), strategy.resume(initial()) or initial(), num_rounds=strategy.rounds_left(3)
+    )
     whole = sso()
     whole.start(federation(), initial(), num_rounds=3)
     np.testing.assert_array_equal(strategy.trace["test_loss"], whole.trace["test_loss"])
@@ -376,7 +418,9 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
 
 def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
     class Killed(LocalGrid):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> list[Message]:
             messages = list(messages)
             if messages and messages[0].content["config"]["server-round"] == 4:
                 raise KeyboardInterrupt
@@ -412,7 +456,10 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
         ({"min_train_nodes": "a"}, "min_train_nodes must be an integer >= 0"),
         ({"buffers": "bn.*"}, "buffers must be a list of patterns"),
         ({"eta": -1.0}, "eta"),
-        ({"inner": FedAvg(), "fraction_train": 0.5}, "fraction_train: give these to the inner strategy FedAvg"),
+        (
+            {"inner": FedAvg(), "fraction_train": 0.5},
+            "fraction_train: give these to the inner strategy FedAvg",
+        ),
         ({"inner": FedAdam()}, "FedAdam steps on its own"),
         ({"inner": FedSSO(0.1, 1)}, "FedSSO steps on its own"),
         ({"inner": "FedAvg"}, "inner must be a strategy"),
@@ -438,7 +485,8 @@ def test_the_clients_step_goes_by_its_name_here(eta_l: object) -> None:
 
 
 def test_a_step_that_the_server_chooses_is_refused_with_a_remedy() -> None:
-    """Flower's clients train as they always do: no strategy can tell them a step, but PhasedStrategy can its own."""
+    """Flower's clients train as they always do: no strategy can tell them a step, but
+    PhasedStrategy can its own."""
     for keywords in ({"eta_l": "auto"}, {"alpha": "auto"}):
         with pytest.raises(fedsso.InputError, match=r"PhasedStrategy"):
             FedSSO(**keywords, local_steps=2)  # type: ignore[arg-type]
@@ -455,7 +503,10 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_sent(bad: 
 def test_half_precision_that_would_overflow_keeps_the_model() -> None:
     wild = FedSSO(1e-6, 1, guard="none", fraction_evaluate=0.0)
     start = {name: array.numpy() for name, array in initial().items()}
-    start = {name: Array(a.astype("float16") if a.dtype == np.float32 else a) for name, a in start.items()}
+    start = {
+        name: Array(a.astype("float16") if a.dtype == np.float32 else a)
+        for name, a in start.items()
+    }
     result = wild.start(federation(), ArrayRecord(start), num_rounds=2)
     assert np.isfinite(vector(result.arrays)).all()
     assert wild.trace["kept"][1] == 1

@@ -1,4 +1,5 @@
-"""What the golden tests of several algorithms share: the quadratics of two clients, and how they are run."""
+"""What the golden tests of several algorithms share: the quadratics of two clients, and how they
+are run."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from fedsso import Federation, Run, simulate
 from fedsso.algorithm import Algorithm
 from fedsso.data import quadratic
 
-OPTIONS: dict[str, Any] = {"local_steps": 2, "batch_size": None, "dtype": "float64", "device": "cpu"}
+OPTIONS: dict[str, Any] = {
+    "local_steps": 2,
+    "batch_size": None,
+    "dtype": "float64",
+    "device": "cpu",
+}
 
 
 def pair() -> Federation:

@@ -4,7 +4,8 @@ Two clients, one parameter, f_i(x) = a_i/2 (x - b_i)^2:
 
     a_1 = 1, b_1 = 1, p_1 = 1/4        a_2 = 3, b_2 = 0, p_2 = 3/4
 
-alpha = 0.1, tau = 1, eta = 1, x_1 = 0. A FedAvg round moves x by r(x) = -0.1 ((x - 1)/4 + 9 x/4) = 0.025 - 0.25 x.
+alpha = 0.1, tau = 1, eta = 1, x_1 = 0. A FedAvg round moves x by r(x) = -0.1 ((x - 1)/4 + 9 x/4) =
+0.025 - 0.25 x.
 
 Round 1   r = 0.025, no difference yet: x_2 = 0.025
 Round 2   r = 0.01875, dX = 0.025, dR = -0.00625, gamma = r/dR = -3
@@ -30,7 +31,9 @@ from fedsso.data import quadratic
 EXACT: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 
 
-def fly(fed: Federation, algorithm: Any, rounds: int, model: Any = "linear", **options: Any) -> Tensor:
+def fly(
+    fed: Federation, algorithm: Any, rounds: int, model: Any = "linear", **options: Any
+) -> Tensor:
     x: Tensor = simulate(fed, model, algorithm, rounds=rounds, **{**EXACT, **options}).x
     return x
 
@@ -78,7 +81,9 @@ def test_a_linear_round_map_is_solved_in_one_round_more_than_parameters(
 
 @pytest.mark.parametrize(("alpha", "tau"), [(0.5, 1), (0.3, 4), (0.9, 3)])
 @pytest.mark.parametrize("eta", [1.0, 0.5])
-def test_the_default_regularisation_costs_one_more_round(quad: Federation, alpha: float, tau: int, eta: float) -> None:
+def test_the_default_regularisation_costs_one_more_round(
+    quad: Federation, alpha: float, tau: int, eta: float
+) -> None:
     M, c = round_map(quad, alpha, tau)
     fixed = torch.linalg.solve(M, c)
     x = fly(quad, Anderson(alpha=alpha, eta=eta, m=6), 8, local_steps=tau)
@@ -86,7 +91,8 @@ def test_the_default_regularisation_costs_one_more_round(quad: Federation, alpha
 
 
 def test_it_is_gmres_and_a_fedavg_round(quad: Federation) -> None:
-    """x_{k+2} = v + r(v), where v has the least residual in x_1 + span(r_1, M r_1, ..., M^{k-1} r_1)."""
+    """x_{k+2} = v + r(v), where v has the least residual in x_1 + span(r_1, M r_1, ..., M^{k-1}
+    r_1)."""
     M, c = round_map(quad, 0.3, 4)
     K = c[:, None]  # x_1 = 0, so r_1 = c
     for k in range(1, 5):
@@ -112,7 +118,9 @@ def test_the_oldest_difference_leaves(quad: Federation) -> None:
         points.append(x + step)
     algorithm = Anderson(alpha=0.5, m=2, reg=0.0, cosine=-1)
     for k in (2, 3, 6):
-        torch.testing.assert_close(fly(quad, algorithm, k, local_steps=2), points[k], rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            fly(quad, algorithm, k, local_steps=2), points[k], rtol=0, atol=1e-10
+        )
 
 
 def test_the_first_round_is_fedavgs(fed: Federation) -> None:
@@ -134,7 +142,8 @@ def test_rounds_that_nobody_answers_leave_no_trace(quad: Federation) -> None:
 
 
 def test_a_step_against_the_residual_is_replaced() -> None:
-    """f = (w_2 tanh(w_1) - 2.5)^2 has a saddle at 0: there r vanishes, and without the test the model goes there."""
+    """f = (w_2 tanh(w_1) - 2.5)^2 has a saddle at 0: there r vanishes, and without the test the
+    model goes there."""
     one = torch.ones(1, 1, dtype=torch.float64)
     fed = Federation.from_clients([(one, 2.5 * one[0])], test_fraction=0)
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False))

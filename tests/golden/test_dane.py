@@ -10,9 +10,9 @@ f_i(y) - <grad f_i(0) - eta g, y> + mu/2 |y|^2: (A_i + mu I) y = -eta g. With mu
     (A_i + I)^-1 = diag(1/2, 1/3), diag(1/4, 1/2), mean diag(5/16, 11/24)
     x = (5/16 * 1/8, 11/24 * 3/4) = (0.0390625, 0.34375)
 
-Divergence: one parameter, A = (1, 9), b = (1, 1), p = (1/2, 1/2), mu = 0. The mean inverse 5/9 times the mean 5 is
-25/9, so the distance to the minimiser 1 is multiplied by -16/9 in every round; with mu = 3 the mean inverse is 1/6,
-the factor 1/6.
+Divergence: one parameter, A = (1, 9), b = (1, 1), p = (1/2, 1/2), mu = 0. The mean inverse 5/9
+times the mean 5 is 25/9, so the distance to the minimiser 1 is multiplied by -16/9 in every round;
+with mu = 3 the mean inverse is 1/6, the factor 1/6.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def test_quadratics(quad: Federation) -> None:
     x, mu, eta = torch.zeros(6, dtype=torch.float64), 0.3, 0.8
     for k in range(1, 4):
         g = torch.einsum("n,ni->i", quad.p, A @ x - Ab)
-        x = x - eta * quad.p @ torch.linalg.solve(A + mu * torch.eye(6, dtype=torch.float64), g.expand(4, 6))
+        x = x - eta * quad.p @ torch.linalg.solve(
+            A + mu * torch.eye(6, dtype=torch.float64), g.expand(4, 6)
+        )
         close(go(quad, DANE(eta=eta, mu=mu, **EXACT), k).x, x)
 
 
@@ -83,7 +85,9 @@ def test_refuses_a_part_of_the_clients(quad: Federation) -> None:
         go(quad, DANE(), 1, participation=0.5)
 
 
-@pytest.mark.parametrize("wrong", [{"eta": 0}, {"mu": -1}, {"tol": -1}, {"newton_steps": 0}, {"cg_steps": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"eta": 0}, {"mu": -1}, {"tol": -1}, {"newton_steps": 0}, {"cg_steps": 0}]
+)
 def test_wrong_values(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
         DANE(**wrong)

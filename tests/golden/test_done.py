@@ -41,7 +41,10 @@ def test_quadratics(quad: Federation) -> None:
     """d = -alpha sum_{j < R} (I - alpha A_i)^j grad f(x)."""
     A, Ab = parts(quad)
     x, alpha, R = torch.zeros(6, dtype=torch.float64), 0.7, 5
-    series = sum(torch.linalg.matrix_power(torch.eye(6, dtype=torch.float64) - alpha * A, j) for j in range(R))
+    series = sum(
+        torch.linalg.matrix_power(torch.eye(6, dtype=torch.float64) - alpha * A, j)
+        for j in range(R)
+    )
     for k in range(1, 4):
         g = torch.einsum("n,ni->i", quad.p, A @ x - Ab)
         x = x - alpha * quad.p @ (series @ g)

@@ -1,8 +1,8 @@
 """FedAc by hand.
 
-Two clients, one parameter, f_i(x) = A_i/2 (x - b_i)^2 with A_1 = 1, b_1 = 1, p_1 = 1/4 and A_2 = 2, b_2 = 2, p_2 = 3/4.
-alpha = 0.1, a = b = 2, gamma = 0.2, tau = 2, x = w = 0: in each step md = (w + x)/2, x = md - 0.1 g,
-w = w/2 + md/2 - 0.2 g.
+Two clients, one parameter, f_i(x) = A_i/2 (x - b_i)^2 with A_1 = 1, b_1 = 1, p_1 = 1/4 and A_2 = 2,
+b_2 = 2, p_2 = 3/4. alpha = 0.1, a = b = 2, gamma = 0.2, tau = 2, x = w = 0: in each step md = (w +
+x)/2, x = md - 0.1 g, w = w/2 + md/2 - 0.2 g.
 
 Round 1   client 1: md 0        g -1           x 0.1           w 0.2
                     md 0.15     g -0.85        x 0.235         w 0.1 + 0.075 + 0.17 = 0.345
@@ -35,7 +35,12 @@ from fedsso.algorithms.first_order.fedac import FedAC
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 
-OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu", "eval_every": 1000}
+OPTIONS: dict[str, Any] = {
+    "batch_size": None,
+    "dtype": "float64",
+    "device": "cpu",
+    "eval_every": 1000,
+}
 
 
 def by_hand(rounds: int, algorithm: Algorithm) -> Run:
@@ -63,9 +68,13 @@ def test_two_rounds() -> None:
 
 def test_trace() -> None:
     trace = by_hand(1, FedAC(alpha=0.1, a=2, b=2, gamma=0.2)).trace
-    assert trace["train_loss"][1] == pytest.approx((0.5 + 0.85**2 / 2) / 8 + 0.75 * (4 + 1.4**2) / 2, rel=1e-14)
+    assert trace["train_loss"][1] == pytest.approx(
+        (0.5 + 0.85**2 / 2) / 8 + 0.75 * (4 + 1.4**2) / 2, rel=1e-14
+    )
     assert trace["grad_norm"][1] == pytest.approx(0.71875 / 0.2, rel=1e-14)
-    assert trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 2 * 8  # x and w, in the first round as well
+    assert (
+        trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 2 * 8
+    )  # x and w, in the first round as well
 
 
 @pytest.mark.parametrize(
@@ -111,8 +120,9 @@ def test_one_step_is_accelerated_gradient_descent(quad: Federation, option: str)
 
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_acceleration(option: str) -> None:
-    """Condition 100, K = 1, alpha = 1/L: after n steps f - f* <= exp(-n sqrt(alpha mu)) (f - f* + mu/2 |x - x*|^2 at 0)
-    for I, a third of the exponent for II; gradient descent has alpha mu instead of its root."""
+    """Condition 100, K = 1, alpha = 1/L: after n steps f - f* <= exp(-n sqrt(alpha mu)) (f - f* +
+    mu/2 |x - x*|^2 at 0) for I, a third of the exponent for II; gradient descent has alpha mu
+    instead of its root."""
     L = torch.diag(torch.logspace(-2, 0, 6, dtype=torch.float64))
     fed = quadratic(torch.stack([L, L]), torch.tensor([[1.0] * 6, [-2.0] * 6]), [0.25, 0.75])
     best, rounds = fed.optimum, 60
@@ -134,7 +144,8 @@ def test_local_steps_accelerate_as_well() -> None:
     fed = quadratic(torch.stack([L, L]), torch.ones(2, 6))
     assert fed.optimum is not None
     error = [
-        float((run(fed, kind, 12, 5) - fed.optimum).norm()) for kind in (FedAC(alpha=1.0, mu=0.01), FedAvg(alpha=1.0))
+        float((run(fed, kind, 12, 5) - fed.optimum).norm())
+        for kind in (FedAC(alpha=1.0, mu=0.01), FedAvg(alpha=1.0))
     ]
     assert error[0] < 0.5 * error[1]
 
@@ -142,7 +153,10 @@ def test_local_steps_accelerate_as_well() -> None:
 def test_each_straggler_couples_by_its_own_steps(quad: Federation) -> None:
     """Then the result does not depend on which clients are computed together."""
     options: dict[str, Any] = {**OPTIONS, "rounds": 4, "local_steps": 5, "stragglers": 1.0}
-    x, y = (simulate(quad, "linear", FedAC(alpha=0.1, mu=0.5), engine=e, **options).x for e in ("stacked", "loop"))
+    x, y = (
+        simulate(quad, "linear", FedAC(alpha=0.1, mu=0.5), engine=e, **options).x
+        for e in ("stacked", "loop")
+    )
     torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
 
 

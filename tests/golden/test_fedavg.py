@@ -4,8 +4,8 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-alpha = 0.1, tau = 2, x_1 = (0, 0). One local step multiplies the distance to b_i by I - 0.1 A_i, so two steps
-multiply it by diag(0.81, 0.64) at client 1 and diag(0.49, 0.81) at client 2.
+alpha = 0.1, tau = 2, x_1 = (0, 0). One local step multiplies the distance to b_i by I - 0.1 A_i, so
+two steps multiply it by diag(0.81, 0.64) at client 1 and diag(0.49, 0.81) at client 2.
 
 Round 1   client 1: (1 - 0.81, 0) = (0.19, 0)          losses 1/2 and 0.9^2/2 = 0.405, mean 0.4525
           client 2: (0, 2 - 1.62) = (0, 0.38)          losses 2 and 1.8^2/2 = 1.62, mean 1.81
@@ -31,7 +31,12 @@ from fedsso.data import quadratic
 
 def run(rounds: int, eta: float = 1.0) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    options: dict[str, Any] = {"local_steps": 2, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    options: dict[str, Any] = {
+        "local_steps": 2,
+        "batch_size": None,
+        "dtype": "float64",
+        "device": "cpu",
+    }
     result: Run = simulate(fed, "linear", FedAvg(alpha=0.1, eta=eta), rounds=rounds, **options)
     return result
 

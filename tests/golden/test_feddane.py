@@ -49,7 +49,9 @@ def test_exactly() -> None:
 def test_trace(solver: str) -> None:
     trace = go(pair(), FedDANE(mu=1, solver=solver), 1).trace
     assert trace["grad_norm"][1] == pytest.approx(math.hypot(0.25, 1.5), rel=1e-14)
-    assert trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 2 * 2 * 8  # x is not sent again with g
+    assert (
+        trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 2 * 2 * 8
+    )  # x is not sent again with g
 
 
 def test_exact_solutions_on_quadratics(quad: Federation) -> None:

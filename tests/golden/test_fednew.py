@@ -97,7 +97,9 @@ def test_without_consensus_it_is_another_point(quad: Federation) -> None:
     """rho = 0 leaves lam_i = 0: x settles where sum p_i (A_i + mu I)^-1 gradient_i = 0."""
     x = run(quad, 120, mu=0.1, rho=0.0)
     A, Ab = quadratics(quad)
-    mean = torch.einsum("n,ni->i", quad.p, torch.linalg.solve(A + 0.1 * torch.eye(6).double(), A @ x - Ab))
+    mean = torch.einsum(
+        "n,ni->i", quad.p, torch.linalg.solve(A + 0.1 * torch.eye(6).double(), A @ x - Ab)
+    )
     assert mean.norm() < 1e-10
     assert (x - quad.optimum).norm() > 0.1
 
@@ -126,7 +128,9 @@ def test_it_needs_every_client(quad: Federation) -> None:
         simulate(quad, "linear", FedNew(), rounds=1, drop_rate=0.1, **OPTIONS)
 
 
-@pytest.mark.parametrize("fields", [{"mu": -1}, {"rho": -0.1}, {"r": -1}, {"r": 1.5}, {"cg_steps": 0}, {"tol": -1}])
+@pytest.mark.parametrize(
+    "fields", [{"mu": -1}, {"rho": -0.1}, {"r": -1}, {"r": 1.5}, {"cg_steps": 0}, {"tol": -1}]
+)
 def test_wrong_fields(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(fields))} must be"):
         FedNew(**fields)

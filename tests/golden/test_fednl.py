@@ -4,8 +4,8 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-so f has the Hessian diag(2.5, 1.25), the gradient diag(2.5, 1.25) x - (0.25, 1.5) and the minimiser (0.1, 1.2).
-x_1 = (0, 0), H_i = 0, all compressors below have a = 1.
+so f has the Hessian diag(2.5, 1.25), the gradient diag(2.5, 1.25) x - (0.25, 1.5) and the minimiser
+(0.1, 1.2). x_1 = (0, 0), H_i = 0, all compressors below have a = 1.
 
 Option 2   round 1: H = 0, l = (sqrt 5 + 3 sqrt 10)/4 =: l, so x = (0.25, 1.5)/l
            rank:1 sends S_1 = diag(0, 2) and S_2 = diag(3, 0), hence H = diag(2.25, 0.5)
@@ -111,7 +111,9 @@ def test_a_first_hessian_costs_its_triangle(quad: Federation) -> None:
 
 @pytest.mark.parametrize("option", [1, 2])
 @pytest.mark.parametrize("compressor", ["none", "rank:6", "topk:21", "powersgd:6", "randk:21"])
-def test_without_loss_the_second_step_is_newtons(quad: Federation, option: int, compressor: str) -> None:
+def test_without_loss_the_second_step_is_newtons(
+    quad: Federation, option: int, compressor: str
+) -> None:
     fields: dict[str, Any] = {"option": option, "mu": 0.01, "compressor": compressor}
     assert (run(quad, 1, **fields) - quad.optimum).norm() > 0.1
     torch.testing.assert_close(run(quad, 2, **fields), quad.optimum, rtol=0, atol=1e-10)
@@ -126,7 +128,10 @@ def test_with_first_hessians_the_first_step_is_newtons(quad: Federation, option:
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 def test_full_rank_is_no_compression(quad: Federation, rounds: int) -> None:
     torch.testing.assert_close(
-        run(quad, rounds, compressor="rank:6", a=0.7), run(quad, rounds, compressor="none", a=0.7), rtol=0, atol=1e-10
+        run(quad, rounds, compressor="rank:6", a=0.7),
+        run(quad, rounds, compressor="none", a=0.7),
+        rtol=0,
+        atol=1e-10,
     )
 
 
@@ -139,7 +144,8 @@ def test_the_papers_algorithm(quad: Federation, option: int, R: int, a: float) -
 
 
 @pytest.mark.parametrize(
-    ("compressor", "rounds"), [("rank:1", 8), ("topk:5", 7), ("topk:0.2", 8), ("powersgd:1", 30), ("randk:14", 25)]
+    ("compressor", "rounds"),
+    [("rank:1", 8), ("topk:5", 7), ("topk:0.2", 8), ("powersgd:1", 30), ("randk:14", 25)],
 )
 def test_the_limit_is_the_minimiser(quad: Federation, compressor: str, rounds: int) -> None:
     """Six eigenvalues are learnt one by one, twenty-one entries five (four) by five, or by chance."""
@@ -150,14 +156,20 @@ def test_the_limit_is_the_minimiser(quad: Federation, compressor: str, rounds: i
 def test_learning_rates_of_stacked_trials_are_their_own(quad: Federation) -> None:
     rates = (1.0, 0.4)
     for compressor in ("rank:1", "randk:10"):
-        together = sweep(quad, "linear", [FedNL(compressor=compressor, a=a) for a in rates], rounds=4, **OPTIONS)
+        together = sweep(
+            quad, "linear", [FedNL(compressor=compressor, a=a) for a in rates], rounds=4, **OPTIONS
+        )
         for a, one in zip(rates, together, strict=True):
-            torch.testing.assert_close(one.x, run(quad, 4, compressor=compressor, a=a), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                one.x, run(quad, 4, compressor=compressor, a=a), rtol=0, atol=1e-12
+            )
 
 
 def test_the_limit_of_a_curved_problem_is_the_minimiser() -> None:
     fed = load("synthetic", kind="logistic", clients=4, dim=5)
-    x = simulate(fed, "linear", FedNL(compressor="rank:2", first="hessian"), loss="bce", rounds=12, **OPTIONS).x
+    x = simulate(
+        fed, "linear", FedNL(compressor="rank:2", first="hessian"), loss="bce", rounds=12, **OPTIONS
+    ).x
     torch.testing.assert_close(x, fed.optimum, rtol=0, atol=1e-10)
 
 

@@ -4,8 +4,9 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-so f has the Hessian A = diag(2.5, 1.25) and the gradient g = A x - (0.25, 1.5). On a quadratic a step t along p lowers
-f by at least -t g^T p / 2 if and only if t p^T A p <= -g^T p. mu = 1, rank:1, x_1 = (0, 0), H = 0:
+so f has the Hessian A = diag(2.5, 1.25) and the gradient g = A x - (0.25, 1.5). On a quadratic a
+step t along p lowers f by at least -t g^T p / 2 if and only if t p^T A p <= -g^T p. mu = 1, rank:1,
+x_1 = (0, 0), H = 0:
 
 Round 1   p = -[0]_1^-1 g = (0.25, 1.5), -g^T p = 2.3125, p^T A p = 2.96875: t <= 0.779, so t = 1/2, x = (0.125, 0.75)
 Round 2   H = diag(2.25, 0.5), g = (0.0625, -0.5625), p = -diag(2.25, 1)^-1 g = (-1/36, 0.5625),
@@ -40,8 +41,9 @@ def test_three_rounds() -> None:
 
 
 def test_short_steps_are_found() -> None:
-    """p = (0.25, 1.5)/mu, so t <= 0.779 mu lowers f enough and t < 1.558 mu lowers it. For mu = 1/100 that is 2^-8; for
-    1/500 none of the ten is enough, but 2^-9 = 0.977/500 still lowers f; for 1/1000 none does, and x stays."""
+    """p = (0.25, 1.5)/mu, so t <= 0.779 mu lowers f enough and t < 1.558 mu lowers it. For mu =
+    1/100 that is 2^-8; for 1/500 none of the ten is enough, but 2^-9 = 0.977/500 still lowers f;
+    for 1/1000 none does, and x stays."""
     assert hand(1, mu=1 / 100).x.tolist() == pytest.approx([25 / 256, 150 / 256], abs=1e-13)
     assert hand(1, mu=1 / 500).x.tolist() == pytest.approx([125 / 512, 750 / 512], abs=1e-12)
     assert hand(1, mu=1 / 1000).x.tolist() == [0, 0]
@@ -70,7 +72,9 @@ def test_with_first_hessians_the_first_step_is_newtons(quad: Federation) -> None
 def test_where_the_whole_step_suits_it_is_fednl(quad: Federation) -> None:
     """[H]_mu >= A for mu = 1, the largest curvature of any client, so t = 1 always."""
     searched = simulate(quad, "linear", FedNLLS(mu=1, compressor="rank:2"), rounds=5, **OPTIONS)
-    plain = simulate(quad, "linear", FedNL(option=1, mu=1, compressor="rank:2"), rounds=5, **OPTIONS)
+    plain = simulate(
+        quad, "linear", FedNL(option=1, mu=1, compressor="rank:2"), rounds=5, **OPTIONS
+    )
     assert (plain.x - quad.optimum).norm() > 1e-3
     torch.testing.assert_close(searched.x, plain.x, rtol=0, atol=1e-12)
 
@@ -82,7 +86,8 @@ def test_the_limit_is_the_minimiser(quad: Federation, compressor: str) -> None:
 
 
 def test_every_round_lowers_the_loss_from_afar() -> None:
-    """On a curved problem, with the Hessians unknown at first and a first step a hundred times too long."""
+    """On a curved problem, with the Hessians unknown at first and a first step a hundred times too
+    long."""
     fed = load("synthetic", kind="logistic", clients=4, dim=5)
     result = simulate(fed, "linear", FedNLLS(mu=0.01), loss="bce", rounds=15, **OPTIONS)
     losses = result.trace["train_loss"][1:]
@@ -90,7 +95,9 @@ def test_every_round_lowers_the_loss_from_afar() -> None:
     torch.testing.assert_close(result.x, fed.optimum, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("fields", [{"mu": 0}, {"a": -1}, {"compressor": "rank"}, {"first": "none"}])
+@pytest.mark.parametrize(
+    "fields", [{"mu": 0}, {"a": -1}, {"compressor": "rank"}, {"first": "none"}]
+)
 def test_wrong_fields(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(fields))}"):
         FedNLLS(**fields)

@@ -10,8 +10,8 @@ Round 1   H_1 = diag(0, 2), H_2 = diag(3, 0), l_1 = l_2 = 1, g_i = -gradient_i(0
           x = (diag(2.25, 0.5) + I)^-1 (0.25, 1.5) = (1/13, 1)
 Round 2   H_i = A_i, l_i = 0, g_i = A_i x - A_i (x - b_i) = A_i b_i: x = (0.1, 1.2) minimises f.
 
-Without compression the model of a client is its f_i after its first answer, so x always minimises the sum of the f_i
-of those seen so far, however few answer in a round.
+Without compression the model of a client is its f_i after its first answer, so x always minimises
+the sum of the f_i of those seen so far, however few answer in a round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def quadratics(fed: Federation) -> tuple[Tensor, Tensor]:
 
 
 def textbook(fed: Federation, rounds: int, R: int, a: float, **protocol: Any) -> Tensor:
-    """The paper's algorithm with a truncated singular value decomposition, over the clients seen so far."""
+    """The paper's algorithm with a truncated singular value decomposition, over the clients seen so
+    far."""
     A, Ab = quadratics(fed)
     draws, d = Rounds(fed, Protocol(**protocol)), A.shape[-1]
     x, H, l, g = A.new_zeros(d), torch.zeros_like(A), A.new_zeros(len(A)), torch.zeros_like(Ab)
@@ -68,7 +69,8 @@ def test_two_rounds() -> None:
 
 
 def test_trace() -> None:
-    """The models' slope at x_1 is the gradient there; x down; g (2), value and vector (3) and l (1) up."""
+    """The models' slope at x_1 is the gradient there; x down; g (2), value and vector (3) and l (1)
+    up."""
     trace = hand(1).trace
     assert trace["train_loss"][1] == pytest.approx(1 / 8 + 3 / 2, rel=1e-14)
     assert trace["grad_norm"][1] == pytest.approx((0.25**2 + 1.5**2) ** 0.5, rel=1e-14)
@@ -111,7 +113,9 @@ def test_the_minimiser_of_those_seen(quad: Federation) -> None:
 
 @pytest.mark.parametrize("compressor", ["rank:1", "topk:5", "powersgd:2", "randk:14"])
 def test_the_limit_is_the_minimiser(quad: Federation, compressor: str) -> None:
-    result = simulate(quad, "linear", FedNLPP(compressor=compressor), rounds=50, **HALF, drop_rate=0.2, **OPTIONS)
+    result = simulate(
+        quad, "linear", FedNLPP(compressor=compressor), rounds=50, **HALF, drop_rate=0.2, **OPTIONS
+    )
     torch.testing.assert_close(result.x, quad.optimum, rtol=0, atol=1e-10)
 
 

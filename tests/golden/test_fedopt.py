@@ -1,7 +1,8 @@
 """FedAdaGrad, FedAdam, FedYogi and FedAvgM by hand.
 
-Two clients, one parameter, f_i(x) = A_i/2 (x - b_i)^2 with A_1 = 5/2, p_1 = 1/4 and A_2 = 1/2, p_2 = 3/4, so that
-sum p_i A_i = 1; b_1 = 4/5 B and b_2 = 4/3 B, so that sum p_i A_i b_i = B. alpha = 1/2, one local step, x_1 = 0:
+Two clients, one parameter, f_i(x) = A_i/2 (x - b_i)^2 with A_1 = 5/2, p_1 = 1/4 and A_2 = 1/2, p_2
+= 3/4, so that sum p_i A_i = 1; b_1 = 4/5 B and b_2 = 4/3 B, so that sum p_i A_i b_i = B. alpha =
+1/2, one local step, x_1 = 0:
 
     delta = (B - x) / 2
 
@@ -39,7 +40,12 @@ from fedsso.algorithms.first_order.fedopt import FedAdaGrad, FedAdam, FedAvgM, F
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 
-OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu", "eval_every": 1000}
+OPTIONS: dict[str, Any] = {
+    "batch_size": None,
+    "dtype": "float64",
+    "device": "cpu",
+    "eval_every": 1000,
+}
 
 
 def by_hand(B: float, algorithm: Algorithm, rounds: int) -> Run:
@@ -77,7 +83,8 @@ def test_two_rounds(B: float, algorithm: Algorithm, one: float, two: float) -> N
     "algorithm", [FedAdaGrad(alpha=0.5), FedAdam(alpha=0.5), FedYogi(alpha=0.5), FedAvgM(alpha=0.5)]
 )
 def test_trace(algorithm: Algorithm) -> None:
-    """The reported gradient of round 1 is that of f at 0, of length B; one number goes down and one up."""
+    """The reported gradient of round 1 is that of f at 0, of length B; one number goes down and one
+    up."""
     trace = by_hand(0.6, algorithm, 1).trace
     assert trace["grad_norm"][1] == pytest.approx(0.6, rel=1e-14)
     assert trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 8
@@ -87,7 +94,9 @@ def test_first_step_of_fedadagrad(quad: Federation) -> None:
     """eta delta / (sqrt(eps^2 + delta^2) + eps)."""
     delta = run(quad, FedAvg(alpha=0.3), 1)
     x = run(quad, FedAdaGrad(alpha=0.3, eta=0.7, beta1=0.0, eps=0.02), 1)
-    torch.testing.assert_close(x, 0.7 * delta / ((0.02**2 + delta**2).sqrt() + 0.02), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        x, 0.7 * delta / ((0.02**2 + delta**2).sqrt() + 0.02), rtol=0, atol=1e-10
+    )
 
 
 def test_fedadam_without_memory_steps_by_the_sign(quad: Federation) -> None:
@@ -98,12 +107,16 @@ def test_fedadam_without_memory_steps_by_the_sign(quad: Federation) -> None:
 
 def test_fedavgm_without_momentum_is_fedavg(quad: Federation) -> None:
     expected = run(quad, FedAvg(alpha=0.3), 7)
-    torch.testing.assert_close(run(quad, FedAvgM(alpha=0.3, beta1=0.0, eta=1.0), 7), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, FedAvgM(alpha=0.3, beta1=0.0, eta=1.0), 7), expected, rtol=0, atol=1e-10
+    )
 
 
 def test_fedavgm_has_the_limit_of_fedavg(quad: Federation) -> None:
     expected = run(quad, FedAvg(alpha=1.0), 40)
-    torch.testing.assert_close(run(quad, FedAvgM(alpha=1.0, beta1=0.5, eta=0.5), 80), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, FedAvgM(alpha=1.0, beta1=0.5, eta=0.5), 80), expected, rtol=0, atol=1e-10
+    )
 
 
 def test_fedadagrad_with_a_large_eps_is_fedavg_with_a_server_step(quad: Federation) -> None:
@@ -115,7 +128,9 @@ def test_fedadagrad_with_a_large_eps_is_fedavg_with_a_server_step(quad: Federati
 def test_fedyogi_and_fedadam_agree_while_delta_squared_exceeds_v(quad: Federation) -> None:
     """From v = 0 Adam's v is (1 - beta2) delta^2, and so is Yogi's."""
     make: dict[str, Any] = {"alpha": 0.3, "eta": 0.7, "eps": 1e-13}
-    torch.testing.assert_close(run(quad, FedYogi(**make), 1), run(quad, FedAdam(**make), 1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, FedYogi(**make), 1), run(quad, FedAdam(**make), 1), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,6 +145,8 @@ def test_fedyogi_and_fedadam_agree_while_delta_squared_exceeds_v(quad: Federatio
         (FedAvgM, {"alpha": -1}, "alpha must be > 0"),
     ],
 )
-def test_wrong_values_are_refused(kind: type[Algorithm], values: dict[str, float], message: str) -> None:
+def test_wrong_values_are_refused(
+    kind: type[Algorithm], values: dict[str, float], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         kind(**values)

@@ -1,6 +1,7 @@
 """FedPer by hand.
 
-Two clients, x = (u, v), f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i); u is shared, v stays with the client (own = 1):
+Two clients, x = (u, v), f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i); u is shared, v stays with the
+client (own = 1):
 
     A_1 = [[2, 1], [1, 2]],     b_1 = (1, 0), p_1 = 1/4
     A_2 = [[1, 1/2], [1/2, 1]], b_2 = (0, 2), p_2 = 3/4
@@ -52,7 +53,9 @@ def test_two_rounds() -> None:
     one = fly(fed, FedPer(alpha=0.1, own=1), 1, local_steps=1)
     two = fly(fed, FedPer(alpha=0.1, own=1), 2, local_steps=1)
     assert personal(one).flatten().tolist() == pytest.approx([0.125, 0.1, 0.125, 0.2], abs=1e-14)
-    assert personal(two).flatten().tolist() == pytest.approx([0.224375, 0.1675, 0.224375, 0.37375], abs=1e-14)
+    assert personal(two).flatten().tolist() == pytest.approx(
+        [0.224375, 0.1675, 0.224375, 0.37375], abs=1e-14
+    )
     assert two.x.tolist() == pytest.approx([0.224375, 0.1675 / 4 + 3 * 0.37375 / 4], abs=1e-14)
 
 
@@ -72,21 +75,30 @@ def test_one_local_step_leads_to_the_joint_minimiser() -> None:
         H[at[:, None], at] += A_p
         c[at] += A_p @ torch.tensor(b_i, dtype=torch.float64)
     u, v_1, v_2 = torch.linalg.solve(H, c).tolist()
-    limit = personal(fly(quadratic(A, B, P), FedPer(alpha=0.6, own=1), 60, local_steps=1, eval_every=60))
+    limit = personal(
+        fly(quadratic(A, B, P), FedPer(alpha=0.6, own=1), 60, local_steps=1, eval_every=60)
+    )
     assert limit.flatten().tolist() == pytest.approx([u, v_1, u, v_2], abs=1e-10)
 
 
 def test_clients_that_are_alike_do_fedavg(quad: Federation) -> None:
     a, y = quad.x[quad.rows_of(0)].double(), quad.y[quad.rows_of(0)].double()
-    alike = quadratic((2 * a.mT @ a / 6).expand(3, 6, 6), torch.linalg.solve(a, y).expand(3, 6), [0.5, 0.3, 0.2])
+    alike = quadratic(
+        (2 * a.mT @ a / 6).expand(3, 6, 6), torch.linalg.solve(a, y).expand(3, 6), [0.5, 0.3, 0.2]
+    )
     x = fly(alike, FedPer(alpha=0.3, own=4), 5, local_steps=3).x
-    torch.testing.assert_close(x, fly(alike, FedAvg(alpha=0.3), 5, local_steps=3).x, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(
+        x, fly(alike, FedAvg(alpha=0.3), 5, local_steps=3).x, rtol=1e-13, atol=1e-14
+    )
 
 
 def test_the_base_moves_as_in_fedavg_in_round_one(fed: Federation) -> None:
-    """An mlp 4 - 32 - 3: the last layer has 32 * 3 + 3 = 99 numbers of 259; one client's head is its own model's."""
+    """An mlp 4 - 32 - 3: the last layer has 32 * 3 + 3 = 99 numbers of 259; one client's head is
+    its own model's."""
     options: dict[str, Any] = {"model": "mlp", "local_steps": 3, "batch_size": 4}
-    mine, theirs = (fly(fed, algorithm, 1, **options) for algorithm in (FedPer(alpha=0.1), FedAvg(alpha=0.1)))
+    mine, theirs = (
+        fly(fed, algorithm, 1, **options) for algorithm in (FedPer(alpha=0.1), FedAvg(alpha=0.1))
+    )
     torch.testing.assert_close(mine.x[:160], theirs.x[:160], rtol=1e-13, atol=1e-15)
     assert mine.trace["bytes_up"][1] == 5 * 160 * 8
     assert theirs.trace["bytes_up"][1] == 5 * 259 * 8
@@ -118,7 +130,8 @@ def test_evaluation_gives_every_client_its_own_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "layers", "own"), [([640, 330], 1, 330), ([8, 640, 330], 2, 970), ([5, 4, 3, 2], 3, 9)]
+    ("sizes", "layers", "own"),
+    [([640, 330], 1, 330), ([8, 640, 330], 2, 970), ([5, 4, 3, 2], 3, 9)],
 )
 def test_the_last_layers_are_found(sizes: list[int], layers: int, own: int) -> None:
     assert FedPer(layers=layers).fit(sizes).own == own
@@ -128,12 +141,26 @@ def test_the_last_layers_are_found(sizes: list[int], layers: int, own: int) -> N
 @pytest.mark.parametrize(
     ("values", "sizes", "message"),
     [
-        ({}, [650], r"layers=1 leaves nothing to share in a model of 1 layers with 650 numbers; keep fewer, or use"),
-        ({"layers": 3}, [640, 330], r"layers=3 leaves nothing to share in a model of 2 layers with 970 numbers"),
-        ({"own": 970}, [640, 330], r"own=970 leaves nothing to share in a model of 2 layers with 970 numbers"),
+        (
+            {},
+            [650],
+            r"layers=1 leaves nothing to share in a model of 1 layers with 650 numbers; keep fewer, or use",
+        ),
+        (
+            {"layers": 3},
+            [640, 330],
+            r"layers=3 leaves nothing to share in a model of 2 layers with 970 numbers",
+        ),
+        (
+            {"own": 970},
+            [640, 330],
+            r"own=970 leaves nothing to share in a model of 2 layers with 970 numbers",
+        ),
     ],
 )
-def test_a_model_with_nothing_to_share_is_refused(values: dict[str, Any], sizes: list[int], message: str) -> None:
+def test_a_model_with_nothing_to_share_is_refused(
+    values: dict[str, Any], sizes: list[int], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         FedPer(**values).fit(sizes)
 

@@ -4,9 +4,10 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-mu = 1/2, x_1 = (0, 0): theta_1 = diag(1.5, 2.5)^-1 (1, 0) = (2/3, 0) and theta_2 = diag(3.5, 1.5)^-1 (0, 2) = (0, 4/3).
-The server mixes with sum p_i P_i = diag(3, 1.75): x = ((1/4) 1.5 (2/3) / 3, (3/4) 1.5 (4/3) / 1.75) = (1/12, 6/7).
-With eta = 1/2 the clients go half as far, and so does the server: (1/24, 3/7). With mu = 0, x = (0.1, 1.2) minimises f.
+mu = 1/2, x_1 = (0, 0): theta_1 = diag(1.5, 2.5)^-1 (1, 0) = (2/3, 0) and theta_2 = diag(3.5,
+1.5)^-1 (0, 2) = (0, 4/3). The server mixes with sum p_i P_i = diag(3, 1.75): x = ((1/4) 1.5 (2/3) /
+3, (3/4) 1.5 (4/3) / 1.75) = (1/12, 6/7). With eta = 1/2 the clients go half as far, and so does the
+server: (1/24, 3/7). With mu = 0, x = (0.1, 1.2) minimises f.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def test_one_round() -> None:
 
 @pytest.mark.parametrize("eta", [1.0, 0.25])
 def test_trace(eta: float) -> None:
-    """The length of the gradient whatever the step; x down; P_i theta_i (2) and the triangle of P_i (3) up."""
+    """The length of the gradient whatever the step; x down; P_i theta_i (2) and the triangle of P_i
+    (3) up."""
     trace = hand(1, eta=eta).trace
     assert trace["train_loss"][1] == pytest.approx(1 / 8 + 3 / 2, rel=1e-14)
     assert trace["grad_norm"][1] == pytest.approx((0.25**2 + 1.5**2) ** 0.5, rel=1e-14)
@@ -86,7 +88,9 @@ def test_local_steps_and_their_mixture(quad: Federation, participation: float) -
         pP = quad.p[who, None, None] * P[who]
         x = torch.linalg.solve(pP.sum(0), torch.einsum("nij,nj->i", pP, theta[who]))
     record = FedPM(mu=0.2, eta=0.7)
-    result = simulate(quad, "linear", record, rounds=3, participation=participation, seed=3, **OPTIONS)
+    result = simulate(
+        quad, "linear", record, rounds=3, participation=participation, seed=3, **OPTIONS
+    )
     torch.testing.assert_close(result.x, x, rtol=0, atol=1e-10)
 
 

@@ -4,8 +4,9 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-alpha = 0.1, mu = 1, tau = 2, x_1 = (0, 0). A step takes the update delta to (1 - 0.1 (A + 1)) delta + 0.1 A (b - x),
-so two steps from 0 give 0.1 A (2 - 0.1 (A + 1)) (b - x): the factor of b - x is 0.18 for A = 1, 0.34 for 2, 0.48 for 3.
+alpha = 0.1, mu = 1, tau = 2, x_1 = (0, 0). A step takes the update delta to (1 - 0.1 (A + 1)) delta
++ 0.1 A (b - x), so two steps from 0 give 0.1 A (2 - 0.1 (A + 1)) (b - x): the factor of b - x is
+0.18 for A = 1, 0.34 for 2, 0.48 for 3.
 
 Round 1   client 1: (0.18, 0)        client 2: (0, 0.36)         mean (0.045, 0.27)
           losses as FedAvg's at the start; after a step 0.9^2/2 = 0.405 and 1.8^2/2 = 1.62: 1.470625 in the mean
@@ -29,12 +30,19 @@ from fedsso.algorithms.first_order.fedprox import FedProx
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 
-OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu", "eval_every": 1000}
+OPTIONS: dict[str, Any] = {
+    "batch_size": None,
+    "dtype": "float64",
+    "device": "cpu",
+    "eval_every": 1000,
+}
 
 
 def by_hand(rounds: int) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    result: Run = simulate(fed, "linear", FedProx(alpha=0.1, mu=1), rounds=rounds, local_steps=2, **OPTIONS)
+    result: Run = simulate(
+        fed, "linear", FedProx(alpha=0.1, mu=1), rounds=rounds, local_steps=2, **OPTIONS
+    )
     return result
 
 
@@ -64,13 +72,17 @@ def test_trace() -> None:
 
 def test_mu_0_is_fedavg(quad: Federation) -> None:
     expected = run(quad, FedAvg(alpha=0.3), 6, 4)
-    torch.testing.assert_close(run(quad, FedProx(alpha=0.3, mu=0), 6, 4), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, FedProx(alpha=0.3, mu=0), 6, 4), expected, rtol=0, atol=1e-10
+    )
 
 
 def test_one_step_is_fedsgd_for_any_mu(quad: Federation) -> None:
     """The proximal term has no slope at x itself."""
     expected = run(quad, FedSGD(alpha=0.3), 6, 1)
-    torch.testing.assert_close(run(quad, FedProx(alpha=0.3, mu=2), 6, 1), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, FedProx(alpha=0.3, mu=2), 6, 1), expected, rtol=0, atol=1e-10
+    )
 
 
 def test_many_steps_solve_the_local_problem(quad: Federation) -> None:
@@ -92,7 +104,8 @@ def test_an_infinite_mu_holds_the_clients(quad: Federation) -> None:
 
 
 def test_limit_is_the_fixed_point(quad: Federation) -> None:
-    """x = sum p_i y_i(x), where y_i - x = S_i (b_i - x), S_i = alpha sum_{j < tau} (I - alpha (A_i + mu))^j A_i.
+    """x = sum p_i y_i(x), where y_i - x = S_i (b_i - x), S_i = alpha sum_{j < tau} (I - alpha (A_i
+    + mu))^j A_i.
 
     It lies nearer the minimiser than FedAvg's.
     """

@@ -26,7 +26,12 @@ from fedsso.data import quadratic
 
 def run(rounds: int, tau: int = 7) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    options: dict[str, Any] = {"local_steps": tau, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    options: dict[str, Any] = {
+        "local_steps": tau,
+        "batch_size": None,
+        "dtype": "float64",
+        "device": "cpu",
+    }
     result: Run = simulate(fed, "linear", FedSGD(alpha=0.1), rounds=rounds, **options)
     return result
 
@@ -40,5 +45,7 @@ def test_two_rounds(tau: int) -> None:
 def test_trace() -> None:
     trace = run(2).trace
     assert trace["train_loss"][1] == pytest.approx(1.625, rel=1e-14)
-    assert trace["grad_norm"][1:].tolist() == pytest.approx([math.hypot(0.25, 1.5), math.hypot(0.1875, 1.3125)])
+    assert trace["grad_norm"][1:].tolist() == pytest.approx(
+        [math.hypot(0.25, 1.5), math.hypot(0.1875, 1.3125)]
+    )
     assert trace["bytes_up"][1] == trace["bytes_down"][1] == 2 * 2 * 8

@@ -4,8 +4,8 @@ Two clients with one row each, logistic loss log(1 + e^z) - y z of z = a^T x:
 
     a_1 = (1, 2), y_1 = 1, p_1 = 1/4        a_2 = (4, 1), y_2 = 0, p_2 = 3/4
 
-beta1 = beta2 = 1/2, rho = 1.75, alpha = 0.1, tau = 1, x_1 = (0, 0). There the model gives both labels the probability
-1/2: whichever it draws, g_hat = +-a/2 and h_hat = a^2/4.
+beta1 = beta2 = 1/2, rho = 1.75, alpha = 0.1, tau = 1, x_1 = (0, 0). There the model gives both
+labels the probability 1/2: whichever it draws, g_hat = +-a/2 and h_hat = a^2/4.
 
 Round 1   client 1: g = -a/2,  m = (-0.25, -0.5),  v = a^2/8 = (0.125, 0.5),  m/v = (-2, -1), clipped (-1.75, -1)
           client 2: g = a/2,   m = (1, 0.25),      v = (2, 0.125),            m/v = (0.5, 2), clipped (0.5, 1.75)
@@ -66,7 +66,9 @@ def test_weight_decay() -> None:
     torch.testing.assert_close(fly(2, weight_decay=0.5), expected, rtol=0, atol=1e-15)
 
 
-def simulation(fed: Federation, algorithm: FedSophia, model: str = "linear", **options: Any) -> Simulation:
+def simulation(
+    fed: Federation, algorithm: FedSophia, model: str = "linear", **options: Any
+) -> Simulation:
     full = complete({**EXACT, **options})
     return Simulation(context(fed, model, full).job(full), [algorithm])
 
@@ -78,7 +80,8 @@ def after(sim: Simulation, k: int) -> list[Any]:
 
 
 def test_a_tight_bound_makes_it_sign_descent(quad: Federation) -> None:
-    """Every entry of m / v exceeds rho, so that each local step is alpha rho = 0.01 long in every coordinate."""
+    """Every entry of m / v exceeds rho, so that each local step is alpha rho = 0.01 long in every
+    coordinate."""
     A, b = matrices(quad)
     expected = torch.zeros(6, dtype=torch.float64)
     for _ in range(4):
@@ -101,11 +104,14 @@ def matrices(fed: Federation) -> tuple[Tensor, Tensor]:
 
 
 def test_the_estimate_is_the_diagonal_of_the_hessian_in_the_mean() -> None:
-    """Clients with the same rows draw targets of their own; their v with beta2 = 0 is one estimate each."""
+    """Clients with the same rows draw targets of their own; their v with beta2 = 0 is one estimate
+    each."""
     A = torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.2], [0.1, 0.2, 0.5]], dtype=torch.float64)
     n = 1500
     fed = quadratic(A.expand(n, 3, 3), torch.ones(n, 3))
-    v = torch.stack([own.v[0] for own in after(simulation(fed, FedSophia(beta2=0.0), local_steps=1), 1)])
+    v = torch.stack(
+        [own.v[0] for own in after(simulation(fed, FedSophia(beta2=0.0), local_steps=1), 1)]
+    )
     error = v.std(0) / n**0.5
     assert (v.std(0) > 0.5 * A.diagonal()).all()
     assert ((v.mean(0) - A.diagonal()).abs() < 4 * error).all()
@@ -119,7 +125,13 @@ def test_the_curvature_is_refreshed_every_T_local_steps(quad: Federation) -> Non
 
 
 def test_every_client_counts_its_own_steps(fed: Federation) -> None:
-    harsh: dict[str, Any] = {"participation": 0.6, "stragglers": 0.5, "local_steps": 4, "batch_size": 4, "seed": 2}
+    harsh: dict[str, Any] = {
+        "participation": 0.6,
+        "stragglers": 0.5,
+        "local_steps": 4,
+        "batch_size": 4,
+        "seed": 2,
+    }
     sim = simulation(fed, FedSophia(), "mclr", **harsh)
     own = after(sim, 1)
     assert [float(memory.t) for memory in own] == sim.position.tolist()

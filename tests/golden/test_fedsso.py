@@ -4,8 +4,8 @@ Two clients of weight 1/2, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i
 
     A_1 = diag(1/2, 3), b_1 = (3, 0)        A_2 = diag(3/2, 1), b_2 = (-1, 0)
 
-so f(x) = 1/2 x^T diag(1, 2) x + constant. tau = 1: g_k is the gradient diag(1, 2) x_k whatever alpha is.
-x_1 = (1, 1), eta = 1.
+so f(x) = 1/2 x^T diag(1, 2) x + constant. tau = 1: g_k is the gradient diag(1, 2) x_k whatever
+alpha is. x_1 = (1, 1), eta = 1.
 
 Round 1   g_1 = (1, 2), B = I, x_2 = (0, -1)
 Round 2   g_2 = (0, -2), s = (-1, -2), y = (-1, -4), rho = y^T s = 9, ||y||^2 = 17, s^T g_2 = 4
@@ -58,9 +58,16 @@ from fedsso.data import quadratic
 
 def run(rounds: int, alpha: float = 0.01, guard: str = "none", **hyper: Any) -> Run:
     fed = quadratic([[[0.5, 0], [0, 3]], [[1.5, 0], [0, 1]]], [[3, 0], [-1, 0]], [0.5, 0.5])
-    options: dict[str, Any] = {"local_steps": 1, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    options: dict[str, Any] = {
+        "local_steps": 1,
+        "batch_size": None,
+        "dtype": "float64",
+        "device": "cpu",
+    }
     algorithm = FedSSO(alpha=alpha, guard=guard, **hyper)
-    result: Run = simulate(fed, "linear", algorithm, rounds=rounds, init=torch.tensor([1.0, 1.0]), **options)
+    result: Run = simulate(
+        fed, "linear", algorithm, rounds=rounds, init=torch.tensor([1.0, 1.0]), **options
+    )
     return result
 
 
@@ -95,18 +102,25 @@ def test_guard() -> None:
     assert run(1, alpha=0.25, guard="adaptive").x.tolist() == pytest.approx([0.75, 0.5], abs=1e-14)
     second = run(2, alpha=0.25, guard="adaptive")
     assert second.x.tolist() == pytest.approx([-4 / 81, 1 / 81], abs=1e-13)
-    assert second.trace["radius"][1:].tolist() == pytest.approx([math.sqrt(5) / 4, math.sqrt(5) / 1.8], rel=1e-12)
+    assert second.trace["radius"][1:].tolist() == pytest.approx(
+        [math.sqrt(5) / 4, math.sqrt(5) / 1.8], rel=1e-12
+    )
     third = run(3, alpha=0.25, guard="adaptive").trace["radius"][3]
     assert third == pytest.approx(math.sqrt(5) / 1.8 * 12681 / 13001, rel=1e-11)
 
 
 def test_gamma() -> None:
     record = FedSSO(alpha=3.0)
-    H, x = torch.tensor([0.5, 0.25], dtype=torch.float64), torch.tensor([2.0, 4.0], dtype=torch.float64)
+    H, x = (
+        torch.tensor([0.5, 0.25], dtype=torch.float64),
+        torch.tensor([2.0, 4.0], dtype=torch.float64),
+    )
     state, found = record.server_init(x[None]), []
     for k in (1, 2, 3):
         state = record.server(state, -3 * H * state.x, Cohort(k, 1, torch.arange(1), 1.0, 1.0))
-        found.append((*state.x[0].tolist(), *state.guard.radius[0].tolist(), *state.guard.gamma[0].tolist()))
+        found.append(
+            (*state.x[0].tolist(), *state.guard.radius[0].tolist(), *state.guard.gamma[0].tolist())
+        )
     r = 3 * math.sqrt(2)
     assert found[0] == pytest.approx((1, 3, r, 1), rel=1e-13)
     assert found[1] == pytest.approx((-2 / 27, 4 / 27, r, 8 / 3), rel=1e-12)
@@ -115,7 +129,12 @@ def test_gamma() -> None:
 
 def test_damping() -> None:
     fed = quadratic([[[1, 0], [0, 100]]], [[0, 0]])
-    options: dict[str, Any] = {"local_steps": 1, "batch_size": None, "dtype": "float64", "device": "cpu"}
+    options: dict[str, Any] = {
+        "local_steps": 1,
+        "batch_size": None,
+        "dtype": "float64",
+        "device": "cpu",
+    }
     start = torch.tensor([10, 0.01], dtype=torch.float64)
     found: Run = simulate(fed, "linear", FedSSO(alpha=1 / 200), rounds=2, init=start, **options)
     g, s, y = np.array([9.95, 0.5]), np.array([10, 1]), np.array([10, 6701 / 101])
@@ -123,6 +142,8 @@ def test_damping() -> None:
     q = g - 10100 / 16801 * y
     d = q + s * (10100 / 16801 - y @ q / rho)
     r = math.sqrt(101) / 20
-    assert found.x.tolist() == pytest.approx(([9.95, 0.005] - r * d / np.linalg.norm(d)).tolist(), rel=1e-11)
+    assert found.x.tolist() == pytest.approx(
+        ([9.95, 0.005] - r * d / np.linalg.norm(d)).tolist(), rel=1e-11
+    )
     assert found.trace["radius"][1:].tolist() == pytest.approx([r / 10, r], rel=1e-11)
     assert found.trace["ys"][2] == pytest.approx(rho / 200**2, rel=1e-11)

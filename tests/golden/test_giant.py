@@ -4,15 +4,17 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-At x_1 = 0 the gradients are (-1, 0) and (0, -2), g = (-1/4, -3/2), f(0) = 1/4 * 1/2 + 3/4 * 2 = 1.625. Without damping
-the mean inverse is diag(1/4 + 1/4, 1/8 + 3/4) = diag(1/2, 7/8), so p = (1/8, 21/16) and g^T p = -2. The mean Hessian is
-diag(5/2, 5/4): f(p) = 1.625 - 2 + (5/2 * 1/64 + 5/4 * 441/256)/2 = 0.721..., below 1.625 - 0.2: the full step.
+At x_1 = 0 the gradients are (-1, 0) and (0, -2), g = (-1/4, -3/2), f(0) = 1/4 * 1/2 + 3/4 * 2 =
+1.625. Without damping the mean inverse is diag(1/4 + 1/4, 1/8 + 3/4) = diag(1/2, 7/8), so p = (1/8,
+21/16) and g^T p = -2. The mean Hessian is diag(5/2, 5/4): f(p) = 1.625 - 2 + (5/2 * 1/64 + 5/4 *
+441/256)/2 = 0.721..., below 1.625 - 0.2: the full step.
 
 With mu = 1: mean inverse diag(5/16, 11/24), p = (0.078125, 0.6875), again the full step.
 
-Line search: one parameter, A = (1, 9), b = (1, 1), p = (1/2, 1/2). From 0: g = -5, mean inverse 5/9, p = 25/9,
-f(t p) = 5/2 (1 - 25/9 t)^2. At t = 1 it is 7.9 > 5/2; at t = 1/2 it is 5/2 * (7/18)^2 = 0.378 and
-f(0) - 0.1 t 5 * 25/9 = 2.5 - 0.694 = 1.806: t = 1/2, x = 25/18. The distance to 1 is multiplied by -7/18 each round.
+Line search: one parameter, A = (1, 9), b = (1, 1), p = (1/2, 1/2). From 0: g = -5, mean inverse
+5/9, p = 25/9, f(t p) = 5/2 (1 - 25/9 t)^2. At t = 1 it is 7.9 > 5/2; at t = 1/2 it is 5/2 *
+(7/18)^2 = 0.378 and f(0) - 0.1 t 5 * 25/9 = 2.5 - 0.694 = 1.806: t = 1/2, x = 25/18. The distance
+to 1 is multiplied by -7/18 each round.
 """
 
 from __future__ import annotations
@@ -51,10 +53,13 @@ def test_line_search() -> None:
 
 
 def test_line_search_near_a_minimum() -> None:
-    """b = (3, 0) has the minimiser 3/10 and f > 0 there: soon the losses differ by rounding, yet the halves go on."""
+    """b = (3, 0) has the minimiser 3/10 and f > 0 there: soon the losses differ by rounding, yet
+    the halves go on."""
     fed = quadratic([[[1]], [[9]]], [[3], [0]])
     for k in (3, 32):
-        assert go(fed, GIANT(mu=0), k).x.item() == pytest.approx(0.3 * (1 - (-7 / 18) ** k), abs=1e-12)
+        assert go(fed, GIANT(mu=0), k).x.item() == pytest.approx(
+            0.3 * (1 - (-7 / 18) ** k), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("mu", [0, 0.3])
@@ -64,7 +69,9 @@ def test_full_steps_on_quadratics(quad: Federation, mu: float) -> None:
     x = torch.zeros(6, dtype=torch.float64)
     for k in range(1, 4):
         g = torch.einsum("n,ni->i", quad.p, A @ x - Ab)
-        x = x - quad.p @ torch.linalg.solve(A + mu * torch.eye(6, dtype=torch.float64), g.expand(4, 6))
+        x = x - quad.p @ torch.linalg.solve(
+            A + mu * torch.eye(6, dtype=torch.float64), g.expand(4, 6)
+        )
         close(go(quad, GIANT(mu=mu, tol=1e-14), k).x, x)
 
 

@@ -4,8 +4,8 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-alpha = 0.1, tau = 2, I2 = 2, x_1 = (0, 0). Two steps multiply the distance to b_i by diag(0.81, 0.64) at client 1 and
-diag(0.49, 0.81) at client 2.
+alpha = 0.1, tau = 2, I2 = 2, x_1 = (0, 0). Two steps multiply the distance to b_i by diag(0.81,
+0.64) at client 1 and diag(0.49, 0.81) at client 2.
 
 Exchange 1   (0.19, 0) and (0, 0.38), mean (0.0475, 0.285)
 Exchange 2   gradients (-0.9525, 0.57) and (0.1425, -1.715), mean (-0.13125, -1.14375)
@@ -29,12 +29,19 @@ from fedsso.algorithms.first_order.ldsgd import LDSGD
 from fedsso.data import quadratic
 from fedsso.errors import InputError
 
-OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu", "eval_every": 1000}
+OPTIONS: dict[str, Any] = {
+    "batch_size": None,
+    "dtype": "float64",
+    "device": "cpu",
+    "eval_every": 1000,
+}
 
 
 def by_hand() -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    result: Run = simulate(fed, "linear", LDSGD(alpha=0.1, I2=2), rounds=1, local_steps=2, **OPTIONS)
+    result: Run = simulate(
+        fed, "linear", LDSGD(alpha=0.1, I2=2), rounds=1, local_steps=2, **OPTIONS
+    )
     return result
 
 
@@ -55,7 +62,8 @@ def test_one_round() -> None:
 
 
 def test_trace() -> None:
-    """The gradient and the loss are those of the last exchange; every exchange costs a model each way."""
+    """The gradient and the loss are those of the last exchange; every exchange costs a model each
+    way."""
     trace = by_hand().trace
     assert trace["grad_norm"][1] == pytest.approx(math.hypot(0.13125, 1.14375), rel=1e-14)
     loss = (0.9525**2 / 2 + 0.285**2) / 4 + 0.75 * (1.5 * 0.0475**2 + 1.715**2 / 2)
@@ -73,7 +81,8 @@ def test_one_average_is_fedavg(quad: Federation, batch_size: int | None) -> None
 
 
 def test_local_steps_then_averaged_ones(quad: Federation) -> None:
-    """FedAvg's closed form x = sum p_i (b_i + (I - alpha A_i)^tau (x - b_i)), and twice with tau = 1."""
+    """FedAvg's closed form x = sum p_i (b_i + (I - alpha A_i)^tau (x - b_i)), and twice with tau =
+    1."""
     A, b, p = parts(quad)
     x = torch.zeros(6, 1, dtype=torch.float64)
     for tau in (4, 1, 1) * 3:
@@ -84,11 +93,14 @@ def test_local_steps_then_averaged_ones(quad: Federation) -> None:
 
 def test_no_local_steps_are_rounds_of_fedsgd(quad: Federation) -> None:
     expected = run(quad, FedSGD(alpha=0.3), 12).x
-    torch.testing.assert_close(run(quad, LDSGD(alpha=0.3, I2=4), 3, local_steps=1).x, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        run(quad, LDSGD(alpha=0.3, I2=4), 3, local_steps=1).x, expected, rtol=0, atol=1e-10
+    )
 
 
 def test_averaged_steps_go_on_in_the_stream_of_mini_batches(quad: Federation) -> None:
-    """With one client a round of tau = 3 and I2 = 3 is one of FedAvg with five steps, on the same batches."""
+    """With one client a round of tau = 3 and I2 = 3 is one of FedAvg with five steps, on the same
+    batches."""
     A, b, _ = parts(quad)
     alone = quadratic(A[:1], b[:1, :, 0])
     expected = run(alone, FedAvg(alpha=0.1), 4, batch_size=2, local_steps=5).x
@@ -98,7 +110,10 @@ def test_averaged_steps_go_on_in_the_stream_of_mini_batches(quad: Federation) ->
 
 def test_averaged_steps_lessen_the_drift(quad: Federation) -> None:
     assert quad.optimum is not None
-    error = [float((run(quad, LDSGD(alpha=0.5, I2=n), 12, local_steps=4).x - quad.optimum).norm()) for n in (1, 3, 9)]
+    error = [
+        float((run(quad, LDSGD(alpha=0.5, I2=n), 12, local_steps=4).x - quad.optimum).norm())
+        for n in (1, 3, 9)
+    ]
     assert error[2] < error[1] < error[0]
 
 

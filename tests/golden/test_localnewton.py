@@ -4,16 +4,17 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-Undamped, a Newton step leads each client to its own b_i: p = b_mean - x, b_mean = (1/4, 3/2). From 0, with
-g = (-1/4, -3/2) and the mean Hessian diag(5/2, 5/4): g^T p = -2.3125 and
-f(p) = 1.625 - 2.3125 + (5/2 * 1/16 + 5/4 * 9/4)/2 = 0.796875, below 1.625 - 0.23125: the full step, to b_mean.
+Undamped, a Newton step leads each client to its own b_i: p = b_mean - x, b_mean = (1/4, 3/2). From
+0, with g = (-1/4, -3/2) and the mean Hessian diag(5/2, 5/4): g^T p = -2.3125 and f(p) = 1.625 -
+2.3125 + (5/2 * 1/16 + 5/4 * 9/4)/2 = 0.796875, below 1.625 - 0.23125: the full step, to b_mean.
 There p = 0, and it stays; the minimiser of f is (1/10, 6/5).
 
 With mu = 1, (A_i + I)^-1 A_i b_i = (1/2, 0) and (0, 1): p = (1/8, 3/4), the full step again.
 
-Line search: one parameter, A = (1, 9), b = (3, 0), p = (1/2, 1/2). From 0: b_mean = 3/2, g = -3/2, mean Hessian 5,
-f(t p) = 9/4 - 9/4 t + 45/8 t^2, which at t = 1/2, 1/4, 1/8 is 2.53, 2.04, 2.06; 9/4 - 0.1 * 9/4 * 1/4 = 2.19:
-t = 1/4, x = 3/8. There g = 5 * 3/8 - 3/2 = 3/8 > 0 and p = 9/8 points uphill: no step lowers f, x stays.
+Line search: one parameter, A = (1, 9), b = (3, 0), p = (1/2, 1/2). From 0: b_mean = 3/2, g = -3/2,
+mean Hessian 5, f(t p) = 9/4 - 9/4 t + 45/8 t^2, which at t = 1/2, 1/4, 1/8 is 2.53, 2.04, 2.06; 9/4
+- 0.1 * 9/4 * 1/4 = 2.19: t = 1/4, x = 3/8. There g = 5 * 3/8 - 3/2 = 3/8 > 0 and p = 9/8 points
+uphill: no step lowers f, x stays.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from fedsso.data import quadratic
 
 def test_goes_to_the_mean_of_the_clients_minimisers_and_stays() -> None:
     for k in (1, 2, 5):
-        assert go(pair(), LocalNewton(mu=0, tol=1e-14), k).x.tolist() == pytest.approx([0.25, 1.5], abs=1e-13)
+        assert go(pair(), LocalNewton(mu=0, tol=1e-14), k).x.tolist() == pytest.approx(
+            [0.25, 1.5], abs=1e-13
+        )
 
 
 def test_damped() -> None:
@@ -61,7 +64,8 @@ def test_one_client_needs_one_round(quad: Federation, newton_steps: int) -> None
 
 
 def test_quadratics(quad: Federation) -> None:
-    """The first step is sum p_i (A_i + mu I)^-1 A_i b_i; more Newton steps solve the same proximal problems."""
+    """The first step is sum p_i (A_i + mu I)^-1 A_i b_i; more Newton steps solve the same proximal
+    problems."""
     A, Ab = parts(quad)
     x = quad.p @ torch.linalg.solve(A + 0.3 * torch.eye(6, dtype=torch.float64), Ab)
     for newton_steps in (1, 2):

@@ -4,8 +4,9 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
     A_1 = diag(1, 2), b_1 = (1, 0), p_1 = 1/4        A_2 = diag(3, 1), b_2 = (0, 2), p_2 = 3/4
 
-alpha = 0.1, tau = 2, x_1 = (0, 0). Two steps of y <- y - 0.1 (A_i (y - b_i) + e), e = c - c_i, multiply the distance to
-b_i - A_i^-1 e by diag(0.81, 0.64) at client 1 and diag(0.49, 0.81) at client 2.
+alpha = 0.1, tau = 2, x_1 = (0, 0). Two steps of y <- y - 0.1 (A_i (y - b_i) + e), e = c - c_i,
+multiply the distance to b_i - A_i^-1 e by diag(0.81, 0.64) at client 1 and diag(0.49, 0.81) at
+client 2.
 
 Round 1   no variates yet, FedAvg: updates (0.19, 0) and (0, 0.38), x = (0.0475, 0.285)
           option II: c_i = -update / 0.2, c_1 = (-0.95, 0), c_2 = (0, -1.9), c = (-0.2375, -1.425)
@@ -43,7 +44,9 @@ from fedsso.experiment.settings import complete
 both = pytest.mark.parametrize("option", ["I", "II"])
 
 
-def state(fed: Federation, algorithm: Algorithm, rounds: int, **options: Any) -> tuple[Tensor, Tensor]:
+def state(
+    fed: Federation, algorithm: Algorithm, rounds: int, **options: Any
+) -> tuple[Tensor, Tensor]:
     """c and the clients' c_i after some rounds."""
     full = complete({**OPTIONS, **options, "rounds": rounds})
     sim = Simulation(context(fed, "linear", full).job(full), [algorithm])
@@ -56,7 +59,9 @@ def test_two_rounds(option: str) -> None:
     algorithm = SCAFFOLD(alpha=0.1, option=option)
     assert go(pair(), algorithm, 1).x.tolist() == pytest.approx([0.0475, 0.285], abs=1e-14)
     moved = {"I": [0.023325, 0.2149875], "II": [0.0235125, 0.215175]}[option]
-    assert go(pair(), algorithm, 2).x.tolist() == pytest.approx([0.0475 + moved[0], 0.285 + moved[1]], abs=1e-14)
+    assert go(pair(), algorithm, 2).x.tolist() == pytest.approx(
+        [0.0475 + moved[0], 0.285 + moved[1]], abs=1e-14
+    )
 
 
 @both
@@ -65,9 +70,13 @@ def test_variates(option: str) -> None:
     c, c_i = state(pair(), algorithm, 1)
     expected = {"I": [[-1, 0], [0, -2]], "II": [[-0.95, 0], [0, -1.9]]}[option]
     assert c_i.flatten().tolist() == pytest.approx([v for row in expected for v in row], abs=1e-14)
-    assert c.tolist() == pytest.approx({"I": [-0.25, -1.5], "II": [-0.2375, -1.425]}[option], abs=1e-14)
+    assert c.tolist() == pytest.approx(
+        {"I": [-0.25, -1.5], "II": [-0.2375, -1.425]}[option], abs=1e-14
+    )
     if option == "II":
-        assert state(pair(), algorithm, 2)[0].tolist() == pytest.approx([-0.1175625, -1.075875], abs=1e-14)
+        assert state(pair(), algorithm, 2)[0].tolist() == pytest.approx(
+            [-0.1175625, -1.075875], abs=1e-14
+        )
 
 
 @both
@@ -94,7 +103,10 @@ def test_first_round_is_fedavg(quad: Federation, option: str) -> None:
 def test_one_client_is_local_sgd(option: str) -> None:
     fed = quadratic([[[3, 1], [1, 2]]], [[1, -2]])
     options = {"local_steps": 4, "batch_size": None}
-    close(go(fed, SCAFFOLD(alpha=0.1, option=option), 6, **options).x, go(fed, FedAvg(alpha=0.1), 6, **options).x)
+    close(
+        go(fed, SCAFFOLD(alpha=0.1, option=option), 6, **options).x,
+        go(fed, FedAvg(alpha=0.1), 6, **options).x,
+    )
 
 
 @both
@@ -106,12 +118,21 @@ def test_one_step_is_distributed_gradient_descent(quad: Federation, option: str)
 @both
 def test_limit_is_the_minimiser(quad: Federation, option: str) -> None:
     assert quad.optimum is not None
-    close(go(quad, SCAFFOLD(alpha=0.2, option=option), 80, local_steps=7, eval_every=80).x, quad.optimum)
+    close(
+        go(quad, SCAFFOLD(alpha=0.2, option=option), 80, local_steps=7, eval_every=80).x,
+        quad.optimum,
+    )
 
 
 @both
 def test_server_holds_the_weighted_mean_of_all_variates(quad: Federation, option: str) -> None:
-    harsh = {"participation": 0.5, "drop_rate": 0.3, "stragglers": 0.5, "local_steps": 4, "batch_size": 2}
+    harsh = {
+        "participation": 0.5,
+        "drop_rate": 0.3,
+        "stragglers": 0.5,
+        "local_steps": 4,
+        "batch_size": 2,
+    }
     c, c_i = state(quad, SCAFFOLD(alpha=0.1, option=option), 12, **harsh)
     close(quad.p @ c_i, c, 1e-13)
     assert c.norm() > 0.01

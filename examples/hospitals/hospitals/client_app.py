@@ -1,4 +1,5 @@
-"""What a hospital does with a message: a few gradient steps on its own rows, or an evaluation on those held out."""
+"""What a hospital does with a message: a few gradient steps on its own rows, or an evaluation on
+those held out."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def train(message: Message, context: Context) -> Message:
     alpha, steps = float(context.run_config["alpha"]), int(context.run_config["local-steps"])
     w, loss = task.train(message.content.array_records["arrays"]["w"].numpy(), rows, alpha, steps)
     metrics = MetricRecord({"num-examples": len(rows.y), "train_loss": loss})
-    return Message(RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()
@@ -31,4 +34,7 @@ def evaluate(message: Message, context: Context) -> Message:
     _, rows = _own(context)
     w = message.content.array_records["arrays"]["w"].numpy()
     found = {"eval_loss": task.loss(w, rows), "eval_acc": task.accuracy(w, rows)}
-    return Message(RecordDict({"metrics": MetricRecord({"num-examples": len(rows.y), **found})}), reply_to=message)
+    return Message(
+        RecordDict({"metrics": MetricRecord({"num-examples": len(rows.y), **found})}),
+        reply_to=message,
+    )

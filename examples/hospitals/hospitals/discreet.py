@@ -1,4 +1,5 @@
-"""Nothing of a patient leaves a hospital by way of an error: `fedsso.flower.discreet`, without torch and fedsso."""
+"""Nothing of a patient leaves a hospital by way of an error: `fedsso.flower.discreet`, without
+torch and fedsso."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ log = logging.getLogger("flwr")
 RAISED = 2  # Flower's code of an error inside a client app
 
 
-def discreet(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-    """A mod for ClientApps: an exception becomes an error reply without its text; the context stays as it was."""
+def discreet(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """A mod for ClientApps: an exception becomes an error reply without its text; the context stays
+    as it was."""
     before = deepcopy(context.state)
     try:
         return call_next(message, context)
@@ -26,4 +30,8 @@ def discreet(message: Message, context: Context, call_next: Callable[[Message, C
 def public(error: BaseException) -> str:
     """What others may know of an error."""
     kind, text = type(error).__name__, getattr(error, "public", None)
-    return f"{kind}: {text}" if isinstance(text, str) and text else f"{kind}; the client's own log has the details"
+    return (
+        f"{kind}: {text}"
+        if isinstance(text, str) and text
+        else f"{kind}; the client's own log has the details"
+    )

@@ -18,7 +18,8 @@ app = ServerApp()
 
 
 class Averaging(FedAvg):
-    """FedAvg that evaluates in the last round alone: every message costs a hospital the start of a Python process."""
+    """FedAvg that evaluates in the last round alone: every message costs a hospital the start of a
+    Python process."""
 
     def __init__(self, last: int, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -28,7 +29,11 @@ class Averaging(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages in the last round; a resumed run counts on, so its number is that of the whole."""
-        return super().configure_evaluate(server_round, arrays, config, grid) if server_round == self.last else []
+        return (
+            super().configure_evaluate(server_round, arrays, config, grid)
+            if server_round == self.last
+            else []
+        )
 
 
 @app.main()
@@ -41,7 +46,9 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
     moved = strategy.moved if isinstance(strategy, FedSSO) else bool(result.train_metrics_clientapp)
     if rounds and not moved:
-        raise RuntimeError("no hospital's reply could be used in any round, so there is no model; the log says why")
+        raise RuntimeError(
+            "no hospital's reply could be used in any round, so there is no model; the log says why"
+        )
     _tell(result)
     if config["out"]:
         _write(Path(str(config["out"])), result, strategy)
@@ -79,7 +86,13 @@ def _write(folder: Path, result: Result, strategy: FedAvg | FedSSO) -> None:
     """The model by feature and, of FedSSO, the trace."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = zip((*task.SCALES, "intercept"), result.arrays["w"].numpy().tolist(), strict=True)
-    (folder / "model.csv").write_text("".join(f"{name},{value}\n" for name, value in weights), encoding="utf-8")
+    (folder / "model.csv").write_text(
+        "".join(f"{name},{value}\n" for name, value in weights), encoding="utf-8"
+    )
     if isinstance(strategy, FedSSO):
         strategy.trace.save(folder / "trace.csv")
-        report.plot([strategy.curve("FedSSO")], folder / "curves.png", title="Heart disease over the hospitals")
+        report.plot(
+            [strategy.curve("FedSSO")],
+            folder / "curves.png",
+            title="Heart disease over the hospitals",
+        )

@@ -1,6 +1,8 @@
-"""The hospital's rows, the model and its steps, in numpy alone: every message to a SuperNode starts a Python process.
+"""The hospital's rows, the model and its steps, in numpy alone: every message to a SuperNode starts
+a Python process.
 
-A file is that of UCI heart disease, processed.NAME.data: 13 numbers about a patient and the diagnosis, "?" for a gap.
+A file is that of UCI heart disease, processed.NAME.data: 13 numbers about a patient and the
+diagnosis, "?" for a gap.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ SCALES = {  # name: (typical value, typical spread)
     "ca": (0.7, 0.9),
     "thal": (4.7, 1.9),
 }
-"""Agreed before the first round, so that no hospital needs another's rows; rounded from Cleveland's public file."""
+"""Agreed before the first round, so that no hospital needs another's rows; rounded from Cleveland's
+public file."""
 NEVER_ZERO = ("trestbps", "chol")  # a pressure or cholesterol of 0 was not measured
 HELD_OUT = 5  # every fifth row is for evaluation
 
@@ -70,7 +73,8 @@ def load(node_config: Mapping[str, Any], data_dir: str = "") -> tuple[Rows, Rows
 
 
 def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
-    """In deployment the one file in the node's own data-folder, in simulation that of the hospital partition-id."""
+    """In deployment the one file in the node's own data-folder, in simulation that of the hospital
+    partition-id."""
     if "data-folder" in node_config:
         files = sorted(Path(str(node_config["data-folder"])).glob("*.data"))
         if len(files) != 1:
@@ -81,7 +85,9 @@ def find(node_config: Mapping[str, Any], data_dir: str = "") -> Path:
     folder = Path(data_dir or os.environ.get("FEDSSO_DATA") or cache).expanduser()
     number = int(node_config["partition-id"])
     if not 0 <= number < len(HOSPITALS):
-        raise ValueError(f"there is no hospital {number}: simulate with num-supernodes={len(HOSPITALS)}")
+        raise ValueError(
+            f"there is no hospital {number}: simulate with num-supernodes={len(HOSPITALS)}"
+        )
     path = folder / f"processed.{HOSPITALS[number]}.data"
     if not path.is_file():
         remedy = "run `fedsso data get heart`, or say data-dir in the run config"
@@ -107,17 +113,23 @@ def read(path: Path) -> Rows:
 
 
 def _check(path: Path, lines: list[tuple[int, list[str]]]) -> None:
-    """Refuse cells that are no numbers, or rows of another length; the server hears of columns and counts alone."""
+    """Refuse cells that are no numbers, or rows of another length; the server hears of columns and
+    counts alone."""
     names = (*SCALES, "diagnosis")
     short = [number for number, cells in lines if len(cells) != len(names)]
     if short:
         wrong = f"{len(short)} rows have not {len(names)} cells: {len(SCALES)} numbers and the diagnosis"
         raise RowsError(f"{path}, line {short[0]}: {wrong}", wrong)
     bad = [
-        (number, name) for number, cells in lines for name, cell in zip(names, cells, strict=True) if _bad(name, cell)
+        (number, name)
+        for number, cells in lines
+        for name, cell in zip(names, cells, strict=True)
+        if _bad(name, cell)
     ]
     if bad:
-        columns = ", ".join(f"{name} {count}" for name, count in Counter(name for _, name in bad).items())
+        columns = ", ".join(
+            f"{name} {count}" for name, count in Counter(name for _, name in bad).items()
+        )
         wrong = f"cells that are no numbers, by column: {columns}; write a gap as ?, the diagnosis as 0 or more"
         number, name = bad[0]
         cell = dict(lines)[number][names.index(name)]

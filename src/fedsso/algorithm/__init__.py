@@ -6,7 +6,8 @@
     vectors             dot, norm, gram, solve, Tree, tree_map
     work of clients     local.sgd and others
 
-Read `contract.py` for what an algorithm is, then `algorithms/first_order/fedavg.py`, the smallest complete example.
+Read `contract.py` for what an algorithm is, then `algorithms/first_order/fedavg.py`, the smallest
+complete example.
 """
 
 from ..support.linalg import dot as dot

@@ -6,9 +6,10 @@ A round is a list of exchanges (phases), each
 
 where the mean is that of the decoded uploads, weighted with p_i over those who answered.
 
-Engines own the loop, the weighted mean, the randomness, the devices and the wire. Algorithms only compute, for any
-number of clients and trials at once: server arrays are [trials, d], client arrays [clients, trials, d],
-hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the smallest complete example.
+Engines own the loop, the weighted mean, the randomness, the devices and the wire. Algorithms only
+compute, for any number of clients and trials at once: server arrays are [trials, d], client arrays
+[clients, trials, d], hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the
+smallest complete example.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BLOW_UP = 1e3  # a loss this many times the first one is an explosion
 
 
 class Batch(NamedTuple):
-    """Rows of M clients. Weights are 0 on padding and sum to 1 over a client's rows of the batch (over all batches
-    of a full pass)."""
+    """Rows of M clients. Weights are 0 on padding and sum to 1 over a client's rows of the batch
+    (over all batches of a full pass)."""
 
     x: Tensor  # [M, B, *sample]
     y: Tensor  # [M, B], or [M, trials, B] where trials see targets of their own
@@ -37,7 +38,9 @@ class Batch(NamedTuple):
 class Objective(Protocol):
     """The clients' loss f_i at their own points x [M, trials, d]."""
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def value_and_grad(
+        self, x: Tensor, batch: Batch, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """([M, trials], [M, trials, d]); the gradient is written into `out` where one is given."""
         ...
 
@@ -54,7 +57,8 @@ class Objective(Protocol):
         ...
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """An estimate of the Hessian's diagonal [M, trials, d], from targets drawn by uniform numbers u [M, B]."""
+        """An estimate of the Hessian's diagonal [M, trials, d], from targets drawn by uniform
+        numbers u [M, B]."""
         ...
 
 
@@ -74,11 +78,13 @@ class Local(Protocol):
         ...
 
     def full(self) -> Iterator[Batch]:
-        """All training rows, piece by piece; each piece overwrites the one before, and a mini-batch."""
+        """All training rows, piece by piece; each piece overwrites the one before, and a
+        mini-batch."""
         ...
 
     def uniform(self, purpose: str, n: int) -> Tensor:
-        """[M, n] uniform draws in (0, 1), each client's own: a function of seed, purpose, client and round."""
+        """[M, n] uniform draws in (0, 1), each client's own: a function of seed, purpose, client
+        and round."""
         ...
 
 
@@ -113,15 +119,19 @@ def none(tau: Tensor) -> Tensor:
 class Phase(NamedTuple):
     """One exchange between server and clients.
 
-    A tensor that a client has received earlier in the round need not be sent again: put the same object into the
-    message, and it is neither counted nor, over a network, repeated.
+    A tensor that a client has received earlier in the round need not be sent again: put the same
+    object into the message, and it is neither counted nor, over a network, repeated.
     """
 
     broadcast: Callable[[Any], Tree]
     client: Callable[[Any, Any, Any, Local], Reply]
     server: Callable[[Any, Any, Cohort], Any]
-    steps: Callable[[Tensor], Tensor] = none  # mini-batch steps of each client; `self.local_steps`: the user's tau
-    decode: Callable[[Tree], Tree] = as_sent  # an upload as sent (factors, indices) -> the tree that is averaged
+    steps: Callable[[Tensor], Tensor] = (
+        none  # mini-batch steps of each client; `self.local_steps`: the user's tau
+    )
+    decode: Callable[[Tree], Tree] = (
+        as_sent  # an upload as sent (factors, indices) -> the tree that is averaged
+    )
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search
 
@@ -129,12 +139,15 @@ class Phase(NamedTuple):
 class Algorithm:
     """Base of all records: one phase, no client state, the model is `server.x`."""
 
-    needs_all: ClassVar[str] = ""  # what to use when not all clients answer; "" if the algorithm bears that
+    needs_all: ClassVar[str] = (
+        ""  # what to use when not all clients answer; "" if the algorithm bears that
+    )
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
     personal: ClassVar[bool] = False  # every client has a model of its own
 
     def asks(self) -> str:
-        """What it asks of the objective beyond gradients: "hvp" (second derivatives), "targets" or nothing."""
+        """What it asks of the objective beyond gradients: "hvp" (second derivatives), "targets" or
+        nothing."""
         return ""
 
     def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
@@ -142,7 +155,8 @@ class Algorithm:
         return self
 
     def server_init(self, x: Tensor) -> Any:
-        """Server state from the initial model x [trials, d]; every leaf has the trials as its first axis."""
+        """Server state from the initial model x [trials, d]; every leaf has the trials as its first
+        axis."""
         raise NotImplementedError(f"{type(self).__name__} needs server_init")
 
     def client_init(self, x: Tensor) -> Tree:  # noqa: ARG002
@@ -154,7 +168,8 @@ class Algorithm:
         return tau
 
     def model(self, server: Any, own: Any) -> Tensor:  # noqa: ARG002
-        """The model that is evaluated, [trials, d]; one for each client, [clients, trials, d], if it is personal."""
+        """The model that is evaluated, [trials, d]; one for each client, [clients, trials, d], if
+        it is personal."""
         x: Tensor = server.x
         return x
 
@@ -171,19 +186,21 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} needs server")
 
     def bears(self, server: Any) -> Scalar:  # noqa: ARG002
-        """How many times the first loss a round from this state may show; beyond, it has exploded. One number or
-        [trials]."""
+        """How many times the first loss a round from this state may show; beyond, it has exploded.
+        One number or [trials]."""
         return BLOW_UP
 
     def undo(self, server: Any) -> tuple[Any, Tensor] | None:  # noqa: ARG002
-        """Where a round from this state explodes: the state to go on from, and which trials can, [trials] of booleans.
+        """Where a round from this state explodes: the state to go on from, and which trials can,
+        [trials] of booleans.
 
         None: no trial can. Who cannot has diverged.
         """
         return None
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
-        """Columns of the trace that it knows: grad_norm, ys, overridden, skipped, radius, alpha; each [trials]."""
+        """Columns of the trace that it knows: grad_norm, ys, overridden, skipped, radius, alpha;
+        each [trials]."""
         return {}
 
     @property

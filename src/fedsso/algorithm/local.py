@@ -1,4 +1,5 @@
-"""Work that clients of several algorithms share: local SGD, full passes over their rows, conjugate gradients, Newton.
+"""Work that clients of several algorithms share: local SGD, full passes over their rows, conjugate
+gradients, Newton.
 
 Points are [M, trials, d], or [trials, d] where all clients start from the server's model.
 """
@@ -23,14 +24,18 @@ BACKTRACKING = tuple(0.5**j for j in range(10))  # 1, 1/2, ..., 2^-9
 def sgd(
     f: Objective, x: Tensor, local: Local, alpha: Scalar, correction: Correction | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Local SGD from the global model x: the update x_tau - x [M, trials, d] and the mean mini-batch loss [M, trials].
+    """Local SGD from the global model x: the update x_tau - x [M, trials, d] and the mean
+    mini-batch loss [M, trials].
 
-    The difference is carried instead of the model: at alpha = 1e-4 a float32 model would drown its own update in
-    rounding. `correction` adds a term to every gradient, given the update so far. Step j acts only on clients that
-    still have a step to do.
+    The difference is carried instead of the model: at alpha = 1e-4 a float32 model would drown its
+    own update in rounding. `correction` adds a term to every gradient, given the update so far.
+    Step j acts only on clients that still have a step to do.
     """
     delta = x.new_zeros(local.own_steps.shape[0], *x.shape[-2:])
-    point, grad = torch.empty_like(delta), torch.empty_like(delta)  # fresh ones in each step cost page faults
+    point, grad = (
+        torch.empty_like(delta),
+        torch.empty_like(delta),
+    )  # fresh ones in each step cost page faults
     rate = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
     total = x.new_zeros(())
     for j in range(local.steps):
@@ -92,8 +97,8 @@ def curvature(f: Objective, x: Tensor, local: Local) -> Product:
 def cg(product: Product, b: Tensor, steps: int, tol: float) -> Tensor:
     """Conjugate gradients for A z = b from z = 0, each client and trial on its own.
 
-    One ends when its residual has shrunk to `tol` times its first length, or where v^T A v <= 0: then with the point
-    before, or b itself in the first step.
+    One ends when its residual has shrunk to `tol` times its first length, or where v^T A v <= 0:
+    then with the point before, or b itself in the first step.
     """
     z, r, v = torch.zeros_like(b), b, b
     rr = first = dot(r, r)
@@ -120,8 +125,11 @@ class Solver(NamedTuple):
     tol: float  # relative residual at which these end
 
 
-def newton(f: Objective, x: Tensor, local: Local, solver: Solver, tilt: Tensor | None, mu: Scalar) -> Tensor:
-    """Minimise f_i(y) + <tilt, y - x> + mu/2 |y - x|^2 by Newton's method; the update y - x [M, trials, d].
+def newton(
+    f: Objective, x: Tensor, local: Local, solver: Solver, tilt: Tensor | None, mu: Scalar
+) -> Tensor:
+    """Minimise f_i(y) + <tilt, y - x> + mu/2 |y - x|^2 by Newton's method; the update y - x [M,
+    trials, d].
 
     Each step is the largest of 1, 1/2, ..., 2^-9 that lowers the client's own objective enough.
     """
@@ -150,21 +158,28 @@ def newton(f: Objective, x: Tensor, local: Local, solver: Solver, tilt: Tensor |
 def along(f: Objective, x: Tensor, p: Tensor, local: Local) -> Tensor:
     """f_i(x + t p) at the ten steps t, [M, trials, 10]."""
     x, p = at_clients(x, local), at_clients(p, local)
-    parts = [torch.stack([f.value(x + t * p, piece) for t in BACKTRACKING], -1) for piece in local.full()]
+    parts = [
+        torch.stack([f.value(x + t * p, piece) for t in BACKTRACKING], -1) for piece in local.full()
+    ]
     return sum(parts[1:], parts[0])
 
 
 def armijo(losses: Tensor, f0: Tensor, slope: Tensor, c: float, last: Scalar = 1.0) -> Tensor:
-    """The largest of the ten steps with f(x + t p) <= f(x) + c t g^T p; where none has, the one of the lowest loss if
-    that is below f(x), else 0.
+    """The largest of the ten steps with f(x + t p) <= f(x) + c t g^T p; where none has, the one of
+    the lowest loss if that is below f(x), else 0.
 
-    losses [..., 10], f0, slope and last [..., 1]; the step [..., 1] in float64. Near a minimum, where the losses differ
-    by their rounding alone, they cannot choose: then `last`, the step of the round before, is taken.
+    losses [..., 10], f0, slope and last [..., 1]; the step [..., 1] in float64. Near a minimum,
+    where the losses differ by their rounding alone, they cannot choose: then `last`, the step of
+    the round before, is taken.
     """
     t = torch.tensor(BACKTRACKING, dtype=torch.float64, device=losses.device)
     fits = losses <= f0 + c * t * slope.clamp(max=0)  # where p leads uphill, f must not rise
     best, where = losses.nan_to_num(torch.inf).min(-1, keepdim=True)
     first = fits.to(torch.uint8).argmax(-1, keepdim=True)
-    chosen = torch.where(fits.any(-1, keepdim=True), t[first], torch.where(best < f0, t[where], 0.0))
-    blind = (losses - f0).abs().amax(-1, keepdim=True) <= 16 * torch.finfo(losses.dtype).eps * f0.abs()
+    chosen = torch.where(
+        fits.any(-1, keepdim=True), t[first], torch.where(best < f0, t[where], 0.0)
+    )
+    blind = (losses - f0).abs().amax(-1, keepdim=True) <= 16 * torch.finfo(
+        losses.dtype
+    ).eps * f0.abs()
     return torch.where(blind, last, chosen)

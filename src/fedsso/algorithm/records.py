@@ -1,7 +1,8 @@
 """Records of hyper-parameters, and how several of them become one sweep.
 
-A *record* is a frozen dataclass made by ``@hyper``. Its fields annotated ``Scalar`` or ``Step`` may differ between
-the trials of a sweep; all others (a name, a window length) are static: trials that differ there are run apart.
+A *record* is a frozen dataclass made by ``@hyper``. Its fields annotated ``Scalar`` or ``Step`` may
+differ between the trials of a sweep; all others (a name, a window length) are static: trials that
+differ there are run apart.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def hyper(cls: type[R]) -> type[R]:
 
 
 def swept(record: Any) -> list[str]:
-    """Names of the fields that may differ between stacked trials: by the text of their type, or the type itself."""
+    """Names of the fields that may differ between stacked trials: by the text of their type, or the
+    type itself."""
     return [f.name for f in fields(record) if f.type in SWEPT or Tensor in get_args(f.type)]
 
 
@@ -64,7 +66,8 @@ def changed(record: Any) -> dict[str, Any]:
 
 
 def signature(record: Any) -> tuple[Any, ...]:
-    """What must be equal for records to be stacked: their type, static fields and the types of swept ones."""
+    """What must be equal for records to be stacked: their type, static fields and the types of
+    swept ones."""
     free = set(swept(record))
     parts: list[Any] = [type(record)]
     for f in fields(record):

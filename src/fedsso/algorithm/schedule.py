@@ -3,9 +3,9 @@
     Theorem 2.1 (strongly convex)   eta_k = beta / (k + gamma),          alpha_k proportional to eta_k
     Theorem 3.1 (non-convex)        alpha_k = 1 / (2 sqrt(6) tau L k),   eta_k = 1 / sqrt(k)
 
-The constants printed in Theorem 2.1 make its own condition beta u > 1 fail (u = kappa mu^2 / (N L)); the corrected
-ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's denominator vanish, so k + 1 replaces k.
-`printed=True` gives the paper's text.
+The constants printed in Theorem 2.1 make its own condition beta u > 1 fail (u = kappa mu^2 / (N
+L)); the corrected ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's
+denominator vanish, so k + 1 replaces k. `printed=True` gives the paper's text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Decay:
 
     scale: Scalar = param(default=1.0, doc="numerator")
     shift: Scalar = param(default=0.0, doc="added to the round")
-    power: Scalar = param(default=1.0, doc="exponent: 1 for Theorem 2.1, 1/2 for the server step of Theorem 3.1")
+    power: Scalar = param(
+        default=1.0, doc="exponent: 1 for Theorem 2.1, 1/2 for the server step of Theorem 3.1"
+    )
 
     def __post_init__(self) -> None:
         for name in ("scale", "shift", "power"):
@@ -35,7 +37,8 @@ class Decay:
             isfinite(v) for v in (self.scale, self.shift, self.power)
         ):
             raise InputError(
-                f"a decay needs finite scale > 0 and shift > -1, got {self.scale}, {self.shift}, {self.power}"
+                f"a decay needs finite scale > 0 and shift > -1, got {self.scale}, {self.shift}, "
+                f"{self.power}"
             )
 
     def __call__(self, k: int) -> Scalar:
@@ -66,9 +69,17 @@ def at(step: Step | Auto, k: int, chosen: Scalar = nan) -> Scalar:
 
 
 def theorem_2(
-    *, L: float, mu: float, tau: int, clients: int, kappa: float, kappa_bar: float, printed: bool = False
+    *,
+    L: float,
+    mu: float,
+    tau: int,
+    clients: int,
+    kappa: float,
+    kappa_bar: float,
+    printed: bool = False,
 ) -> tuple[Decay, Decay]:
-    """(alpha, eta) of Theorem 2.1 for an L-smooth, mu-convex f; kappa, kappa_bar bound the eigenvalues of B^-1."""
+    """(alpha, eta) of Theorem 2.1 for an L-smooth, mu-convex f; kappa, kappa_bar bound the
+    eigenvalues of B^-1."""
     _positive(L=L, mu=mu, tau=tau, clients=clients, kappa=kappa, kappa_bar=kappa_bar)
     ratio = L * kappa_bar**2 / (mu * tau * kappa)  # alpha_k = ratio * eta_k
     if printed:

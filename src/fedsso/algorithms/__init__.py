@@ -1,7 +1,7 @@
 """All algorithms.
 
-A line in ALGORITHMS makes one exist in the command line, the sweeps, the tests and the docs; its name in __all__ puts
-it beside `fedsso.FedSSO`.
+A line in ALGORITHMS makes one exist in the command line, the sweeps, the tests and the docs; its
+name in __all__ puts it beside `fedsso.FedSSO`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ __all__ = [
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The registry name of a record; a user's own class goes by its class name, unless that is taken."""
+    """The registry name of a record; a user's own class goes by its class name, unless that is
+    taken."""
     names = {cls: name for name, cls in ALGORITHMS.items()}
     own = type(algorithm).__name__.lower()
     return names.get(type(algorithm), f"own-{own}" if own in ALGORITHMS else own)

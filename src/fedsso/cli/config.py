@@ -1,7 +1,9 @@
-"""The settings of the command line: one model checks a TOML file and, field by field, makes the options.
+"""The settings of the command line: one model checks a TOML file and, field by field, makes the
+options.
 
-The file has the form of a run's spec.toml: run options at the top, a table [data], one table for each algorithm.
-Ranges are not checked here but where they hold for everybody: by the records, `spec.complete` and `data.load`.
+The file has the form of a run's spec.toml: run options at the top, a table [data], one table for
+each algorithm. Ranges are not checked here but where they hold for everybody: by the records,
+`spec.complete` and `data.load`.
 """
 
 from __future__ import annotations
@@ -57,15 +59,25 @@ class Data(Table):
 
     dataset: str = Field("digits", description="data set; `fedsso data list` shows them")
     clients: int | None = Field(None, description="number of clients; left out: the data set's own")
-    files: list[str] | None = Field(None, description="your own files or folders, for data set csv or svmlight")
+    files: list[str] | None = Field(
+        None, description="your own files or folders, for data set csv or svmlight"
+    )
     target: str | None = Field(None, description="column to predict, for data set csv")
-    task: str | None = Field(None, description="auto, or regression for whole numbers; for data set csv")
+    task: str | None = Field(
+        None, description="auto, or regression for whole numbers; for data set csv"
+    )
     features: list[str] | None = Field(
         None, description="columns to learn from, for data set csv; left out: all others"
     )
-    group: str | None = Field(None, description="column that names the client, for data set csv; left out: the file")
-    partition: str | None = Field(None, description=f"{', '.join(PARTITIONS)}; left out: the set's own")
-    concentration: float | None = Field(None, description="of the Dirichlet draw; small means skewed")
+    group: str | None = Field(
+        None, description="column that names the client, for data set csv; left out: the file"
+    )
+    partition: str | None = Field(
+        None, description=f"{', '.join(PARTITIONS)}; left out: the set's own"
+    )
+    concentration: float | None = Field(
+        None, description="of the Dirichlet draw; small means skewed"
+    )
     classes_per_client: int | None = Field(None, description="of partition classes")
     shards_per_client: int | None = Field(None, description="of partition shards")
     min_rows: int = Field(8, description="least rows of a client")
@@ -81,11 +93,17 @@ class Base(Table):
 
     model: str = Field("mclr", description=", ".join(MODELS))
     algorithm: str = Field("fedsso", description="`fedsso algorithms` shows them")
-    algorithms: list[str] = Field(["fedsso", "fedavg", "fedsgd"], description="names with commas between, or all")
+    algorithms: list[str] = Field(
+        ["fedsso", "fedavg", "fedsgd"], description="names with commas between, or all"
+    )
     rounds: int = _run("rounds", "communication rounds")
     local_steps: int = _run("local_steps", "local steps τ of a client in a round")
-    local_epochs: int | None = _run("local_epochs", "passes over the client's rows, instead of --local-steps")
-    batch_size: int | Literal["full"] = _run("batch_size", "rows of a mini-batch; full: all the client has")
+    local_epochs: int | None = _run(
+        "local_epochs", "passes over the client's rows, instead of --local-steps"
+    )
+    batch_size: int | Literal["full"] = _run(
+        "batch_size", "rows of a mini-batch; full: all the client has"
+    )
     participation: float = _run("participation", "share of the clients chosen in a round")
     drop_rate: float = _run("drop_rate", "probability that a chosen client never answers")
     stragglers: float = _run("stragglers", "share of clients that do only some of their steps")
@@ -96,18 +114,30 @@ class Base(Table):
     )
     eval_every: int = _run("eval_every", "rounds between evaluations")
     eval_train: bool = _run("eval_train", "also evaluate the loss on all training rows")
-    init: str | None = _run("init", "zero, default or a safetensors file; left out: the model's own start")
+    init: str | None = _run(
+        "init", "zero, default or a safetensors file; left out: the model's own start"
+    )
     loss: str | None = _run("loss", "cross_entropy, mse or bce; left out: by the targets")
     metrics: list[str] = _run("metrics", f"of the test rows: {', '.join(METRICS)}")
     stop_at: float | None = _run("stop_at", "stop when the test accuracy reaches this")
     dtype: str = _run("dtype", " or ".join(DTYPES))
     device: str = _run("device", "auto, cpu or cuda")
     engine: str = _run("engine", "auto, stacked or loop")
-    compress: str | None = _run("compress", "of the uploads, with error feedback: topk:SHARE, int8, rank:R or none")
-    l2: float = _run("l2", "strength of the penalty l2/2 |x|^2 on all parameters, in every client's loss")
-    targets: list[float] | None = Field(None, description="accuracies of the table; left out: four that suit")
-    out: str | None = Field(None, description="folder for the results; left out: nothing is written")
-    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints of a run with --out")
+    compress: str | None = _run(
+        "compress", "of the uploads, with error feedback: topk:SHARE, int8, rank:R or none"
+    )
+    l2: float = _run(
+        "l2", "strength of the penalty l2/2 |x|^2 on all parameters, in every client's loss"
+    )
+    targets: list[float] | None = Field(
+        None, description="accuracies of the table; left out: four that suit"
+    )
+    out: str | None = Field(
+        None, description="folder for the results; left out: nothing is written"
+    )
+    checkpoint_every: int = Field(
+        10, ge=1, description="rounds between checkpoints of a run with --out"
+    )
 
     @property
     def seeds(self) -> list[int]:
@@ -131,10 +161,12 @@ class Sweep(Base):
     """The keys at the top of a file for a sweep, in whose tables a field may list several values."""
 
     target: float | None = Field(
-        None, description="accuracy to reach in few rounds; left out: the accuracy at the end counts"
+        None,
+        description="accuracy to reach in few rounds; left out: the accuracy at the end counts",
     )
     select: str = Field(
-        "test", description="rows to choose settings by: test, or val, a quarter of each client's training rows"
+        "test",
+        description="rows to choose settings by: test, or val, a quarter of each client's training rows",
     )
 
 
@@ -145,13 +177,15 @@ SELECT = ("test", "val")
 
 
 def table(record: type, several: bool = False) -> type[Table]:
-    """A TOML table with the fields of a record; a field that is itself a record (a schedule) is a sub-table."""
+    """A TOML table with the fields of a record; a field that is itself a record (a schedule) is a
+    sub-table."""
     every = get_type_hints(record)
     hints = {f.name: _plain(every[f.name]) for f in fields(record)}
     if several:
         hints = {name: hint | list[_simple(hint)] for name, hint in hints.items()}  # type: ignore[misc]
     made: dict[str, Any] = {
-        f.name: (hints[f.name], Field(f.default, description=f.metadata["doc"])) for f in fields(record)
+        f.name: (hints[f.name], Field(f.default, description=f.metadata["doc"]))
+        for f in fields(record)
     }
     return create_model(record.__name__, __base__=Table, **made)
 
@@ -159,14 +193,20 @@ def table(record: type, several: bool = False) -> type[Table]:
 def _simple(hint: Any) -> Any:
     """The part of a type that a TOML list can hold."""
     parts = [
-        p for p in alternatives(hint) if p is not type(None) and not (isinstance(p, type) and issubclass(p, BaseModel))
+        p
+        for p in alternatives(hint)
+        if p is not type(None) and not (isinstance(p, type) and issubclass(p, BaseModel))
     ]
     return reduce(or_, parts)
 
 
 def _plain(hint: Any) -> Any:
     """The part of a type that TOML can write."""
-    parts = [table(cast(type, p)) if is_dataclass(p) else p for p in alternatives(hint) if p is not Tensor]
+    parts = [
+        table(cast(type, p)) if is_dataclass(p) else p
+        for p in alternatives(hint)
+        if p is not Tensor
+    ]
     return reduce(or_, parts)
 
 
@@ -190,16 +230,25 @@ TABLES = {name: table(record) for name, record in ALGORITHMS.items()}
 def model(base: type[Base]) -> type[Base]:
     """The model of a whole file; [record], which a run's spec.toml has, is let through."""
     data = create_model("Data", __base__=Data, **_own_options())
-    tables = {name: table(ALGORITHMS[name], several=True) for name in TABLES} if base is Sweep else TABLES
+    tables = (
+        {name: table(ALGORITHMS[name], several=True) for name in TABLES}
+        if base is Sweep
+        else TABLES
+    )
     hyper: dict[str, Any] = {name: (made | None, None) for name, made in tables.items()}
-    rest: dict[str, Any] = {"data": (data, Field(default_factory=data)), "record": (dict[str, Any] | None, None)}
+    rest: dict[str, Any] = {
+        "data": (data, Field(default_factory=data)),
+        "record": (dict[str, Any] | None, None),
+    }
     return create_model("Settings", __base__=base, **rest, **hyper)
 
 
 # ---- file and command line ----
 
 
-def settings(file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any], base: type[Base] = Base) -> Any:
+def settings(
+    file: Path | None, run: Mapping[str, Any], data: Mapping[str, Any], base: type[Base] = Base
+) -> Any:
     """The settings of the file, overridden by those of the command line."""
     below = {} if file is None else read(file, base).given()
     return check({**below, **run, "data": {**below.get("data", {}), **data}}, "command line", base)
@@ -270,9 +319,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> dict[str, list[Algorithm]]:
-    """The algorithms by name, with the fields of their tables and then those of the command line they have: one record
-    each, or for a sweep a grid of them."""
+def records(
+    chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]
+) -> dict[str, list[Algorithm]]:
+    """The algorithms by name, with the fields of their tables and then those of the command line
+    they have: one record each, or for a sweep a grid of them."""
     values = {name: _values(chosen, name, hyper) for name in names}
     if isinstance(chosen, Sweep):
         made = {name: grid(name, own) for name, own in values.items()}
@@ -282,7 +333,9 @@ def records(chosen: Any, names: Sequence[str], hyper: Mapping[str, Any]) -> dict
     for option in hyper:
         if option not in known:
             has = ", ".join(map(flag, known))
-            raise InputError(f"{flag(option)} is no option of {' or '.join(names)}; choose from {has}")
+            raise InputError(
+                f"{flag(option)} is no option of {' or '.join(names)}; choose from {has}"
+            )
     return made
 
 
@@ -298,8 +351,14 @@ def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
 def effective(
     chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Sequence[Algorithm]]
 ) -> dict[str, Any]:
-    """Settings with their defaults as a table that `read` takes; where the results go is not among them."""
-    plain = {**full, "seed": chosen.seed, "targets": chosen.targets, "checkpoint_every": chosen.checkpoint_every}
+    """Settings with their defaults as a table that `read` takes; where the results go is not among
+    them."""
+    plain = {
+        **full,
+        "seed": chosen.seed,
+        "targets": chosen.targets,
+        "checkpoint_every": chosen.checkpoint_every,
+    }
     if plain["batch_size"] is None:
         plain["batch_size"] = "full"
     source = {k: v for k, v in fed.source.items() if k != "name"}
@@ -307,5 +366,7 @@ def effective(
     if isinstance(chosen, Sweep):
         plain |= {"target": chosen.target, "select": chosen.select}
     spread = {name: tried(own) for name, own in made.items()}
-    tables = {name: {k: v if len(v) > 1 else v[0] for k, v in own.items()} for name, own in spread.items()}
+    tables = {
+        name: {k: v if len(v) > 1 else v[0] for k, v in own.items()} for name, own in spread.items()
+    }
     return {"model": chosen.model, **plain, "data": data, **tables}

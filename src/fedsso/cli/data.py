@@ -30,9 +30,12 @@ from .options import WithData
 from .replace import check_file
 from .screen import messages, output, print_json, print_table, say, tell, visible
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation.")
+app = typer.Typer(
+    no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation."
+)
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso.")
+    Path | None,
+    typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
@@ -49,11 +52,20 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
         return
     table = Table("data set", "rows", "classes", "partition, clients", "there", box=SIMPLE_HEAD)
     for row in rows:
-        about = [row["title"], f"{row['origin']}; licence: {row['licence']}" if row["licence"] else row["origin"]]
+        about = [
+            row["title"],
+            f"{row['origin']}; licence: {row['licence']}" if row["licence"] else row["origin"],
+        ]
         about += [f"models: {', '.join(row['models'])}", *_where(row)]
         clients = f"{row['partition']}, {row['clients'] or 'all'}" if row["partition"] else "–"
         counts = [str(row["rows"] or "–"), str(row["classes"] or "–"), clients]
-        there = _size(row["bytes"]) if row["present"] and row["bytes"] else "yes" if row["present"] else "no"
+        there = (
+            _size(row["bytes"])
+            if row["present"] and row["bytes"]
+            else "yes"
+            if row["present"]
+            else "no"
+        )
         lines = "\n".join(filter(None, about))
         table.add_row(Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"), *counts, there)
     print_table(table)
@@ -68,11 +80,15 @@ def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
     return {
         **{name: getattr(dataset, name) for name in plain},
         "rows": form.rows if form else 0,
-        "clients": None if dataset.partition == "group" else len(TABLES.get(dataset.partition, ())) or dataset.clients,
+        "clients": None
+        if dataset.partition == "group"
+        else len(TABLES.get(dataset.partition, ())) or dataset.clients,
         "present": dataset.present(data_dir),
         "bytes": sum(path.stat().st_size for path in paths),
         "files": [str(path) for path in paths],
-        "looked_for": [[str(data_folder(data_dir) / file) for file in form.files] for form in dataset.forms],
+        "looked_for": [
+            [str(data_folder(data_dir) / file) for file in form.files] for form in dataset.forms
+        ],
         "wanted": dataset.wanted(),
         "download": sum(remote.size for remote in dataset.remotes),
         "urls": [url for remote in dataset.remotes for url in remote.urls],
@@ -100,16 +116,21 @@ def _size(count: float) -> str:
 
 @app.command("get")
 def get_data(
-    names: Annotated[list[str], typer.Argument(help="Data sets; `fedsso data list` shows them.", metavar="NAME...")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Data sets; `fedsso data list` shows them.", metavar="NAME..."),
+    ],
     data_dir: DataDir = None,
-    mirror: Annotated[str, typer.Option(help="Take the files from this address instead, by their names.")] = "",
+    mirror: Annotated[
+        str, typer.Option(help="Take the files from this address instead, by their names.")
+    ] = "",
 ) -> None:
     """Fetch the official files of data sets.
 
     Example: fedsso data get mnist fashion_mnist --data-dir ~/data
 
-    A download that was cut off goes on where it stopped. Every file is checked, by its SHA-256 where a public source
-    gives one and by its structure, before it is put into the data folder.
+    A download that was cut off goes on where it stopped. Every file is checked, by its SHA-256
+    where a public source gives one and by its structure, before it is put into the data folder.
     """
     known = {dataset.name: dataset for dataset in datasets()}
     failed = []
@@ -127,13 +148,22 @@ def get_data(
 def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
     """Fetch a data set unless it is there, and say what was done."""
     if dataset.yours:
-        raise InputError(f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files")
+        raise InputError(
+            f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files"
+        )
     found, folder = dataset.find(data_dir), data_folder(data_dir)
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
         return f" is there already: {here or 'it needs no files'}"
     with _bars() as progress:
-        paths = fetch(dataset.name, dataset.remotes, folder, check=dataset.check, progress=progress, mirror=mirror)
+        paths = fetch(
+            dataset.name,
+            dataset.remotes,
+            folder,
+            check=dataset.check,
+            progress=progress,
+            mirror=mirror,
+        )
     return f": {_size(sum(path.stat().st_size for path in paths))} in {folder}"
 
 
@@ -151,7 +181,12 @@ def _bars() -> Iterator[Any]:
     if not messages.is_terminal:
         yield lines
         return
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=messages) as bars:
 
         def bar(label: str, done: int, total: int) -> None:
@@ -165,10 +200,13 @@ def _bars() -> Iterator[Any]:
 @app.command("show", cls=WithData)
 def show_data(
     ctx: typer.Context,
-    out: Annotated[Path | None, typer.Option(help="File of the picture; left out: DATASET-PARTITION.png here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the picture; left out: DATASET-PARTITION.png here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw who holds what: clients and labels as a picture, here and in a file, and figures of the skew.
+    """Draw who holds what: clients and labels as a picture, here and in a file, and figures of the
+    skew.
 
     Example: fedsso data show --dataset mnist --partition paper-20
     """
@@ -180,7 +218,12 @@ def show_data(
     show.picture(fed, path)
     if as_json:
         counts = fed.label_counts().tolist() if fed.classes else None
-        figures = {"source": dict(fed.source), **show.skew(fed), "label_counts": counts, "notes": fed.notes}
+        figures = {
+            "source": dict(fed.source),
+            **show.skew(fed),
+            "label_counts": counts,
+            "notes": fed.notes,
+        }
         print_json({**figures, "picture": str(path)})
         return
     tell(show.text(fed, max(40, output.width)))

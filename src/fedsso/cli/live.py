@@ -28,7 +28,13 @@ from ..support.files import check_writable
 from .screen import visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-STYLES = {"running": "cyan", "waiting": "dim", "done": "green", "diverged": "bold red", "stopped": "yellow"}
+STYLES = {
+    "running": "cyan",
+    "waiting": "dim",
+    "done": "green",
+    "diverged": "bold red",
+    "stopped": "yellow",
+}
 TITLES = {"test_accuracy": "accuracy", "test_loss": "test loss"}
 WIDE = 100  # columns of a terminal from which on the details are shown, too
 COLUMNS = 45  # of a terminal, for all but the label and the curve
@@ -40,7 +46,8 @@ FRAME = 7  # lines of the dashboard that are not runs, and one for the cursor
 def sparkline(values: ArrayLike, width: int, low: float = math.nan, high: float = math.nan) -> str:
     """Values as at most `width` blocks, low to high (left out: the least and the greatest).
 
-    Where several values share a block it shows the last of them; a gap stands where no value is finite.
+    Where several values share a block it shows the last of them; a gap stands where no value is
+    finite.
     """
     found = np.asarray(values, np.float64)
     finite = found[np.isfinite(found)]
@@ -48,7 +55,9 @@ def sparkline(values: ArrayLike, width: int, low: float = math.nan, high: float 
         return " " * min(width, len(found))
     least = low if math.isfinite(low) else float(finite.min())
     most = high if math.isfinite(high) else float(finite.max())
-    return "".join(_block(part, least, most) for part in np.array_split(found, min(width, len(found))))
+    return "".join(
+        _block(part, least, most) for part in np.array_split(found, min(width, len(found)))
+    )
 
 
 def _block(part: NDArray[np.float64], low: float, high: float) -> str:
@@ -146,7 +155,12 @@ class Dashboard:
         self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.open = False
         self.live.stop()
 
@@ -164,7 +178,11 @@ class Dashboard:
         lines = list(self.lines.values())
         if not lines:
             return Text("")
-        name = "test_accuracy" if any(len(line.values("test_accuracy")) for line in lines) else "test_loss"
+        name = (
+            "test_accuracy"
+            if any(len(line.values("test_accuracy")) for line in lines)
+            else "test_loss"
+        )
         shown = _chosen(lines, name, max(3, self.console.height - FRAME))
         parts: list[RenderableType] = [self._bar(lines), "", self._table(shown, name)]
         if len(shown) < len(lines):
@@ -181,15 +199,27 @@ class Dashboard:
         over = sum(line.state in ("done", "diverged") for line in lines)
         spent = time.monotonic() - self.began
         fresh = sum(line.counted - min(line.before, line.counted) for line in lines)
-        left = "" if done == total or not fresh else f", {_time((total - done) * spent / fresh)} left"
+        left = (
+            "" if done == total or not fresh else f", {_time((total - done) * spent / fresh)} left"
+        )
         grid = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=total, completed=done, width=max(10, min(40, self.console.width - 50)))
-        grid.add_row(f"{over} of {len(lines)} runs", bar, f"{100 * done // total}%", f"{_time(spent)} spent{left}")
+        bar = ProgressBar(
+            total=total, completed=done, width=max(10, min(40, self.console.width - 50))
+        )
+        grid.add_row(
+            f"{over} of {len(lines)} runs",
+            bar,
+            f"{100 * done // total}%",
+            f"{_time(spent)} spent{left}",
+        )
         return grid
 
     def _table(self, lines: Sequence[Line], name: str) -> Table:
         several = len({line.spec.seed for line in self.lines.values()}) > 1
-        details = [*(("best", "MB") if self.console.width >= WIDE else ()), *(("seed",) if several else ())]
+        details = [
+            *(("best", "MB") if self.console.width >= WIDE else ()),
+            *(("seed",) if several else ()),
+        ]
         label = min(LABEL, max(len(line.label) for line in lines))
         room = self.console.width - COLUMNS - label - sum(DETAILS[title] for title in details)
         room, scale = min(max(room, CURVE[0]), CURVE[1]), _scale(lines, name)
@@ -201,11 +231,15 @@ class Dashboard:
             left = title in ("by round", "state")
             table.add_column(title, justify="left" if left else "right", no_wrap=True)
         for line, cells in zip(lines, rows, strict=True):
-            run = Text(line.label, no_wrap=True, overflow="ellipsis")  # gives way where it is narrow
+            run = Text(
+                line.label, no_wrap=True, overflow="ellipsis"
+            )  # gives way where it is narrow
             table.add_row(run, *(cells[title] for title in titles))
         return table
 
-    def _cells(self, line: Line, name: str, room: int, scale: tuple[float, float]) -> dict[str, Text]:
+    def _cells(
+        self, line: Line, name: str, room: int, scale: tuple[float, float]
+    ) -> dict[str, Text]:
         """What is told of a run, by the titles of the columns."""
         state = self._state(line)
         return {
@@ -221,13 +255,16 @@ class Dashboard:
 
 
 def _chosen(lines: Sequence[Line], name: str, room: int) -> list[Line]:
-    """As many as there is room for, in their order: those that run, then the best, then those that wait."""
+    """As many as there is room for, in their order: those that run, then the best, then those that
+    wait."""
     if len(lines) <= room:
         return list(lines)
 
     def rank(line: Line) -> tuple[bool, float]:
         best = _best(line, name)
-        return line.state != "running", math.inf if math.isnan(best) else best if name.endswith("loss") else -best
+        return line.state != "running", math.inf if math.isnan(best) else best if name.endswith(
+            "loss"
+        ) else -best
 
     first = {id(line) for line in sorted(lines, key=rank)[: room - 1]}
     return [line for line in lines if id(line) in first]
@@ -235,7 +272,9 @@ def _chosen(lines: Sequence[Line], name: str, room: int) -> list[Line]:
 
 def _scale(lines: Sequence[Line], name: str) -> tuple[float, float]:
     """The range of a column over the runs that have not diverged, so that their curves compare."""
-    values = np.concatenate([line.curve(name) for line in lines if line.state != "diverged"] or [np.empty(0)])
+    values = np.concatenate(
+        [line.curve(name) for line in lines if line.state != "diverged"] or [np.empty(0)]
+    )
     return (float(values.min()), float(values.max())) if len(values) else (math.nan, math.nan)
 
 
@@ -254,7 +293,10 @@ def _newest(line: Line, name: str) -> Text:
     step = float(values[-1] - values[-2])
     better = step < 0 if name.endswith("loss") else step > 0
     arrow = "↑" if step > 0 else "↓" if step < 0 else "→"
-    return Text.assemble(f"{_number(float(values[-1]))} ", (arrow, "green" if better else "yellow" if step else "dim"))
+    return Text.assemble(
+        f"{_number(float(values[-1]))} ",
+        (arrow, "green" if better else "yellow" if step else "dim"),
+    )
 
 
 def _number(value: float) -> str:
@@ -287,7 +329,8 @@ def check_tensorboard(folder: Path | None) -> Path | None:
 class Scalars:
     """Writes the columns of the traces as they grow, each run into a folder of its own.
 
-    A run that has been written before, by an interrupted call, is written anew: its trace begins with round 0 again.
+    A run that has been written before, by an interrupted call, is written anew: its trace begins
+    with round 0 again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -299,7 +342,12 @@ class Scalars:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         for writer in self.writers.values():
             writer.close()
 
@@ -325,18 +373,23 @@ class Scalars:
             self.writers.pop(key).close()
 
     def _opened(self, spec: Spec) -> Any:
-        """A writer in the folder of the run's label and seed; its files have the run's identity at their end."""
+        """A writer in the folder of the run's label and seed; its files have the run's identity at
+        their end."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         mark = f".{spec.identity[:12]}"
         folder = self.folder / spec.folder(0).partition("-")[2]
-        if any(not path.name.endswith(mark) for path in folder.glob(f"{EVENTS}*")):  # another run of this label
+        if any(
+            not path.name.endswith(mark) for path in folder.glob(f"{EVENTS}*")
+        ):  # another run of this label
             folder = folder.with_name(f"{folder.name}-{spec.identity[:6]}")
         for path in folder.glob(f"{EVENTS}*{mark}"):
             path.unlink()
         writer = EventFileWriter(str(folder), filename_suffix=mark)
-        again = SessionLog(status=SessionLog.START)  # a TensorBoard that has read the old files forgets them
+        again = SessionLog(
+            status=SessionLog.START
+        )  # a TensorBoard that has read the old files forgets them
         writer.add_event(Event(wall_time=time.time(), step=0, session_log=again))
         return writer
 
@@ -351,7 +404,15 @@ def _events(trace: Trace, first: int) -> list[Any]:
     columns = {name: column for name, column in trace.columns.items() if name not in INDEX}
     events = []
     for row in range(first, len(trace)):
-        known = {name: float(column[row]) for name, column in columns.items() if not np.isnan(column[row])}
+        known = {
+            name: float(column[row])
+            for name, column in columns.items()
+            if not np.isnan(column[row])
+        }
         values = [Summary.Value(tag=name, simple_value=value) for name, value in known.items()]
-        events.append(Event(wall_time=ended[row], step=int(trace["round"][row]), summary=Summary(value=values)))
+        events.append(
+            Event(
+                wall_time=ended[row], step=int(trace["round"][row]), summary=Summary(value=values)
+            )
+        )
     return events

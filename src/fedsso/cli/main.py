@@ -1,7 +1,7 @@
 """The command `fedsso`: one short function for each sub-command.
 
-The options of `run` and `compare` are not written here: they are made from the settings of `cli_config` and from the
-fields of the registered algorithms.
+The options of `run` and `compare` are not written here: they are made from the settings of
+`cli_config` and from the fields of the registered algorithms.
 """
 
 from __future__ import annotations
@@ -84,11 +84,14 @@ class Program(TyperGroup):
             raise typer.Exit(WRONG_INPUT) from error
         except OSError as error:
             complain(
-                f"cannot use {error.filename or 'a file or device'}: {error.strerror or error}; look at its permissions"
+                f"cannot use {error.filename or 'a file or device'}: {error.strerror or error}; "
+                f"look at its permissions"
             )
             raise typer.Exit(WRONG_INPUT) from error
         except MemoryError as error:
-            complain("there is not enough memory; take a smaller model, smaller data or fewer --jobs")
+            complain(
+                "there is not enough memory; take a smaller model, smaller data or fewer --jobs"
+            )
             raise typer.Exit(WRONG_INPUT) from error
 
 
@@ -125,9 +128,11 @@ def run(
 ) -> None:
     """Train one model with one algorithm.
 
-    Example: fedsso run --dataset digits --clients 10 --algorithm fedsso --alpha 0.05 --rounds 50 --out runs/a
+    Example: fedsso run --dataset digits --clients 10 --algorithm fedsso --alpha 0.05 --rounds 50
+    --out runs/a
 
-    With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that repeats it.
+    With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that
+    repeats it.
 
     Exit code 1: a run diverged, or missed one of the --targets that were asked for.
     """
@@ -135,11 +140,20 @@ def run(
     made = plan(ctx, config, "algorithm")
     begin(made, save_config, OF_RUNS)
     settings, seeds = made.settings, made.settings.seeds
-    many = {"seeds": seeds} if len(seeds) > 1 else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
+    many = (
+        {"seeds": seeds}
+        if len(seeds) > 1
+        else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
+    )
     (record,) = made.records
     with watching(resuming(settings.out), live, tensorboard) as watch:
         done = experiment.simulate(
-            made.fed, settings.model, record, out=settings.out, progress=watch, **cast(Any, {**made.options, **many})
+            made.fed,
+            settings.model,
+            record,
+            out=settings.out,
+            progress=watch,
+            **cast(Any, {**made.options, **many}),
         )
     runs = done if isinstance(done, Runs) else Runs([done])
     _draw(runs, settings)
@@ -159,10 +173,11 @@ def compare(
 ) -> None:
     """Train with several algorithms on one federation, with the same cohorts and mini-batches.
 
-    Example: fedsso compare --algorithms fedsso,fedavg --alpha 0.05 --rounds 50 --seeds 0,1,2 --out runs/b
+    Example: fedsso compare --algorithms fedsso,fedavg --alpha 0.05 --rounds 50 --seeds 0,1,2 --out
+    runs/b
 
-    A step size such as --alpha goes to every algorithm that has it; a table in the --config file, such as
-    \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
+    A step size such as --alpha goes to every algorithm that has it; a table in the --config file,
+    such as \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
 
     Exit code 1: a run diverged, or no algorithm reached one of the --targets with every seed.
     """
@@ -184,7 +199,9 @@ app.command()(cli_report.report)
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, or a folder of such folders.", metavar="RUN")],
+    folder: Annotated[
+        Path, typer.Argument(help="A run's folder, or a folder of such folders.", metavar="RUN")
+    ],
     data_dir: DataDir = None,
     live: Live = False,
     tensorboard: TensorBoard = None,
@@ -216,7 +233,9 @@ def resume(
 def _runs_below(folder: Path) -> list[Path]:
     """The folders of the runs; an error says what to give instead."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; give the --out folder of a run or a comparison")
+        raise InputError(
+            f"there is no folder {folder}; give the --out folder of a run or a comparison"
+        )
     if (folder / SETTINGS).is_file():
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
         raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
@@ -225,7 +244,8 @@ def _runs_below(folder: Path) -> list[Path]:
 
 
 def _draw_missing(runs: Runs, path: Path) -> None:
-    """The picture of runs that were killed after their last round; a folder that cannot be written has none."""
+    """The picture of runs that were killed after their last round; a folder that cannot be written
+    has none."""
     if not path.is_file():
         try:
             with Lock(path.parent):  # which also tidies up after the process that was killed
@@ -236,7 +256,9 @@ def _draw_missing(runs: Runs, path: Path) -> None:
 
 @app.command()
 def algorithms(
-    names: Annotated[list[str] | None, typer.Argument(help="Only these; left out: all.", metavar="[NAME]...")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these; left out: all.", metavar="[NAME]...")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the algorithms and their hyper-parameters.
@@ -251,9 +273,15 @@ def algorithms(
         print_json(rows)
         return
     for row in rows:
-        whole = f" It needs all clients in every round; {row['needs_all']} does not." if row["needs_all"] else ""
+        whole = (
+            f" It needs all clients in every round; {row['needs_all']} does not."
+            if row["needs_all"]
+            else ""
+        )
         title = f"{row['name']}: {row['title']}{whole}"
-        table = Table("option", "default", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD)
+        table = Table(
+            "option", "default", "meaning", title=title, title_justify="left", box=SIMPLE_HEAD
+        )
         for field in row["fields"]:
             shown = "none" if field["default"] is None else str(field["default"])
             table.add_row(cli_config.flag(field["name"]), shown, field["doc"])
@@ -262,17 +290,26 @@ def algorithms(
 
 def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
     title = (getdoc(cls) or "").partition("\n")[0]
-    own = [{"name": f.name, "type": f.type, "default": f.default, **f.metadata} for f in fields(cast(Any, cls))]
+    own = [
+        {"name": f.name, "type": f.type, "default": f.default, **f.metadata}
+        for f in fields(cast(Any, cls))
+    ]
     return {"name": name, "title": title, "needs_all": cls.needs_all, "fields": own}
 
 
 @app.command()
 def costs(
     model: Annotated[str, typer.Option(help=f"{', '.join(MODELS)}.")] = "mclr",
-    algorithms: Annotated[Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)] = "all",
-    sample: Annotated[Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)] = "1,28,28",
+    algorithms: Annotated[
+        Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)
+    ] = "all",
+    sample: Annotated[
+        Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)
+    ] = "1,28,28",
     classes: Annotated[int, typer.Option(help="Outputs of the model.")] = 10,
-    compress: Annotated[str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")] = None,
+    compress: Annotated[
+        str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a round costs: bytes sent and bytes kept, measured beside theory.
@@ -293,7 +330,13 @@ def costs(
     shape = {"sample": sample, "classes": classes, "compress": compress}
     bill = measure_costs(model, names, **shape)
     if as_json:
-        document = {"version": __version__, "model": model, "d": bill.d, **shape, "results": cost_document(bill)}
+        document = {
+            "version": __version__,
+            "model": model,
+            "d": bill.d,
+            **shape,
+            "results": cost_document(bill),
+        }
         print_json(document)
         return
     title = f"{model}, d = {bill.d}: bytes of a round for each client (below: theory)"
@@ -318,9 +361,14 @@ def main() -> None:
     if outlet is not None and sys.stdout is not None:
         sys.stdout.flush()
         if outlet.lost is not None:
-            complain(f"cannot write to standard output: {outlet.lost.strerror}; give it a file on a disk with room")
+            complain(
+                f"cannot write to standard output: {outlet.lost.strerror}; give it a file on a "
+                f"disk with room"
+            )
             code = code if code == INTERRUPTED else WRONG_INPUT
-    listen(lambda *_: os._exit(code))  # while the interpreter shuts down there is nothing left to interrupt
+    listen(
+        lambda *_: os._exit(code)
+    )  # while the interpreter shuts down there is nothing left to interrupt
     sys.exit(code)
 
 

@@ -1,4 +1,5 @@
-"""The options of `run`, `compare` and `sweep`: from the settings of `cli_config` and the fields of the algorithms."""
+"""The options of `run`, `compare` and `sweep`: from the settings of `cli_config` and the fields of
+the algorithms."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 else:
     Kind = click.ParamType  # has type parameters since click 8.5 only
 
-PANELS = {"run": "Run", "data": "Data", "hyper": "Hyper-parameters (an algorithm takes those it has)"}
+PANELS = {
+    "run": "Run",
+    "data": "Data",
+    "hyper": "Hyper-parameters (an algorithm takes those it has)",
+}
 NAMES = {
     ("data", "seed"): ["--partition-seed"],
     ("data", "target"): ["--column", "--target"],
@@ -52,7 +57,9 @@ class Value(Kind):
             if not self.words:
                 raise
             words = ", ".join(map(repr, self.words))
-            raise click.BadParameter(f"{error.message.rstrip('.')}, nor {words}.", ctx, param) from None
+            raise click.BadParameter(
+                f"{error.message.rstrip('.')}, nor {words}.", ctx, param
+            ) from None
 
 
 class Several(Kind):
@@ -72,7 +79,9 @@ def parser(hint: Any) -> Kind:
     lists = [m for m in members if get_origin(m) is list]
     if lists:
         return Several(parser(get_args(lists[0])[0]))
-    words: dict[str, Any] = {word: word for m in members if get_origin(m) is Literal for word in get_args(m)}
+    words: dict[str, Any] = {
+        word: word for m in members if get_origin(m) is Literal for word in get_args(m)
+    }
     if type(None) in members and str not in members:  # a text may be the word none
         words["none"] = None
     types = [t for t in (int, float, str) if t in members]
@@ -85,8 +94,16 @@ def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) ->
     kind = parser(hint)
     decls = [f"{section}_{key}", *(f"{n}/--no-{n[2:]}" if hint is bool else n for n in names)]
     metavar = kind.name if isinstance(kind, Value | Several) else None
-    flag = {"is_flag": True} if hint is bool else {"type": kind, "multiple": isinstance(kind, Several)}
-    return TyperOption(param_decls=decls, help=escape(doc), metavar=metavar, rich_help_panel=PANELS[section], **flag)
+    flag = (
+        {"is_flag": True} if hint is bool else {"type": kind, "multiple": isinstance(kind, Several)}
+    )
+    return TyperOption(
+        param_decls=decls,
+        help=escape(doc),
+        metavar=metavar,
+        rich_help_panel=PANELS[section],
+        **flag,
+    )
 
 
 def setting_options(section: str, command: str) -> Iterator[TyperOption]:
@@ -100,7 +117,9 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
         if (command, section, key) == (SWEEP, "data", "target"):
             names = names[:1]
         default = (
-            f" [default: {_text(field.default)}]" if field.default is not None and field.default is not False else ""
+            f" [default: {_text(field.default)}]"
+            if field.default is not None and field.default is not False
+            else ""
         )
         yield option(section, key, field.annotation, f"{field.description}{default}", names)
 
@@ -109,14 +128,22 @@ def hyper_options(command: str) -> Iterator[TyperOption]:
     """One option for each field that some algorithm has; a sweep takes several values."""
     tables = cli_config.TABLES
     for key in dict.fromkeys(key for table in tables.values() for key in table.model_fields):
-        owners = {name: table.model_fields[key] for name, table in tables.items() if key in table.model_fields}
+        owners = {
+            name: table.model_fields[key]
+            for name, table in tables.items()
+            if key in table.model_fields
+        }
         meanings: dict[str, dict[str, list[str]]] = {}
         for name, field in owners.items():
             defaults = meanings.setdefault(str(field.description), {})
             defaults.setdefault(_text(field.default), []).append(name)
-        doc = "; ".join(f"{meaning} [{_owners(defaults)}]" for meaning, defaults in meanings.items())
+        doc = "; ".join(
+            f"{meaning} [{_owners(defaults)}]" for meaning, defaults in meanings.items()
+        )
         hint: Any = reduce(or_, [field.annotation for field in owners.values()])
-        yield option("hyper", key, list[hint] if command == SWEEP else hint, doc, [cli_config.flag(key)])
+        yield option(
+            "hyper", key, list[hint] if command == SWEEP else hint, doc, [cli_config.flag(key)]
+        )
 
 
 def _owners(defaults: Mapping[str, Sequence[str]]) -> str:
@@ -132,9 +159,12 @@ def _text(default: Any) -> str:
 
 
 class WithData(TyperCommand):
-    """A command that also takes settings as options and finds those given in `ctx.obj`; here those of the data."""
+    """A command that also takes settings as options and finds those given in `ctx.obj`; here those
+    of the data."""
 
-    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **rest: Any) -> None:
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, **rest: Any
+    ) -> None:
         self.settings = list(self.made(name or ""))
         super().__init__(name, params=[*(params or []), *self.settings], **rest)
 
@@ -149,7 +179,9 @@ class WithData(TyperCommand):
             value = ctx.params.pop(name)
             if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
                 section, _, key = name.partition("_")
-                ctx.obj[section][key] = [v for part in value for v in part] if made.multiple else value
+                ctx.obj[section][key] = (
+                    [v for part in value for v in part] if made.multiple else value
+                )
         return super().invoke(ctx)
 
 

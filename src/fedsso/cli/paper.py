@@ -47,13 +47,24 @@ is meant for a GPU.
 Example: fedsso paper {name} --quick --out quick
 """
 RESULTS, QUICK = Path("results"), Path("quick")
-PLAIN = ("table3", "theory")  # take a minute on one core and keep no runs, so that they stop at once
+PLAIN = (
+    "table3",
+    "theory",
+)  # take a minute on one core and keep no runs, so that they stop at once
 
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the results; left out: results, or quick with --quick.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the results; left out: results, or quick with --quick."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes to share the work; left out: one a core, at most 4.")]
-Blocks = Annotated[Any, typer.Option(help=f"Left out: all. {', '.join(TABLE2)}.", click_type=Several(click.STRING))]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes to share the work; left out: one a core, at most 4."),
+]
+Blocks = Annotated[
+    Any, typer.Option(help=f"Left out: all. {', '.join(TABLE2)}.", click_type=Several(click.STRING))
+]
 Slow = Annotated[bool, typer.Option("--slow", help=f"Also {SLOW}: for a GPU.")]
 
 
@@ -138,7 +149,9 @@ def _add_plain(name: str, entry: Entry) -> None:
     def run(quick: Quick = False, out: Out = None) -> None:
         conduct(name, entry.command, How(quick, out, "cpu", 1, None))
 
-    app.command(name, help=f"{_sentence(entry.title)}\n\nWrites {name}.md and .csv into --out.")(run)
+    app.command(name, help=f"{_sentence(entry.title)}\n\nWrites {name}.md and .csv into --out.")(
+        run
+    )
 
 
 for _name, _entry in COMMANDS.items():

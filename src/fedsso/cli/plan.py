@@ -26,13 +26,26 @@ from .screen import say
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
-OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")  # what run and compare leave, beside the specs
+OF_RUNS = (
+    PICTURE,
+    TRACE,
+    CHECKPOINT,
+    f"*/{TRACE}",
+    f"*/{CHECKPOINT}",
+)  # what run and compare leave, beside the specs
 
-Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options given here win.")]
-SaveConfig = Annotated[
-    Path | None, typer.Option(help="Write the settings in force to this TOML file, which must not be there yet.")
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; options given here win.")
 ]
-Live = Annotated[bool, typer.Option("--live", help="On a terminal: a dashboard of all runs while they train.")]
+SaveConfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the settings in force to this TOML file, which must not be there yet."
+    ),
+]
+Live = Annotated[
+    bool, typer.Option("--live", help="On a terminal: a dashboard of all runs while they train.")
+]
 TensorBoard = Annotated[
     Path | None,
     typer.Option(
@@ -49,7 +62,9 @@ class Plan(NamedTuple):
 
     settings: Any
     live: Context
-    grids: dict[str, list[Algorithm]]  # one record for each algorithm, or for a sweep all of its grid
+    grids: dict[
+        str, list[Algorithm]
+    ]  # one record for each algorithm, or for a sweep all of its grid
     options: dict[str, Any]
     left_out: dict[str, str]  # why an algorithm of "all" cannot run here
     table: dict[str, Any]  # the settings in force, as a file
@@ -65,15 +80,21 @@ class Plan(NamedTuple):
         return [record for own in self.grids.values() for record in own]
 
 
-def plan(ctx: typer.Context, config: Path | None, key: str, base: type[cli_config.Base] = cli_config.Base) -> Plan:
+def plan(
+    ctx: typer.Context, config: Path | None, key: str, base: type[cli_config.Base] = cli_config.Base
+) -> Plan:
     """Everything that can be wrong with the settings is found here; nothing is written."""
     given = ctx.obj
     settings = cli_config.settings(config, given["run"], given["data"], base)
     check_targets(targets_of(settings))
     chosen = getattr(settings, key)
-    names = list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
+    names = (
+        list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
+    )
     if not names or len(set(names)) < len(names):
-        raise InputError(f"{key} must list different names, at least one; got {', '.join(names) or 'none'}")
+        raise InputError(
+            f"{key} must list different names, at least one; got {', '.join(names) or 'none'}"
+        )
     grids = cli_config.records(settings, names, given["hyper"])
     fed = _federation(settings, config, given["data"])
     full = complete({**settings.options, "seed": settings.seeds[0]})
@@ -106,7 +127,9 @@ def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) ->
     return fed
 
 
-def _unsuited(grids: Mapping[str, Sequence[Algorithm]], live: Context, options: Mapping[str, Any]) -> dict[str, str]:
+def _unsuited(
+    grids: Mapping[str, Sequence[Algorithm]], live: Context, options: Mapping[str, Any]
+) -> dict[str, str]:
     """Why some of the algorithms cannot run with this model and these cohorts."""
     reasons = {}
     for name, own in grids.items():
@@ -119,7 +142,8 @@ def _unsuited(grids: Mapping[str, Sequence[Algorithm]], live: Context, options: 
 
 
 def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:
-    """Make sure that nothing is replaced and of the folder, then write the settings where they are wished.
+    """Make sure that nothing is replaced and of the folder, then write the settings where they are
+    wished.
 
     `leaves` are the forms of the names that the command will write into the folder, beside specs.
     """

@@ -23,34 +23,45 @@ def check_file(path: Path, mark: str, what: str) -> None:
         with path.open("rb") as file:
             start = file.read(MOST)
     except OSError as error:
-        raise InputError(f"{path} is there and cannot be read ({error.strerror}); give --out another name") from error
+        raise InputError(
+            f"{path} is there and cannot be read ({error.strerror}); give --out another name"
+        ) from error
     if mark.encode() not in start:
-        raise InputError(f"{path} is there already and is not {what} of fedsso's; give --out another name")
+        raise InputError(
+            f"{path} is there already and is not {what} of fedsso's; give --out another name"
+        )
 
 
 def check_settings(path: Path, text: str) -> None:
     """Refuse a settings file that is there, unless it would stay as it is."""
     if path.is_file() and read_bytes(path) != text.encode():
-        raise InputError(f"{path} is there already, with other content; give --save-config another name")
+        raise InputError(
+            f"{path} is there already, with other content; give --save-config another name"
+        )
 
 
 def check_folder(out: str, leaves: Sequence[str]) -> None:
-    """Refuse a folder that holds a run, or files of the forms that a command leaves, which are then somebody else's."""
+    """Refuse a folder that holds a run, or files of the forms that a command leaves, which are then
+    somebody else's."""
     if not out:
         raise InputError("--out must name a folder, got an empty name")
     if _held(out, [SPEC, f"*/{SPEC}", PLAN]):
         with Lock(out):  # a run that is under way is told first, with its process
             pass
         raise InputError(
-            f"{out} holds a run already; choose another folder (`fedsso resume {quote(out)}` completes a run)"
+            f"{out} holds a run already; choose another folder (`fedsso resume {quote(out)}` "
+            f"completes a run)"
         )
     foreign = _held(out, leaves)
     if foreign:
-        raise InputError(f"{foreign[0]} is there already and would be replaced; choose another folder for --out")
+        raise InputError(
+            f"{foreign[0]} is there already and would be replaced; choose another folder for --out"
+        )
 
 
 def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
-    """What lies in a folder under names of these forms; one that cannot be looked into cannot be written, either."""
+    """What lies in a folder under names of these forms; one that cannot be looked into cannot be
+    written, either."""
     try:
         return [path for pattern in patterns for path in sorted(Path(folder).glob(pattern))]
     except OSError:

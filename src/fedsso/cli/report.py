@@ -17,22 +17,35 @@ from .screen import say, tell
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.", metavar="RUN..."
+        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.",
+        metavar="RUN...",
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The page; of files that lie there only an older page is replaced.")]
+Out = Annotated[
+    Path, typer.Option(help="The page; of files that lie there only an older page is replaced.")
+]
 Title = Annotated[str, typer.Option(help="Heading of the page; left out: the names of the runs.")]
 Targets = Annotated[
-    Any, typer.Option(help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT))
+    Any,
+    typer.Option(
+        help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT)
+    ),
 ]
 
 WithData = Annotated[
-    bool, typer.Option("--with-data", help="Read the files that the runs' settings name, to show who holds what.")
+    bool,
+    typer.Option(
+        "--with-data", help="Read the files that the runs' settings name, to show who holds what."
+    ),
 ]
 
 
 def report(
-    runs: Paths, out: Out = Path("report.html"), title: Title = "", targets: Targets = None, with_data: WithData = False
+    runs: Paths,
+    out: Out = Path("report.html"),
+    title: Title = "",
+    targets: Targets = None,
+    with_data: WithData = False,
 ) -> None:
     """Write one interactive HTML page about runs: curves, tables, grids, settings.
 

@@ -1,7 +1,7 @@
 """The way to the terminal: messages on standard error, results on standard output.
 
-Labels, names of data sets and files, and the texts of errors come from others. They are printed as they are: no
-markup, no emoji, and what would steer the terminal is shown as \\x1b.
+Labels, names of data sets and files, and the texts of errors come from others. They are printed as
+they are: no markup, no emoji, and what would steer the terminal is shown as \\x1b.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Screen(Console):
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **how)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Whatever is printed passes here."""
         for part in super().render(renderable, options):
             yield part if part.control else part._replace(text=visible(part.text))
@@ -98,10 +100,13 @@ class Outlet(io.FileIO):
 
 
 def unbreakable(stream: TextIO | None) -> tuple[TextIO | None, Outlet | None]:
-    """A standard stream that never raises, and its outlet; a terminal may not know every letter, either."""
+    """A standard stream that never raises, and its outlet; a terminal may not know every letter,
+    either."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream, None
     stream.flush()
     outlet = Outlet(stream.fileno(), "w", closefd=False)
     buffer = io.BufferedWriter(outlet)
-    return io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=stream.line_buffering), outlet
+    return io.TextIOWrapper(
+        buffer, stream.encoding, "replace", line_buffering=stream.line_buffering
+    ), outlet

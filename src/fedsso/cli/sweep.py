@@ -1,4 +1,5 @@
-"""The command `fedsso sweep`: whole grids, the best setting of each algorithm, and how much of its grid works."""
+"""The command `fedsso sweep`: whole grids, the best setting of each algorithm, and how much of its
+grid works."""
 
 from __future__ import annotations
 
@@ -39,10 +40,17 @@ from .view import judge, set_logging, watching
 
 AGAIN = "the same command"
 TABLE, CURVES, GRID = "table.md", "curves.png", "grid.png"  # beside what a report reads
-OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of any settings file that a sweep has written
+OWN_KEYS = {
+    "model",
+    "algorithms",
+    "rounds",
+    "data",
+}  # of any settings file that a sweep has written
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
-Minutes = Annotated[float | None, typer.Option(help="Stop after the part under way; the same command goes on.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Stop after the part under way; the same command goes on.")
+]
 
 
 class Outcome(NamedTuple):
@@ -94,7 +102,9 @@ def sweep(
     rows = _judges(made)
     check_minutes(minutes)
     if minutes is not None and made.settings.out is None:
-        raise InputError("--minutes needs --out, the folder where the work is kept until the next call")
+        raise InputError(
+            "--minutes needs --out, the folder where the work is kept until the next call"
+        )
     begin(made, save_config, _foreign(made.settings.out))
     out = None if made.settings.out is None else Path(made.settings.out)
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -102,7 +112,9 @@ def sweep(
         if out is not None:
             _settle(out / SETTINGS, sealed_toml(made.table))
         with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
-            found = _search(made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch)
+            found = _search(
+                made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch
+            )
         _show(made, found, as_json)
         if out is not None:
             _write(out, made, found)
@@ -123,7 +135,10 @@ def _foreign(out: str | None) -> Sequence[str]:
 def _settle(path: Path, settings: bytes) -> None:
     """Write the settings; another sweep's are replaced, which is said."""
     if path.is_file() and read_bytes(path) != settings:
-        say("note: the folder held other settings; its traces stay, its tables and pictures are replaced")
+        say(
+            "note: the folder held other settings; its traces stay, its tables and pictures are "
+            "replaced"
+        )
     write_atomic(path, settings)
 
 
@@ -131,12 +146,17 @@ def _judges(made: Plan) -> Federation:
     """The federation on whose test rows the grid is judged."""
     held_out = one_of("choice of rows: --select", made.settings.select, SELECT) == "val"
     if made.live.loss is mse:
-        raise InputError("a sweep chooses by accuracy, which the loss mse does not have: give labels and another loss")
+        raise InputError(
+            "a sweep chooses by accuracy, which the loss mse does not have: give labels and "
+            "another loss"
+        )
     fed = made.fed.validation() if held_out else made.fed
     if not len(made.fed.test_rows):
         raise InputError("there are no test rows to judge by: it takes --test-fraction above 0")
     if not len(fed.test_rows):
-        raise InputError("there are no held-out rows to judge by: it takes clients with three rows at least")
+        raise InputError(
+            "there are no held-out rows to judge by: it takes clients with three rows at least"
+        )
     return fed
 
 
@@ -157,12 +177,21 @@ def in_time() -> Iterator[None]:
 
 
 def _search(made: Plan, rows: Federation, how: dict[str, Any], watch: Any) -> Outcome:
-    """Run the grid, choose, and run the chosen settings where they have not been judged by the test rows."""
+    """Run the grid, choose, and run the chosen settings where they have not been judged by the test
+    rows."""
     settings = made.settings
 
     def run(fed: Federation, records: Sequence[Algorithm]) -> Study:
         watch.name = f"{len(records) * len(settings.seeds)} trials"
-        return study(fed, settings.model, records, seeds=settings.seeds, progress=watch, **how, **made.options)
+        return study(
+            fed,
+            settings.model,
+            records,
+            seeds=settings.seeds,
+            progress=watch,
+            **how,
+            **made.options,
+        )
 
     grid = run(rows, made.records)
     best = {name: own.best(settings.target) for name, own in grid.algorithms().items()}
@@ -181,13 +210,15 @@ def _sentences(settings: Any) -> str:
     rule = f"the best mean accuracy at the end over {seeds}; a run that diverges counts as 0"
     if settings.target is not None:
         rule = (
-            f"the fewest mean rounds until {settings.target:g} is first reached, over {seeds}; a miss counts as never, "
+            f"the fewest mean rounds until {settings.target:g} is first reached, over {seeds}; a "
+            f"miss counts as never, "
             "and among equals the accuracy at the end decides"
         )
     rows = "Chosen and judged by the same test rows."
     if settings.select == "val":
         rows = (
-            "Chosen by a quarter of each client's training rows, held out; then run on all training rows and judged "
+            "Chosen by a quarter of each client's training rows, held out; then run on all "
+            "training rows and judged "
             "by the test rows."
         )
     end = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
@@ -208,9 +239,13 @@ def _table(made: Plan, found: Outcome) -> list[dict[str, str]]:
         best = found.best[name]
         row = {"algorithm": name, "best setting": _setting(best, own)}
         if target is not None:
-            row[f"rounds to {target:g}"] = list(report.rounds_table([best.curve()], [target])[0].values())[1]
+            row[f"rounds to {target:g}"] = list(
+                report.rounds_table([best.curve()], [target])[0].values()
+            )[1]
         count, what = _works(own, target)
-        rows.append(row | {"final accuracy": _final(best), "of the grid": f"{count} of {len(own)} {what}"})
+        rows.append(
+            row | {"final accuracy": _final(best), "of the grid": f"{count} of {len(own)} {what}"}
+        )
     return rows
 
 
@@ -234,7 +269,14 @@ def _document(made: Plan, found: Outcome) -> dict[str, Any]:
     settings, results = made.settings, []
     for name, own in found.grid.algorithms().items():
         count, what = _works(own, settings.target)
-        results.append({**_plain(found.best[name], settings.target), "tried": len(own), "work": count, "that": what})
+        results.append(
+            {
+                **_plain(found.best[name], settings.target),
+                "tried": len(own),
+                "work": count,
+                "that": what,
+            }
+        )
     return {
         "version": __version__,
         "folder": settings.out,
@@ -266,11 +308,18 @@ def _show(made: Plan, found: Outcome, as_json: bool) -> None:
     rows = _table(made, found)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
-        table.add_column(name, justify="right" if name.startswith(("rounds", "final")) else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if name.startswith(("rounds", "final")) else "left",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*map(visible, row.values()))
     print_table(table)
-    lines = [_sentences(made.settings), *(f"left out: {name}: {why}" for name, why in made.left_out.items())]
+    lines = [
+        _sentences(made.settings),
+        *(f"left out: {name}: {why}" for name, why in made.left_out.items()),
+    ]
     if made.settings.out is not None:
         lines.append(f"results: {made.settings.out}")
     for line in lines:
@@ -282,14 +331,22 @@ def _show(made: Plan, found: Outcome, as_json: bool) -> None:
 
 def _write(out: Path, made: Plan, found: Outcome) -> None:
     write_atomic(out / TRIALS, _csv(made, found))
-    write_atomic(out / TABLE, f"{report.markdown(_table(made, found))}\n{_sentences(made.settings)}\n")
+    write_atomic(
+        out / TABLE, f"{report.markdown(_table(made, found))}\n{_sentences(made.settings)}\n"
+    )
     target, curves = made.settings.target, [setting.curve() for setting in found.best.values()]
     report.plot(curves, out / CURVES, targets=[] if target is None else [target])
-    _draw_grid(out / GRID, made.settings, found.grid, target or max(report.default_targets(curves), default=None))
+    _draw_grid(
+        out / GRID,
+        made.settings,
+        found.grid,
+        target or max(report.default_targets(curves), default=None),
+    )
 
 
 def _draw_grid(path: Path, settings: Any, grid: Study, target: float | None) -> None:
-    """The grids as maps; where nothing was learned there is no accuracy to count rounds to, and no picture."""
+    """The grids as maps; where nothing was learned there is no accuracy to count rounds to, and no
+    picture."""
     if path.is_file():
         path.unlink()
     if target is not None:
@@ -299,9 +356,13 @@ def _draw_grid(path: Path, settings: Any, grid: Study, target: float | None) -> 
 
 
 def _csv(made: Plan, found: Outcome) -> str:
-    """A line for each trial of the grid and, where they were run again, before them of the best settings."""
+    """A line for each trial of the grid and, where they were run again, before them of the best
+    settings."""
     targets = [] if made.settings.target is None else [made.settings.target]
-    judged = {"test": list(found.best.values()), made.settings.select: list(found.grid)}  # the whole grid, if by test
+    judged = {
+        "test": list(found.best.values()),
+        made.settings.select: list(found.grid),
+    }  # the whole grid, if by test
     axes = {name: own.axes() for name, own in found.grid.algorithms().items()}
     rows = [
         {**row, "judged_by": by, **{k: setting.spec.hyper[k] for k in axes[setting.algorithm]}}
@@ -310,7 +371,9 @@ def _csv(made: Plan, found: Outcome) -> str:
         for row in Study([setting]).rows(targets)
     ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -40,7 +40,8 @@ log = logging.getLogger("fedsso")
 
 
 class Watch:
-    """Shows the rounds as they end and remembers the last; a signal to stop takes effect between two rounds."""
+    """Shows the rounds as they end and remembers the last; a signal to stop takes effect between
+    two rounds."""
 
     name = ""  # stands for every label, where it is given
     silent = False  # whether something else shows the rounds
@@ -90,7 +91,8 @@ class Watch:
 
 
 class Viewing(Watch):
-    """The same, and the traces are seen: by a dashboard in place of the bars, by TensorBoard, or by both."""
+    """The same, and the traces are seen: by a dashboard in place of the bars, by TensorBoard, or by
+    both."""
 
     def __init__(self, board: Dashboard | None, scalars: Scalars | None) -> None:
         super().__init__()
@@ -109,8 +111,11 @@ class Viewing(Watch):
 
 
 @contextmanager
-def watching(again: str | None, live: bool = False, tensorboard: Path | None = None) -> Iterator[Watch]:
-    """Progress on standard error while simulating; an interrupted simulation says what goes on with it."""
+def watching(
+    again: str | None, live: bool = False, tensorboard: Path | None = None
+) -> Iterator[Watch]:
+    """Progress on standard error while simulating; an interrupted simulation says what goes on with
+    it."""
     board = Dashboard(messages) if live and draws() else None
     scalars = None if tensorboard is None else Scalars(tensorboard)
     watch = Watch() if board is None and scalars is None else Viewing(board, scalars)
@@ -140,7 +145,11 @@ def resuming(out: str | Path | None) -> str | None:
 
 
 def show(
-    runs: Runs, targets: Sequence[float] | None, out: str | Path | None, as_json: bool, left_out: Mapping[str, str]
+    runs: Runs,
+    targets: Sequence[float] | None,
+    out: str | Path | None,
+    as_json: bool,
+    left_out: Mapping[str, str],
 ) -> None:
     """The result as a table, or as one JSON document; `left_out` says why an algorithm was not run."""
     curves = runs.curves()
@@ -151,7 +160,9 @@ def show(
     print_table(result_table(curves, targets))
     for curve in curves:
         chosen = [trace["alpha"] for trace in curve.traces if "alpha" in trace.columns]
-        steps = [f"{own[own > 0][-1]:.3g}" for own in chosen if (own > 0).any()]  # NaN where nobody answered
+        steps = [
+            f"{own[own > 0][-1]:.3g}" for own in chosen if (own > 0).any()
+        ]  # NaN where nobody answered
         if steps:
             tell(f"{curve.label}: client step {', '.join(steps)}")
     for name, reason in left_out.items():
@@ -161,14 +172,22 @@ def show(
 
 
 def judge(curves: Sequence[report.Curve], targets: Sequence[float]) -> None:
-    """End with exit code 1, and say why, if a run diverged or if no setting reached a target with every seed."""
-    lost = [_where(curve) for curve in curves if any(trace.diverged is not None for trace in curve.traces)]
+    """End with exit code 1, and say why, if a run diverged or if no setting reached a target with
+    every seed."""
+    lost = [
+        _where(curve)
+        for curve in curves
+        if any(trace.diverged is not None for trace in curve.traces)
+    ]
     if lost:
         say(
-            f"diverged: {'; '.join(lost)}. Take a smaller --alpha (fedsso: --alpha auto), or bring the columns of the "
+            f"diverged: {'; '.join(lost)}. Take a smaller --alpha (fedsso: --alpha auto), or bring "
+            f"the columns of the "
             "data to one scale"
         )
-    missed = [f"{target:g}" for target in targets if not any(_reaches(curve, target) for curve in curves)]
+    missed = [
+        f"{target:g}" for target in targets if not any(_reaches(curve, target) for curve in curves)
+    ]
     if missed:
         who = f"{curves[0].label} did not reach" if len(curves) == 1 else "no setting reached"
         seeds = " with every seed" if len(curves[0].traces) > 1 else ""
@@ -179,7 +198,9 @@ def judge(curves: Sequence[report.Curve], targets: Sequence[float]) -> None:
 
 def _where(curve: report.Curve) -> str:
     """A setting and the rounds in which its seeds diverged."""
-    rounds = [(trace.diverged, trace["seed"][0]) for trace in curve.traces if trace.diverged is not None]
+    rounds = [
+        (trace.diverged, trace["seed"][0]) for trace in curve.traces if trace.diverged is not None
+    ]
     return f"{curve.label} in {', '.join(f'round {k} (seed {seed})' for k, seed in rounds)}"
 
 
@@ -187,13 +208,20 @@ def _reaches(curve: report.Curve, target: float) -> bool:
     return all(trace.rounds_to(target) is not None for trace in curve.traces)
 
 
-def document(curves: Sequence[report.Curve], targets: Sequence[float], out: str | Path | None) -> dict[str, Any]:
+def document(
+    curves: Sequence[report.Curve], targets: Sequence[float], out: str | Path | None
+) -> dict[str, Any]:
     """The numbers of the table, and the bytes to each target for each seed."""
     rows = []
     for curve, numbers in zip(curves, report.numbers(curves, targets), strict=True):
         spent = {str(t): [trace.bytes_to(t) for trace in curve.traces] for t in targets}
         rows.append({**numbers, "bytes_to": spent})
-    return {"version": __version__, "folder": out and str(out), "targets": list(targets), "results": rows}
+    return {
+        "version": __version__,
+        "folder": out and str(out),
+        "targets": list(targets),
+        "results": rows,
+    }
 
 
 def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Table:
@@ -202,15 +230,24 @@ def result_table(curves: Sequence[report.Curve], targets: Sequence[float]) -> Ta
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("algorithm", overflow="fold")
     first = curves[0].traces[0].columns if curves else {}
-    more = [name for name in first if name.startswith("test_") and name not in ("test_accuracy", "test_loss")]
+    more = [
+        name
+        for name in first
+        if name.startswith("test_") and name not in ("test_accuracy", "test_loss")
+    ]
     shown = [name.removeprefix("test_") for name in ("test_loss", *more)]
     for name in [*(f"{t:g}" for t in targets), "final accuracy", *shown]:
         table.add_column(name, justify="right")
     for curve in curves:
         rows = [report.rounds_table([curve], [t])[0] for t in targets or [1.0]]
         cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
-        ends = [sum(trace.final(n) for trace in curve.traces) / len(curve.traces) for n in ("test_loss", *more)]
-        table.add_row(visible(curve.label), *cells, rows[0]["final accuracy"], *(f"{end:.4g}" for end in ends))
+        ends = [
+            sum(trace.final(n) for trace in curve.traces) / len(curve.traces)
+            for n in ("test_loss", *more)
+        ]
+        table.add_row(
+            visible(curve.label), *cells, rows[0]["final accuracy"], *(f"{end:.4g}" for end in ends)
+        )
     return table
 
 
@@ -225,13 +262,25 @@ def cost_table(bill: Bill, title: str) -> Table:
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     table = Table(title=title, caption=refused or None, box=SIMPLE_HEAD, pad_edge=False, **left)
     table.add_column("algorithm")
-    for name in ("exchanges", "down", "up", "both ways", "n_c", "server keeps", "n_m", "client keeps", "n_m"):
+    for name in (
+        "exchanges",
+        "down",
+        "up",
+        "both ways",
+        "n_c",
+        "server keeps",
+        "n_m",
+        "client keeps",
+        "n_m",
+    ):
         table.add_column(name, justify="right")
     for row in bill.rows:
         measured = _cells(row.measured, row.measured, bill)
         theory = _cells(row.theory, row.theory and bill.in_bytes(row.theory), bill)
         pairs = zip(measured, theory, strict=True)
-        table.add_row(row.algorithm, *(Text.assemble(f"{upper}\n", (lower, "dim")) for upper, lower in pairs))
+        table.add_row(
+            row.algorithm, *(Text.assemble(f"{upper}\n", (lower, "dim")) for upper, lower in pairs)
+        )
     return table
 
 
@@ -239,8 +288,20 @@ def _cells(shown: Cost | None, in_bytes: Cost | None, bill: Bill) -> list[str]:
     if shown is None or in_bytes is None:
         return ["–"] * 9
     exchanges, down, up, server, client = (_count(v) for v in shown)
-    whole, of_server, of_client = (f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in bill.relative(in_bytes).values())
-    return [exchanges, down, up, _count(in_bytes.down + in_bytes.up), whole, server, of_server, client, of_client]
+    whole, of_server, of_client = (
+        f"{v:.2f}" if v < 100 else f"{v:.0f}" for v in bill.relative(in_bytes).values()
+    )
+    return [
+        exchanges,
+        down,
+        up,
+        _count(in_bytes.down + in_bytes.up),
+        whole,
+        server,
+        of_server,
+        client,
+        of_client,
+    ]
 
 
 def _count(value: Any) -> str:
@@ -251,18 +312,29 @@ def cost_document(bill: Bill) -> list[dict[str, Any]]:
     """The numbers of the table; theory in bytes, too."""
     rows = []
     for name, measured, theory, refused in bill.rows:
-        row: dict[str, Any] = {"algorithm": name, "refused": refused or None, "measured": None, "theory": None}
+        row: dict[str, Any] = {
+            "algorithm": name,
+            "refused": refused or None,
+            "measured": None,
+            "theory": None,
+        }
         if measured is not None:
             row["measured"] = {**measured._asdict(), "relative": bill.relative(measured)}
         if theory is not None:
             counted = bill.in_bytes(theory)
             formulas = {k: str(v) for k, v in theory._asdict().items() if k != "exchanges"}
-            row["theory"] = {**counted._asdict(), "relative": bill.relative(counted), "formula": formulas}
+            row["theory"] = {
+                **counted._asdict(),
+                "relative": bill.relative(counted),
+                "formula": formulas,
+            }
         rows.append(row)
     return rows
 
 
 def set_logging(verbose: bool) -> None:
-    handler = RichHandler(console=messages, show_time=False, show_path=False, highlighter=NullHighlighter())
+    handler = RichHandler(
+        console=messages, show_time=False, show_path=False, highlighter=NullHighlighter()
+    )
     log.handlers = [handler]
     log.setLevel(logging.INFO if verbose else logging.WARNING)

@@ -36,14 +36,19 @@ PHISHING = ("phishing",), ("phishing.bz2",)
 
 
 def _idx(folder: str, read: Callable[..., Pool], rows: int, start: str = "") -> tuple[Form, Form]:
-    """The four official files of MNIST and its kin, as they come or unpacked; EMNIST's test part is not called t10k."""
+    """The four official files of MNIST and its kin, as they come or unpacked; EMNIST's test part is
+    not called t10k."""
     test = f"{start}test" if start else "t10k"
-    parts = [(part, kind) for part in (f"{start}train", test) for kind in ("images-idx3", "labels-idx1")]
+    parts = [
+        (part, kind) for part in (f"{start}train", test) for kind in ("images-idx3", "labels-idx1")
+    ]
     files = [f"{folder}/{part}-{kind}-ubyte" for part, kind in parts]
     return Form(tuple(f"{file}.gz" for file in files), read, rows), Form(tuple(files), read, rows)
 
 
-def _emnist(part: str, title: str, rows: int, classes: int, read: Callable[..., Pool], *plain: Form) -> DataSet:
+def _emnist(
+    part: str, title: str, rows: int, classes: int, read: Callable[..., Pool], *plain: Form
+) -> DataSet:
     return DataSet(
         f"emnist_{part}",
         title,
@@ -59,7 +64,9 @@ def _emnist(part: str, title: str, rows: int, classes: int, read: Callable[..., 
     )
 
 
-def _libsvm(name: str, title: str, rows: int, features: int, clients: int, *forms: tuple[str, ...]) -> DataSet:
+def _libsvm(
+    name: str, title: str, rows: int, features: int, clients: int, *forms: tuple[str, ...]
+) -> DataSet:
     def read(paths: Sequence[Path]) -> Pool:
         return svmlight(paths, dim=features)
 
@@ -91,9 +98,10 @@ def load(
 ) -> Federation:
     """A federation from a named data set, the same for the same arguments.
 
-    None means the set's default partition and number of clients. min_rows is a promise of the random partitions; the
-    tables need none. Further options are the partition's (concentration, classes_per_client, shards_per_client) or the
-    set's own: pixel_range of images; kind, dim, heterogeneity ... of synthetic; files and target of csv.
+    None means the set's default partition and number of clients. min_rows is a promise of the
+    random partitions; the tables need none. Further options are the partition's (concentration,
+    classes_per_client, shards_per_client) or the set's own: pixel_range of images; kind, dim,
+    heterogeneity ... of synthetic; files and target of csv.
 
     >>> load("digits", clients=4, partition="iid")
     Federation(digits, 4 clients, 1349 train + 448 test rows, sample 1×8×8 uint8, 10 classes)
@@ -162,16 +170,35 @@ DATASETS = {
             licence="MIT",
         ),
         _emnist(
-            "digits", "28×28 handwritten digits", 280000, 10, emnist_digits, Form(("emnist_digits.npz",), npz, 57918)
+            "digits",
+            "28×28 handwritten digits",
+            280000,
+            10,
+            emnist_digits,
+            Form(("emnist_digits.npz",), npz, 57918),
         ),
-        _emnist("letters", "28×28 handwritten letters, upper and lower case as one", 145600, 26, emnist_letters),
-        _emnist("balanced", "28×28 handwritten digits and letters, equally many of each", 131600, 47, emnist_balanced),
+        _emnist(
+            "letters",
+            "28×28 handwritten letters, upper and lower case as one",
+            145600,
+            26,
+            emnist_letters,
+        ),
+        _emnist(
+            "balanced",
+            "28×28 handwritten digits and letters, equally many of each",
+            131600,
+            47,
+            emnist_balanced,
+        ),
         DataSet(
             "cifar10",
             "32×32 colour photographs, training and test images pooled",
             pooled,
             (
-                Form(tuple(f"cifar-10-batches-bin/{name}.bin" for name in CIFAR), cifar_binary, 60000),
+                Form(
+                    tuple(f"cifar-10-batches-bin/{name}.bin" for name in CIFAR), cifar_binary, 60000
+                ),
                 Form(tuple(f"cifar-10-batches-py/{name}" for name in CIFAR), cifar_pickle, 60000),
                 Form(("cifar-10-binary.tar.gz",), cifar_tar, 60000),
                 Form(("cifar-10-python.tar.gz",), cifar_tar, 60000),
@@ -203,7 +230,11 @@ DATASETS = {
             "tweets, glad or sad: hashed bag of words, or the mean of GloVe vectors",
             pooled,
             (
-                Form(("sentiment140/training.1600000.processed.noemoticon.csv",), sentiment140, 1600000),
+                Form(
+                    ("sentiment140/training.1600000.processed.noemoticon.csv",),
+                    sentiment140,
+                    1600000,
+                ),
                 Form(("sentiment140_10k.csv.gz",), sentiment140, 10001),
             ),
             classes=2,

@@ -1,7 +1,9 @@
-"""Downloads: resumed, verified, unpacked without trusting the archive, and put in place together or not at all.
+"""Downloads: resumed, verified, unpacked without trusting the archive, and put in place together or
+not at all.
 
-Everything happens in `.partial/NAME` below the data folder. What is there after a failure is what the next
-call goes on from; a file of the wrong content is removed, since no resuming could ever mend it.
+Everything happens in `.partial/NAME` below the data folder. What is there after a failure is what
+the next call goes on from; a file of the wrong content is removed, since no resuming could ever
+mend it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from ..support.intake import DAMAGE, Pieces, opened, read_json, zip_archive
 
 PARTIAL = ".partial"
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt at a connection that broke
-MOST = 2**33  # bytes of a download of unknown size, or of what an archive unpacks to: beyond any data set here
+MOST = (
+    2**33
+)  # bytes of a download of unknown size, or of what an archive unpacks to: beyond any data set here
 BLOCK = 2**18
 MEMBERS = 10_000  # files of an archive: beyond any data set here
 
@@ -49,7 +53,9 @@ class Remote:
     urls: tuple[str, ...]  # tried in turn
     sha256: str = ""  # "" where no public source gives it: then the data set's reader decides
     size: int = 0  # bytes; 0 unknown
-    members: tuple[tuple[str, str], ...] = ()  # of an archive: (name in it, path below the data folder)
+    members: tuple[
+        tuple[str, str], ...
+    ] = ()  # of an archive: (name in it, path below the data folder)
 
     def targets(self) -> list[str]:
         """The files it leaves below the data folder."""
@@ -82,12 +88,13 @@ def fetch(
     mirror: str = "",
     timeout: float = 30,
 ) -> list[Path]:
-    """Download a data set's files into a folder; they appear there together, once `check` has accepted them.
+    """Download a data set's files into a folder; they appear there together, once `check` has
+    accepted them.
 
-    check is given the staging folder, laid out like the data folder, and raises InputError for wrong content.
-    progress is given a file, the bytes so far and the bytes in all (0: unknown), at most ten times a second.
-    mirror is the URL of a folder with all files under their own names; the checksums still hold.
-    timeout is the longest silence of a server, in seconds.
+    check is given the staging folder, laid out like the data folder, and raises InputError for
+    wrong content. progress is given a file, the bytes so far and the bytes in all (0: unknown), at
+    most ten times a second. mirror is the URL of a folder with all files under their own names; the
+    checksums still hold. timeout is the longest silence of a server, in seconds.
     """
     staging = folder / PARTIAL / name
     targets = [target for remote in remotes for target in remote.targets()]
@@ -96,7 +103,13 @@ def fetch(
         with _alone(name, folder):
             for remote in (_mirrored(remote, mirror) for remote in remotes):
                 if not _at_hand(remote, folder, staging):
-                    _obtain(remote, staging, progress, timeout, f"put {', '.join(targets)} into {folder} by hand")
+                    _obtain(
+                        remote,
+                        staging,
+                        progress,
+                        timeout,
+                        f"put {', '.join(targets)} into {folder} by hand",
+                    )
             _accept(remotes, staging, check)
             for target in targets:
                 _place(staging / target, folder / target)
@@ -105,7 +118,8 @@ def fetch(
 
 
 def unpack(archive: Path, members: Sequence[tuple[str, str]], folder: Path) -> list[Path]:
-    """Extract the named members of a zip or tar file, under our own names, once the whole archive is found safe."""
+    """Extract the named members of a zip or tar file, under our own names, once the whole archive
+    is found safe."""
     with _disk(folder):
         return _unpack(archive, members, folder)
 
@@ -119,7 +133,9 @@ def _disk(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"cannot write in {folder}: {reason}; free some space, or give another folder") from error
+        raise InputError(
+            f"cannot write in {folder}: {reason}; free some space, or give another folder"
+        ) from error
 
 
 def _nothing_in_the_way(folder: Path, targets: Sequence[str]) -> None:
@@ -129,7 +145,9 @@ def _nothing_in_the_way(folder: Path, targets: Sequence[str]) -> None:
         if files or path.is_dir():
             blocked = files[0] if files else path
             kind = "file where a folder" if files else "folder where a file"
-            raise InputError(f"{blocked} is a {kind} is needed: move it away, or give another folder")
+            raise InputError(
+                f"{blocked} is a {kind} is needed: move it away, or give another folder"
+            )
 
 
 @contextmanager
@@ -139,7 +157,9 @@ def _alone(name: str, folder: Path) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         if not _held(file, lock):
-            raise InputError(f"another process is downloading {name} into {folder}: wait until it has finished")
+            raise InputError(
+                f"another process is downloading {name} into {folder}: wait until it has finished"
+            )
         try:
             yield
         finally:
@@ -157,7 +177,8 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _held(file: IO[str], lock: Path) -> bool:
-    """Whether the lock is ours now; a lock file that its holder has meanwhile removed does not count."""
+    """Whether the lock is ours now; a lock file that its holder has meanwhile removed does not
+    count."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -172,9 +193,14 @@ def _held(file: IO[str], lock: Path) -> bool:
 
 
 def _mirrored(remote: Remote, mirror: str) -> Remote:
-    """The same file from a folder on another server, laid out like the data folder or all in one place."""
+    """The same file from a folder on another server, laid out like the data folder or all in one
+    place."""
     places = dict.fromkeys((remote.file, Path(remote.file).name))
-    return replace(remote, urls=tuple(f"{mirror.rstrip('/')}/{place}" for place in places)) if mirror else remote
+    return (
+        replace(remote, urls=tuple(f"{mirror.rstrip('/')}/{place}" for place in places))
+        if mirror
+        else remote
+    )
 
 
 def _at_hand(remote: Remote, folder: Path, staging: Path) -> bool:
@@ -182,7 +208,12 @@ def _at_hand(remote: Remote, folder: Path, staging: Path) -> bool:
     staged, placed = staging / remote.file, folder / remote.file
     if staged.exists():
         return remote.sha256 in ("", _sha256(staged))
-    if remote.members or not remote.sha256 or not placed.exists() or _sha256(placed) != remote.sha256:
+    if (
+        remote.members
+        or not remote.sha256
+        or not placed.exists()
+        or _sha256(placed) != remote.sha256
+    ):
         return False
     with opened(placed) as source:
         _write(staged, lambda file: shutil.copyfileobj(source, file))
@@ -198,7 +229,9 @@ def _accept(remotes: Sequence[Remote], staging: Path, check: Callable[[Path], No
         check(staging)
     except InputError as error:
         shutil.rmtree(staging)
-        raise InputError(f"{error}; the download was removed: run the command again, or try a mirror") from error
+        raise InputError(
+            f"{error}; the download was removed: run the command again, or try a mirror"
+        ) from error
 
 
 def _place(staged: Path, target: Path) -> None:
@@ -220,7 +253,9 @@ def _sha256(path: Path) -> str:
 # ---- One file
 
 
-def _obtain(remote: Remote, staging: Path, progress: Progress, timeout: float, by_hand: str) -> None:
+def _obtain(
+    remote: Remote, staging: Path, progress: Progress, timeout: float, by_hand: str
+) -> None:
     """Download and verify one file from the first address that gives it, the one begun with first."""
     target = staging / remote.file
     part = target.with_name(f"{target.name}.part")
@@ -238,7 +273,8 @@ def _obtain(remote: Remote, staging: Path, progress: Progress, timeout: float, b
             progress(remote.file, target.stat().st_size, target.stat().st_size)
             return
     raise InputError(
-        f"cannot download {remote.file}: {'; '.join(failures)}. Try another server with --mirror URL, or {by_hand}"
+        f"cannot download {remote.file}: {'; '.join(failures)}. Try another server with --mirror "
+        f"URL, or {by_hand}"
     )
 
 
@@ -267,7 +303,9 @@ def _kept(part: Path) -> _Kept:
     """What there is to go on from; nothing where it is not certain what it is."""
     try:
         note = read_json(_note(part))
-        kept = _Kept(str(note["url"]), str(note["version"]), int(note["total"]), part.stat().st_size)
+        kept = _Kept(
+            str(note["url"]), str(note["version"]), int(note["total"]), part.stat().st_size
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return _Kept()
     return kept if kept.version else _Kept()
@@ -292,7 +330,9 @@ class _Transfer:
         return kept if kept.url == self.url else _Kept()
 
     def remember(self, version: str, total: int) -> None:
-        write_atomic(_note(self.part), json.dumps({"url": self.url, "version": version, "total": total}))
+        write_atomic(
+            _note(self.part), json.dumps({"url": self.url, "version": version, "total": total})
+        )
 
 
 def _download(transfer: _Transfer) -> None:
@@ -323,11 +363,18 @@ def _attempt(transfer: _Transfer) -> None:
             os.fsync(file.fileno())
 
 
-def _copy(response: HTTPResponse, file: IO[bytes], done: int, total: int, transfer: _Transfer) -> None:
+def _copy(
+    response: HTTPResponse, file: IO[bytes], done: int, total: int, transfer: _Transfer
+) -> None:
     """Move the bytes to the file as they come."""
     limit, told = total or transfer.most() + 1, 0.0
     while done < limit:
-        block = _read(response, min(BLOCK, limit - done), transfer.timeout, f"after {done} of {total or '?'} bytes")
+        block = _read(
+            response,
+            min(BLOCK, limit - done),
+            transfer.timeout,
+            f"after {done} of {total or '?'} bytes",
+        )
         if not block:
             break
         file.write(block)
@@ -363,7 +410,11 @@ def _whole(transfer: _Transfer) -> HTTPResponse:
 def _rest(transfer: _Transfer, kept: _Kept) -> HTTPResponse | None:
     """An answer that goes on where we stopped or begins anew; None where the server gives neither."""
     try:
-        response = _open(transfer.url, {"Range": f"bytes={kept.done}-", "If-Range": kept.version}, transfer.timeout)
+        response = _open(
+            transfer.url,
+            {"Range": f"bytes={kept.done}-", "If-Range": kept.version},
+            transfer.timeout,
+        )
     except _Failure as failure:
         if failure.status == 416:  # the file has become shorter
             return None
@@ -393,7 +444,9 @@ def _version(response: HTTPResponse) -> str:
 def _open(url: str, headers: Mapping[str, str], timeout: float) -> HTTPResponse:
     own = {"User-Agent": "fedsso", "Accept-Encoding": "identity"}
     try:
-        response: HTTPResponse = _opener().open(request.Request(url, headers={**own, **headers}), timeout=timeout)
+        response: HTTPResponse = _opener().open(
+            request.Request(url, headers={**own, **headers}), timeout=timeout
+        )
     except HTTPError as error:
         error.close()
         if error.code >= 500:  # the server's trouble, which may pass
@@ -443,21 +496,32 @@ def _unpack(archive: Path, members: Sequence[tuple[str, str]], folder: Path) -> 
     try:
         with opened(archive) as file, _members(archive, file) as found:
             wanted = {folder / path: _wanted(archive, name, found) for name, path in members}
-            for path in sorted(wanted, key=lambda path: wanted[path].place):  # a tar.gz is read once, not to and fro
+            for path in sorted(
+                wanted, key=lambda path: wanted[path].place
+            ):  # a tar.gz is read once, not to and fro
                 _write(path, partial(_extract, wanted[path]))
     except (OSError, *_DAMAGE) as error:
-        disk = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)  # not gzip's, nor a mad seek
+        disk = isinstance(error, OSError) and error.errno not in (
+            None,
+            errno.EINVAL,
+        )  # not gzip's, nor a mad seek
         if disk or isinstance(error, InputError):
             raise
-        raise InputError(f"{archive}: cannot be unpacked, corrupt or cut short ({error}): fetch it again") from None
+        raise InputError(
+            f"{archive}: cannot be unpacked, corrupt or cut short ({error}): fetch it again"
+        ) from None
     return list(wanted)
 
 
 def _wanted(archive: Path, name: str, found: Mapping[str, _Member]) -> _Member:
     if name not in found:
-        raise InputError(f"{archive}: has no member {name!r}, it is not the archive expected: fetch it again")
+        raise InputError(
+            f"{archive}: has no member {name!r}, it is not the archive expected: fetch it again"
+        )
     if not found[name].plain:
-        raise InputError(f"{archive}: member {name!r} leaves the folder, it is not a regular file: do not use it")
+        raise InputError(
+            f"{archive}: member {name!r} leaves the folder, it is not a regular file: do not use it"
+        )
     return found[name]
 
 
@@ -488,15 +552,20 @@ def _members(archive: Path, file: IO[bytes]) -> Iterator[dict[str, _Member]]:
 
 
 def _safe(archive: Path, members: Iterator[tuple[str, _Member]]) -> dict[str, _Member]:
-    """All members by name; one that points outside condemns the archive, and so does an absurd size."""
+    """All members by name; one that points outside condemns the archive, and so does an absurd
+    size."""
     found, size = {}, 0
     for name, member in members:
         path = PureWindowsPath(name)  # knows both slashes, and drives
         if path.anchor or ".." in path.parts:
-            raise InputError(f"{archive}: member {name!r} leaves the folder: do not use this archive")
+            raise InputError(
+                f"{archive}: member {name!r} leaves the folder: do not use this archive"
+            )
         size += member.size
         if size > MOST:
-            raise InputError(f"{archive}: unpacks to more than {MOST} bytes: do not use this archive")
+            raise InputError(
+                f"{archive}: unpacks to more than {MOST} bytes: do not use this archive"
+            )
         found[name] = member
         if len(found) > MEMBERS:
             raise InputError(f"{archive}: has more than {MEMBERS} members: do not use this archive")
@@ -507,12 +576,20 @@ def _zipped(packed: zipfile.ZipFile) -> Iterator[tuple[str, _Member]]:
     for info in packed.infolist():
         kind = stat.S_IFMT(info.external_attr >> 16)
         plain = not info.is_dir() and kind in (0, stat.S_IFREG)
-        yield info.filename, _Member(info.header_offset, info.file_size, plain, partial(packed.open, info))
+        yield (
+            info.filename,
+            _Member(info.header_offset, info.file_size, plain, partial(packed.open, info)),
+        )
 
 
-def _taped(taped: tarfile.TarFile, stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[str, _Member]]:
+def _taped(
+    taped: tarfile.TarFile, stream: IO[bytes] | gzip.GzipFile
+) -> Iterator[tuple[str, _Member]]:
     for info in taped:
-        yield info.name, _Member(info.offset, info.size, info.isreg(), partial(taped.extractfile, info))
+        yield (
+            info.name,
+            _Member(info.offset, info.size, info.isreg(), partial(taped.extractfile, info)),
+        )
     while stream.read(BLOCK):  # to the end, where gzip keeps its checksum
         if stream.tell() > MOST:
             raise EOFError(f"more than {MOST} bytes")

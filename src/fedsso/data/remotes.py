@@ -1,8 +1,9 @@
 """Where the official files of the data sets are.
 
-SHA-256 sums and sizes: as recorded by TensorFlow Datasets for MNIST, Fashion-MNIST, EMNIST, CIFAR-10, Shakespeare
-and Sentiment140; those of the heart files belong to the files whose MD5 sums FLamby records. No public record was
-found for the LIBSVM files: there the data set's reader decides whether a download is the right one.
+SHA-256 sums and sizes: as recorded by TensorFlow Datasets for MNIST, Fashion-MNIST, EMNIST,
+CIFAR-10, Shakespeare and Sentiment140; those of the heart files belong to the files whose MD5 sums
+FLamby records. No public record was found for the LIBSVM files: there the data set's reader decides
+whether a download is the right one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ _EMNIST = Remote(  # one archive holds all of EMNIST: whichever set is asked for
         (f"gzip/{file}", f"emnist/{file}")
         for split in ("digits", "letters", "balanced")
         for part in ("train", "test")
-        for file in (f"emnist-{split}-{part}-images-idx3-ubyte.gz", f"emnist-{split}-{part}-labels-idx1-ubyte.gz")
+        for file in (
+            f"emnist-{split}-{part}-images-idx3-ubyte.gz",
+            f"emnist-{split}-{part}-labels-idx1-ubyte.gz",
+        )
     ),
 )
 
 _CIFAR = "cifar-10-batches-bin"
 
 
-def _same_name(below: str, servers: tuple[str, ...], *files: tuple[str, str, int]) -> tuple[Remote, ...]:
+def _same_name(
+    below: str, servers: tuple[str, ...], *files: tuple[str, str, int]
+) -> tuple[Remote, ...]:
     """Files (name, SHA-256, size) that every server has under that name."""
-    return tuple(Remote(below + file, tuple(f"{s}/{file}" for s in servers), sha, size) for file, sha, size in files)
+    return tuple(
+        Remote(below + file, tuple(f"{s}/{file}" for s in servers), sha, size)
+        for file, sha, size in files
+    )
 
 
 REMOTES: dict[str, tuple[Remote, ...]] = {
@@ -103,7 +112,10 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             170052171,
             (
-                *((f"{_CIFAR}/data_batch_{i}.bin", f"{_CIFAR}/data_batch_{i}.bin") for i in range(1, 6)),
+                *(
+                    (f"{_CIFAR}/data_batch_{i}.bin", f"{_CIFAR}/data_batch_{i}.bin")
+                    for i in range(1, 6)
+                ),
                 (f"{_CIFAR}/test_batch.bin", f"{_CIFAR}/test_batch.bin"),
                 (f"{_CIFAR}/batches.meta.txt", f"{_CIFAR}/batches.meta.txt"),
             ),
@@ -112,7 +124,9 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
     "shakespeare": (
         Remote(
             "tinyshakespeare.txt",
-            ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+            (
+                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            ),
             "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
             1115394,
         ),

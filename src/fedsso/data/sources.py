@@ -1,7 +1,8 @@
 """Data sets by name: where their files are looked for, and how they become a federation.
 
-A data set comes in one or more forms: the official files in a folder of their own, or one plain file. The first form
-whose files are all there is read. The sets themselves are listed in `catalogue.py`.
+A data set comes in one or more forms: the official files in a folder of their own, or one plain
+file. The first form whose files are all there is read. The sets themselves are listed in
+`catalogue.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class DataSet:
     concentration: float = SKEW["concentration"]  # of the default partition
     models: tuple[str, ...] = ("mclr",)  # those it is tried with
     remotes: tuple[Remote, ...] = ()  # where the official files are
-    trial: Mapping[str, int] = field(default_factory=dict)  # options that make a trial reading cheap
+    trial: Mapping[str, int] = field(
+        default_factory=dict
+    )  # options that make a trial reading cheap
     origin: str = ""
     licence: str = ""
 
@@ -83,7 +86,9 @@ class DataSet:
         """The first form whose files are all there, and the files."""
         folder = data_folder(data_dir)
         found = ((form, [folder / file for file in form.files]) for form in self.forms)
-        return next(((form, paths) for form, paths in found if all(is_file(path) for path in paths)), None)
+        return next(
+            ((form, paths) for form, paths in found if all(is_file(path) for path in paths)), None
+        )
 
     def wanted(self) -> str:
         """The files of its forms, for people."""
@@ -96,11 +101,14 @@ class DataSet:
         form = self.forms[0]
         pool = form.read([folder / file for file in form.files], **self.trial)
         if form.rows and len(pool.y) != self.trial.get("rows", form.rows):
-            raise InputError(f"{folder / form.files[0]}: {len(pool.y)} rows in all, {self.name} has {form.rows}")
+            raise InputError(
+                f"{folder / form.files[0]}: {len(pool.y)} rows in all, {self.name} has {form.rows}"
+            )
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """Where data files are looked for: data_dir, else $FEDSSO_DATA, else fedsso in the user's cache folder."""
+    """Where data files are looked for: data_dir, else $FEDSSO_DATA, else fedsso in the user's cache
+    folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = data_dir or os.environ.get(FOLDER) or Path(cache) / "fedsso"
     return user_path("data_dir" if data_dir else f"${FOLDER}", folder)
@@ -130,7 +138,8 @@ def _known_labels(dataset: DataSet, pool: Pool, paths: Sequence[Path]) -> None:
         row = int(good.int().argmin())
         files = ", ".join(map(str, paths))
         raise InputError(
-            f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to {classes - 1}: fetch it again"
+            f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to "
+            f"{classes - 1}: fetch it again"
         )
 
 
@@ -138,7 +147,8 @@ def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Fe
     """Files of the user's own, which the option `files` lists; a folder stands for the files in it."""
     if options.get("files") is None:
         raise InputError(
-            f"data set {dataset.name!r} reads your own files: name them, or a folder (--files, files=[...])"
+            f"data set {dataset.name!r} reads your own files: name them, or a folder (--files, "
+            f"files=[...])"
         )
     (form,) = dataset.forms
     given: Any = options["files"]
@@ -164,7 +174,12 @@ def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, 
         standardise=pool.standardise,
     )
     scaling = fed.scaling and fed.scaling._replace(columns=pool.columns)
-    asked = {"clients": fed.clients, "partition": name, "test_fraction": wish.test_fraction, "seed": wish.seed}
+    asked = {
+        "clients": fed.clients,
+        "partition": name,
+        "test_fraction": wish.test_fraction,
+        "seed": wish.seed,
+    }
     return replace(
         fed,
         name=dataset.name,
@@ -187,10 +202,15 @@ def _parts(dataset: DataSet, pool: Pool, wish: Wish, name: str, skew: Mapping[st
 def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
     """Clients made to measure; `kind` chooses the problem."""
     if wish.partition or wish.skew:
-        raise InputError(f"data set {dataset.name!r} makes its own clients: leave out the partition; use heterogeneity")
+        raise InputError(
+            f"data set {dataset.name!r} makes its own clients: leave out the partition; use "
+            f"heterogeneity"
+        )
     kind = one_of("kind", options.get("kind", "quadratic"), KINDS)
     clients = dataset.clients if wish.clients is None else wish.clients
-    own = _options(KINDS[kind], {k: v for k, v in options.items() if k != "kind"}, f"synthetic {kind}")
+    own = _options(
+        KINDS[kind], {k: v for k, v in options.items() if k != "kind"}, f"synthetic {kind}"
+    )
     if "test_fraction" in own:
         own["test_fraction"] = wish.test_fraction
     source = {"name": dataset.name, "clients": clients, "seed": wish.seed, "kind": kind, **own}
@@ -203,27 +223,37 @@ def _skew(dataset: DataSet, wish: Wish, name: str) -> dict[str, Any]:
     for option, value in wish.skew.items():
         if option not in takes:
             users = ", ".join(sorted(p for p in PARTITIONS if option in options_of(p)))
-            raise InputError(f"partition {name!r} has no {option}, got {value}: leave it out, or choose from {users}")
+            raise InputError(
+                f"partition {name!r} has no {option}, got {value}: leave it out, or choose from "
+                f"{users}"
+            )
     default = SKEW if wish.partition else {**SKEW, "concentration": dataset.concentration}
-    return {k: v for k, v in {**default, **wish.skew, "min_rows": wish.min_rows}.items() if k in takes}
+    return {
+        k: v for k, v in {**default, **wish.skew, "min_rows": wish.min_rows}.items() if k in takes
+    }
 
 
 def _missing(dataset: DataSet, data_dir: str | Path | None) -> tuple[Form, list[Path]]:
     where = "data_dir" if data_dir else f"${FOLDER}" if os.environ.get(FOLDER) else "the default"
     get = f"fedsso data get {dataset.name}" + (f" --data-dir {data_dir}" if data_dir else "")
     raise InputError(
-        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `{get}` fetches it; "
+        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `{get}` fetches "
+        f"it; "
         f"or put there {dataset.wanted()}, or set {FOLDER} to the folder that has them"
     )
 
 
-def _options(function: Callable[..., object], given: Mapping[str, object], what: str) -> dict[str, Any]:
+def _options(
+    function: Callable[..., object], given: Mapping[str, object], what: str
+) -> dict[str, Any]:
     """A function's keyword-only parameters: their defaults, overridden by what is given."""
     parameters = inspect.signature(function).parameters.values()
     known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for option in given:
         if not known:
-            raise InputError(f"data set {what!r} has no options of its own, got {option}: leave it out")
+            raise InputError(
+                f"data set {what!r} has no options of its own, got {option}: leave it out"
+            )
         if option not in known:
             raise unknown(f"option of {what}", option, known)
     typed = {k: _typed(k, given.get(k, default), default) for k, default in known.items()}

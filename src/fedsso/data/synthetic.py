@@ -32,7 +32,9 @@ def quadratic(A: Any, b: Any, p: Any = None) -> Federation:
     """
     A, b = dense(A, "A").double(), dense(b, "b").double()
     if A.ndim != 3 or A.shape != (*b.shape, A.shape[1]):
-        raise InputError(f"need A [N, d, d] and b [N, d], got shapes {tuple(A.shape)} and {tuple(b.shape)}")
+        raise InputError(
+            f"need A [N, d, d] and b [N, d], got shapes {tuple(A.shape)} and {tuple(b.shape)}"
+        )
     clients, d = b.shape
     L, failed = torch.linalg.cholesky_ex(A)
     if failed.any() or not torch.allclose(A, A.mT):
@@ -40,7 +42,12 @@ def quadratic(A: Any, b: Any, p: Any = None) -> Federation:
     a = (d / 2) ** 0.5 * L.mT
     t = (a @ b[:, :, None]).squeeze(-1)
     fed = Federation.from_clients(list(zip(a, t, strict=True)), test_fraction=0)
-    fed = replace(fed, test_rows=fed.train_rows, test_start=fed.train_start, weights=client_weights(p, clients))
+    fed = replace(
+        fed,
+        test_rows=fed.train_rows,
+        test_start=fed.train_start,
+        weights=client_weights(p, clients),
+    )
     pA = fed.p[:, None, None] * A
     optimum = torch.linalg.solve(pA.sum(0), torch.einsum("nij,nj->i", pA, b))
     return replace(fed, name="quadratic", optimum=optimum)
@@ -53,7 +60,9 @@ def random_quadratic(
     _check(clients, dim, dim, heterogeneity)
     if not 1 <= condition < math.inf:
         raise InputError(f"condition must be >= 1 and finite, got {condition}")
-    common, own = (_spd(n, dim, condition, seed, who) for n, who in ((1, "common"), (clients, "own")))
+    common, own = (
+        _spd(n, dim, condition, seed, who) for n, who in ((1, "common"), (clients, "own"))
+    )
     A = (common + heterogeneity * own) / (1 + heterogeneity)
     b = _normal((1, dim), seed, "b") + heterogeneity * _normal((clients, dim), seed, "b own")
     return quadratic(A, b)
@@ -73,8 +82,12 @@ def random_logistic(
     _check(clients, rows, dim, heterogeneity)
     if rows < 1 or not 0 <= noise < 0.5:
         raise InputError(f"need rows >= 1 and noise in [0, 0.5), got rows={rows}, noise={noise}")
-    w = (_normal((1, dim), seed, "w") + heterogeneity * _normal((clients, dim), seed, "w own")) / dim**0.5
-    x = _normal((clients, rows, dim), seed, "x") + heterogeneity * _normal((clients, 1, dim), seed, "centre")
+    w = (
+        _normal((1, dim), seed, "w") + heterogeneity * _normal((clients, dim), seed, "w own")
+    ) / dim**0.5
+    x = _normal((clients, rows, dim), seed, "x") + heterogeneity * _normal(
+        (clients, 1, dim), seed, "centre"
+    )
     u = torch.rand((2, clients, rows), generator=generator(seed, "synthetic", "label"), dtype=F64)
     label = (u[0] < torch.sigmoid((x @ w[:, :, None]).squeeze(-1))) ^ (u[1] < noise)
     pairs = list(zip(x, label.to(F64), strict=True))
@@ -82,7 +95,10 @@ def random_logistic(
     return replace(fed, optimum=_logistic_optimum(fed.x[fed.train_rows], fed.y[fed.train_rows]))
 
 
-KINDS: dict[str, Callable[..., Federation]] = {"quadratic": random_quadratic, "logistic": random_logistic}
+KINDS: dict[str, Callable[..., Federation]] = {
+    "quadratic": random_quadratic,
+    "logistic": random_logistic,
+}
 
 
 def _check(clients: int, rows: int, dim: int, heterogeneity: float) -> None:
@@ -90,7 +106,9 @@ def _check(clients: int, rows: int, dim: int, heterogeneity: float) -> None:
     if clients < 1 or dim < 1 or not 0 <= heterogeneity < math.inf:
         raise InputError(f"need clients >= 1, dim >= 1 and a finite heterogeneity >= 0, {got}")
     if clients * rows * dim > LARGEST:
-        raise InputError(f"{got}: {rows} rows each make {clients * rows * dim} numbers, need at most {LARGEST}")
+        raise InputError(
+            f"{got}: {rows} rows each make {clients * rows * dim} numbers, need at most {LARGEST}"
+        )
 
 
 def _normal(shape: tuple[int, ...], seed: int, purpose: str) -> Tensor:
@@ -120,7 +138,8 @@ def _logistic_optimum(x: Tensor, y: Tensor) -> Tensor:
         w = w - step
     if g.norm() > 1e-12 or ((x @ w > 0) == (y > 0)).all():
         raise InputError(
-            f"the logistic problem has no finite minimiser: {len(x)} rows in {x.shape[1]} dimensions "
+            f"the logistic problem has no finite minimiser: {len(x)} rows in {x.shape[1]} "
+            f"dimensions "
             "can be separated; use more rows or more noise"
         )
     return w

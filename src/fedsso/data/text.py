@@ -1,4 +1,5 @@
-"""Readers of text: one-hot characters to predict the next one from, and bags of words with their sentiment."""
+"""Readers of text: one-hot characters to predict the next one from, and bags of words with their
+sentiment."""
 
 from __future__ import annotations
 
@@ -39,37 +40,51 @@ WORD = re.compile(r"<(?:url|user|number)>|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+")
 
 
 def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
-    """Next-character prediction: a row is `length` one-hot characters, its label the character that follows.
+    """Next-character prediction: a row is `length` one-hot characters, its label the character that
+    follows.
 
-    The text is cut into consecutive pieces of length + 1 characters, a remainder dropped: no character is in two
-    rows, so that none is in a training and a test row. A row's group is who speaks at its start.
+    The text is cut into consecutive pieces of length + 1 characters, a remainder dropped: no
+    character is in two rows, so that none is in a training and a test row. A row's group is who
+    speaks at its start.
     """
     (path,) = paths
     text, size = read_text(path), integer("length", length, 1) + 1
     rows = len(text) // size
     if not rows:
-        raise InputError(f"{path}: has {len(text)} characters, one row takes {size}: use a smaller length")
+        raise InputError(
+            f"{path}: has {len(text)} characters, one row takes {size}: use a smaller length"
+        )
     alphabet = sorted(set(text))
     if len(alphabet) > MOST:
         raise InputError(
-            f"{path}: has {len(alphabet)} distinct characters, need at most {MOST}: replace the rare ones in the file"
+            f"{path}: has {len(alphabet)} distinct characters, need at most {MOST}: replace the "
+            f"rare ones in the file"
         )
     _affordable(f"{path}: the rows", rows * length * len(alphabet) + 4 * len(text), "cut the file")
     pieces = _codes(text, alphabet)[: rows * size].reshape(rows, size)
     x = _one_hot(pieces[:, :-1], len(alphabet))
     speakers = _speakers(text, np.arange(rows) * size)
-    return Pool(x, torch.from_numpy(pieces[:, -1].astype(np.int64)), group=speakers, classes=len(alphabet))
+    return Pool(
+        x, torch.from_numpy(pieces[:, -1].astype(np.int64)), group=speakers, classes=len(alphabet)
+    )
 
 
 def sentiment140(
-    paths: Sequence[Path], *, length: int = 200, buckets: int = 1024, vectors: Path | None = None, rows: int = 0
+    paths: Sequence[Path],
+    *,
+    length: int = 200,
+    buckets: int = 1024,
+    vectors: Path | None = None,
+    rows: int = 0,
 ) -> Pool:
-    """Tweets as bags of at most `length` words, label 1 where the mood is good; a row's group is who wrote it.
+    """Tweets as bags of at most `length` words, label 1 where the mood is good; a row's group is
+    who wrote it.
 
-    Reads the official files and the same columns as UTF-8 with a header; `rows` > 0 takes a fixed sample of them.
-    Without vectors a sample counts its words by hash, in `buckets` places: a linear layer on it is an embedding,
-    trained and summed over the words. With vectors, the path of a GloVe text file (plain, .gz or .zip), a sample
-    is the mean of its known words' vectors, zero where it has none.
+    Reads the official files and the same columns as UTF-8 with a header; `rows` > 0 takes a fixed
+    sample of them. Without vectors a sample counts its words by hash, in `buckets` places: a linear
+    layer on it is an embedding, trained and summed over the words. With vectors, the path of a
+    GloVe text file (plain, .gz or .zip), a sample is the mean of its known words' vectors, zero
+    where it has none.
     """
     length, buckets = integer("length", length, 1, MOST), integer("buckets", buckets, 1)
     seen: Counter[str] = Counter()
@@ -82,7 +97,12 @@ def sentiment140(
         notes.append(found)
     else:
         x = _hashed(tweets, buckets)
-    return Pool(x, torch.tensor(tweets.labels), group=np.array(tweets.users, dtype=object), notes=tuple(notes))
+    return Pool(
+        x,
+        torch.tensor(tweets.labels),
+        group=np.array(tweets.users, dtype=object),
+        notes=tuple(notes),
+    )
 
 
 class Tweet(NamedTuple):
@@ -104,7 +124,9 @@ class Bags(NamedTuple):
 def _affordable(what: str, size: int, remedy: str) -> None:
     most = limits().samples
     if size > most:
-        raise InputError(f"{what} take {size} bytes, need at most {most}: {remedy}, or set FEDSSO_MAX_SAMPLES")
+        raise InputError(
+            f"{what} take {size} bytes, need at most {most}: {remedy}, or set FEDSSO_MAX_SAMPLES"
+        )
 
 
 def _codes(text: str, alphabet: Sequence[str]) -> Array:
@@ -149,20 +171,26 @@ def _tweets(path: Path) -> Iterator[Tweet]:
     except csv.Error as error:
         raise InputError(f"{path}: line {start}: is not CSV ({error}): fetch it again") from None
     if cells:  # the blank line at the end was taken for a part of it
-        raise InputError(f"{path}: the quotes of the last row are not closed, the file is cut short: fetch it again")
+        raise InputError(
+            f"{path}: the quotes of the last row are not closed, the file is cut short: fetch it "
+            f"again"
+        )
 
 
 def _tweet(cells: Sequence[str], where: str) -> Tweet:
     if len(cells) != len(COLUMNS) or cells[0] not in ("0", "2", "4"):
         raise InputError(
-            f"{where}: has {len(cells)} cells, the first {cells[0][:20]!r}; expected {len(COLUMNS)}, "
-            f"{','.join(COLUMNS)}, with a polarity of 0, 2 or 4: correct the line, or fetch the file again"
+            f"{where}: has {len(cells)} cells, the first {cells[0][:20]!r}; expected "
+            f"{len(COLUMNS)}, "
+            f"{','.join(COLUMNS)}, with a polarity of 0, 2 or 4: correct the line, or fetch the "
+            f"file again"
         )
     return Tweet(cells[0], cells[4], cells[5])
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """The lines of a file as text: UTF-8 below a header, else latin-1 as the official files are; then a blank one."""
+    """The lines of a file as text: UTF-8 below a header, else latin-1 as the official files are;
+    then a blank one."""
     lines = packed_lines(path)
     first = next(lines, b"").removeprefix(codecs.BOM_UTF8)
     encoding = "utf-8" if first.startswith((b"polarity", b'"polarity"')) else "latin-1"
@@ -170,12 +198,15 @@ def _decoded(path: Path) -> Iterator[str]:
         try:
             yield line.decode(encoding)
         except UnicodeDecodeError:
-            raise InputError(f"{path}: line {n}: is not UTF-8 text: save the file as UTF-8") from None
+            raise InputError(
+                f"{path}: line {n}: is not UTF-8 text: save the file as UTF-8"
+            ) from None
     yield "\n"
 
 
 def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
-    """That many tweets in their order, every choice equally likely, the same each time; 0: all of them."""
+    """That many tweets in their order, every choice equally likely, the same each time; 0: all of
+    them."""
     if not rows:
         return tweets
     draw, kept, total = Random(key(0, "sentiment140", "rows")), list[tuple[int, Tweet]](), 0
@@ -186,7 +217,9 @@ def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
         elif place < rows:
             kept[place] = total, tweet
     if total < rows:
-        raise InputError(f"rows must be at most {total}, the tweets there are, got rows={rows}: use 0 for all")
+        raise InputError(
+            f"rows must be at most {total}, the tweets there are, got rows={rows}: use 0 for all"
+        )
     return [tweet for _, tweet in sorted(kept)]
 
 
@@ -206,7 +239,8 @@ def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words as GloVe's Twitter vectors have them: <url>, <user>, <number>, and don't as do n't."""
+    """Lower-case words as GloVe's Twitter vectors have them: <url>, <user>, <number>, and don't as
+    do n't."""
     text = USER.sub("<user>", URL.sub("<url>", unescape(text).lower()))
     return WORD.findall(NUMBER.sub("<number>", text).replace("n't", " n't"))
 
@@ -214,7 +248,11 @@ def _words(text: str) -> list[str]:
 def _hashed(tweets: Bags, buckets: int) -> Tensor:
     """How often each tweet has a word of each bucket: uint8 [rows, buckets]."""
     rows = len(tweets.labels)
-    _affordable(f"{rows} tweets", rows * buckets, f"use rows={limits().samples // buckets}, or fewer buckets")
+    _affordable(
+        f"{rows} tweets",
+        rows * buckets,
+        f"use rows={limits().samples // buckets}, or fewer buckets",
+    )
     bucket = np.array([zlib.crc32(word.encode()) % buckets for word in tweets.words], np.int64)
     x = np.zeros((rows, buckets), np.uint8)
     for a in range(0, rows, CHUNK):
@@ -226,10 +264,15 @@ def _hashed(tweets: Bags, buckets: int) -> Tensor:
 
 
 def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
-    """The mean vector of each tweet's known words, float32 [rows, dim], and a note on how many are known."""
+    """The mean vector of each tweet's known words, float32 [rows, dim], and a note on how many are
+    known."""
     number, vectors = _vectors(path, tweets.words)
     rows, dim = len(tweets.labels), vectors.shape[1]
-    _affordable(f"{rows} tweets", 4 * rows * dim, f"use rows={limits().samples // (4 * dim)}, or shorter vectors")
+    _affordable(
+        f"{rows} tweets",
+        4 * rows * dim,
+        f"use rows={limits().samples // (4 * dim)}, or shorter vectors",
+    )
     known = number[tweets.codes]
     codes, weight, start = (torch.from_numpy(a) for a in (known, vectors, tweets.start[:-1]))
     x = embedding_bag(codes, weight, start, mode="mean", padding_idx=0)
@@ -238,7 +281,8 @@ def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
 
 
 def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
-    """The number of each word's vector, int32, and the vectors, float32 [1 + known, dim]; number 0 is unknown."""
+    """The number of each word's vector, int32, and the vectors, float32 [1 + known, dim]; number 0
+    is unknown."""
     wanted = {word.encode(): i for i, word in enumerate(words)}
     number, vectors = np.zeros(len(words), np.int32), list[Array]()
     for n, word, cells in _entries(path):
@@ -247,7 +291,9 @@ def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
             vectors.append(_vector(cells, f"{path}: line {n}"))
             number[i] = len(vectors)
     if not vectors:
-        raise InputError(f"{path}: has none of the {len(words)} words of the tweets: use a GloVe text file")
+        raise InputError(
+            f"{path}: has none of the {len(words)} words of the tweets: use a GloVe text file"
+        )
     return number, np.stack([np.zeros_like(vectors[0]), *vectors])
 
 
@@ -260,7 +306,8 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
         dim = dim or count
         if not dim or count != dim:
             raise InputError(
-                f"{path}: line {n}: has {count} numbers after the word, expected {dim or 'one or more'}: "
+                f"{path}: line {n}: has {count} numbers after the word, expected "
+                f"{dim or 'one or more'}: "
                 "use a GloVe text file, or fetch it again"
             )
         yield n, word, cells
@@ -270,7 +317,9 @@ def _vector(cells: bytes, where: str) -> Array:
     try:
         vector = np.array([float(cell) for cell in cells.split(b" ")])
     except ValueError as error:
-        raise InputError(f"{where}: {error}; expected a word and its numbers: fetch the file again") from None
+        raise InputError(
+            f"{where}: {error}; expected a word and its numbers: fetch the file again"
+        ) from None
     if not (np.abs(vector) <= np.finfo(np.float32).max).all():
         raise InputError(f"{where}: has a number that is no finite float32: fetch the file again")
     return vector.astype(np.float32)

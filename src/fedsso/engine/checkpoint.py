@@ -1,7 +1,8 @@
-"""Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the settings.
+"""Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the
+settings.
 
-The file is sealed (`support.seal`) and carries the version of its form and the identity of the settings. The checkpoint
-before it stays beside it, and stands in for one that is damaged.
+The file is sealed (`support.seal`) and carries the version of its form and the identity of the
+settings. The checkpoint before it stays beside it, and stands in for one that is damaged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ OLD_KEY = "fedsso.identity"  # the tensor in which the first form kept the ident
 def save(path: Path, tensors: Mapping[str, Tensor], identity: str) -> None:
     """Write tensors and the identity of the settings they belong to; the checkpoint before is kept."""
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    about = {"fedsso.form": FORM, "fedsso.version": __version__, "fedsso.identity": identity, "fedsso.seal": BLANK}
+    about = {
+        "fedsso.form": FORM,
+        "fedsso.version": __version__,
+        "fedsso.identity": identity,
+        "fedsso.seal": BLANK,
+    }
     write_atomic(path, seal(serialise(plain, about)), keep=before(path))
 
 
@@ -49,7 +55,8 @@ def exists(path: Path) -> bool:
 
 
 def load(path: Path, identity: str | None = None) -> dict[str, Tensor]:
-    """Read what `save` wrote, or the checkpoint before it where the newest is damaged; refuses other settings'."""
+    """Read what `save` wrote, or the checkpoint before it where the newest is damaged; refuses
+    other settings'."""
     return _newest_whole(path, identity)[0]
 
 
@@ -98,7 +105,8 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
         raise Damaged(f"{path} is damaged: it is not a whole checkpoint") from error
     if identity is not None and found != identity:
         raise InputError(
-            f"{path} belongs to other settings (identity {found[:12]}, these have {identity[:12]}); "
+            f"{path} belongs to other settings (identity {found[:12]}, these have "
+            f"{identity[:12]}); "
             "use its own spec.toml or another folder"
         )
     return tensors
@@ -111,7 +119,11 @@ def _check_size(path: Path) -> None:
         head = int.from_bytes(file.read(8), "little")
         text = file.read(head) if head <= limits().settings else b""
     try:
-        ends = [one["data_offsets"][1] for name, one in json.loads(text).items() if name != "__metadata__"]
+        ends = [
+            one["data_offsets"][1]
+            for name, one in json.loads(text).items()
+            if name != "__metadata__"
+        ]
         whole = 8 + head + max(ends, default=0) == size
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         whole = False
@@ -120,14 +132,16 @@ def _check_size(path: Path) -> None:
 
 
 def _identity(data: bytes, tensors: dict[str, Tensor], sealed: bool) -> str:
-    """The identity of the settings; that of a file of the first form is a tensor, which is taken out."""
+    """The identity of the settings; that of a file of the first form is a tensor, which is taken
+    out."""
     if not sealed:
         return text_of(tensors.pop(OLD_KEY))
     size = int.from_bytes(data[:8], "little")
     about = json.loads(data[8 : 8 + size])["__metadata__"]
     if about["fedsso.form"] != FORM:
         raise InputError(
-            f"this checkpoint has form {about['fedsso.form']} (fedsso {about['fedsso.version']}), this version reads "
+            f"this checkpoint has form {about['fedsso.form']} (fedsso {about['fedsso.version']}), "
+            f"this version reads "
             f"form {FORM}; use the version that wrote it"
         )
     return str(about["fedsso.identity"])
@@ -143,11 +157,14 @@ class Reader:
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The tensor of that name, which must have this shape and type."""
         if name not in self.saved:
-            raise Damaged(f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it")
+            raise Damaged(
+                f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it"
+            )
         found = self.saved[name]
         if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
             raise Damaged(
-                f"the checkpoint's {name} is {found.dtype} of shape {tuple(found.shape)}, this run's is {dtype} of "
+                f"the checkpoint's {name} is {found.dtype} of shape {tuple(found.shape)}, this "
+                f"run's is {dtype} of "
                 f"shape {tuple(shape)}"
             )
         return found.to(self.device)
@@ -165,7 +182,9 @@ class Reader:
         """The tensor of that name, which must have so many axes and hold real numbers."""
         found = self.saved.get(name)
         if found is None or found.dim() != axes or not found.is_floating_point():
-            raise Damaged(f"the checkpoint's {name} is missing, or holds something else than it should")
+            raise Damaged(
+                f"the checkpoint's {name} is missing, or holds something else than it should"
+            )
         return found.to(self.device)
 
     def finite(self, name: str, axes: int) -> Tensor:
@@ -185,7 +204,9 @@ class Reader:
     def contents(self, name: str, *kinds: str) -> list[list[str]]:
         """The lists of names of these kinds that a text tensor holds as JSON."""
         if name not in self.saved:
-            raise Damaged(f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it")
+            raise Damaged(
+                f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it"
+            )
         try:
             found = json.loads(text_of(self.saved[name]))
             return [[str(one) for one in found[kind]] for kind in kinds]

@@ -18,10 +18,12 @@ Rows = Tensor | list[Tensor]
 
 
 class Evaluator:
-    """Evaluates models on rows of a federation: x [trials, d] on `rows`, or x [clients, trials, d], each client's own
-    model on its part of `rows`, a list."""
+    """Evaluates models on rows of a federation: x [trials, d] on `rows`, or x [clients, trials, d],
+    each client's own model on its part of `rows`, a list."""
 
-    def __init__(self, f: Backend, fed: Federation, gather: Gather, metrics: dict[str, Metric]) -> None:
+    def __init__(
+        self, f: Backend, fed: Federation, gather: Gather, metrics: dict[str, Metric]
+    ) -> None:
         self.f, self.fed, self.gather, self.metrics = f, fed, gather, metrics
 
     def _outputs(self, x: Tensor, buffers: Tensor, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:

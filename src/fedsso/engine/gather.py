@@ -1,6 +1,7 @@
 """Mini-batches for a chunk of clients, gathered into buffers that are used again and again.
 
-Rows stay uint8 until they are gathered: widening a batch is cheaper than reading four times the bytes.
+Rows stay uint8 until they are gathered: widening a batch is cheaper than reading four times the
+bytes.
 """
 
 from __future__ import annotations
@@ -49,26 +50,38 @@ class Gather:
         scale = self.fed.affine[0]
         if self.fed.affine != (1.0, 0.0):
             torch.add(self._shift, wide, alpha=scale, out=wide)  # scale and shift in one pass
-        return wide.view(*rows.shape, *self.fed.x.shape[1:]), self.y.index_select(0, index).view(rows.shape)
+        return wide.view(*rows.shape, *self.fed.x.shape[1:]), self.y.index_select(0, index).view(
+            rows.shape
+        )
 
 
 class Chunk:
     """What a few clients hold in one exchange (the `Local` of client functions)."""
 
-    def __init__(self, gather: Gather, rounds: Rounds, k: int, clients: Ints, position: Ints, steps: Ints) -> None:
+    def __init__(
+        self, gather: Gather, rounds: Rounds, k: int, clients: Ints, position: Ints, steps: Ints
+    ) -> None:
         self.k = k
         self.steps = int(steps.max())
         self._gather, self._loaded = gather, (-1, -1)
         self._rounds, self._clients = rounds, clients
-        self._seed = key(rounds.protocol.seed, "module", rounds.first + int(clients[0]), int(position[0]), k)
+        self._seed = key(
+            rounds.protocol.seed, "module", rounds.first + int(clients[0]), int(position[0]), k
+        )
         self._same = rounds.constant(clients)
-        self._drawn = self._on_device(*_index(rounds, clients, position, 1 if self._same else self.steps))
-        self.own_steps = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype).view(-1, 1, 1)
+        self._drawn = self._on_device(
+            *_index(rounds, clients, position, 1 if self._same else self.steps)
+        )
+        self.own_steps = (
+            torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype).view(-1, 1, 1)
+        )
         self._ragged = bool((steps != self.steps).any())
 
     def _on_device(self, rows: Ints, weight: Floats) -> tuple[Tensor, Tensor]:
         device = self._gather.fed.x.device
-        return torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(device, self._gather.dtype)
+        return torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(
+            device, self._gather.dtype
+        )
 
     def _load(self, kind: int, at: int, index: tuple[Tensor, Tensor], key: int) -> Batch:
         if self._loaded != (kind, at):
@@ -77,7 +90,8 @@ class Chunk:
         return Batch(self._x, self._y, index[1][at], key)
 
     def batch(self, j: int) -> Batch:
-        """The mini-batch of local step j; clients with one batch per epoch see it again without a new gather."""
+        """The mini-batch of local step j; clients with one batch per epoch see it again without a
+        new gather."""
         return self._load(0, 0 if self._same else j, self._drawn, self._seed + j)
 
     def full(self) -> Iterator[Batch]:
@@ -123,7 +137,8 @@ def _index(rounds: Rounds, clients: Ints, position: Ints, steps: int) -> tuple[I
 
 
 def _whole(rounds: Rounds, clients: Ints, most: int) -> tuple[Ints, Floats]:
-    """Row indices and weights [pieces, clients, width] of all rows, at most so many of each client in a piece."""
+    """Row indices and weights [pieces, clients, width] of all rows, at most so many of each client
+    in a piece."""
     longest = int(rounds.sizes[clients].max())
     pieces = -(-longest // most)
     width = -(-longest // pieces)
@@ -131,7 +146,9 @@ def _whole(rounds: Rounds, clients: Ints, most: int) -> tuple[Ints, Floats]:
     weight = np.zeros((pieces, len(clients), width))
     for m, client in enumerate(clients):
         own = rounds.rows[rounds.start[client] : rounds.start[client + 1]]
-        for i, part in enumerate(np.array_split(own, pieces)):  # of equal size: BatchNorm cannot take a single row
+        for i, part in enumerate(
+            np.array_split(own, pieces)
+        ):  # of equal size: BatchNorm cannot take a single row
             rows[i, m, : len(part)], rows[i, m, len(part) :] = part, own[0]
             weight[i, m, : len(part)] = 1 / len(own)
     return rows, weight

@@ -17,7 +17,8 @@ class Ledger:
         self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and who has it
 
     def broadcast(self, message: Tree, chosen: Tensor) -> None:
-        """A message to the chosen clients: what one has received in this round is not sent to it again."""
+        """A message to the chosen clients: what one has received in this round is not sent to it
+        again."""
         for leaf in leaves(message):
             has = next((who for sent, who in self._held if sent is leaf), None)
             if has is None:

@@ -13,7 +13,8 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def hits(z: Tensor, y: Tensor) -> Tensor:
-    """Whether the largest output is the label's; with one output, whether it lies on the target's side of 0."""
+    """Whether the largest output is the label's; with one output, whether it lies on the target's
+    side of 0."""
     if z.shape[-2] == 1:
         return (z.squeeze(-2) > 0) == (y > 0.5)
     return z.argmax(-2) == y
@@ -25,7 +26,8 @@ def accuracy(z: Tensor, y: Tensor) -> Tensor:
 
 
 def auc(z: Tensor, y: Tensor) -> Tensor:
-    """Area under the ROC curve; with more than two classes the mean over classes that occur, each against the rest."""
+    """Area under the ROC curve; with more than two classes the mean over classes that occur, each
+    against the rest."""
     if z.shape[-2] == 1:
         return _area(z[..., 0, :], y > 0.5)
     if z.shape[-2] == 2:

@@ -1,7 +1,9 @@
-"""All randomness of a run, as data: who takes part in round k, who answers, how far each gets, and which rows it sees.
+"""All randomness of a run, as data: who takes part in round k, who answers, how far each gets, and
+which rows it sees.
 
-Every draw is a pure function of (seed, purpose, client, round or epoch). So all algorithms of a comparison see the
-same cohorts and mini-batches, and a checkpoint holds no generator: only each client's position in its stream.
+Every draw is a pure function of (seed, purpose, client, round or epoch). So all algorithms of a
+comparison see the same cohorts and mini-batches, and a checkpoint holds no generator: only each
+client's position in its stream.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class Protocol:
     """How a round runs, apart from the algorithm."""
 
     local_steps: int | None = 5  # tau; None with local_epochs
-    local_epochs: int | None = None  # instead of local_steps: each client passes its rows this often
+    local_epochs: int | None = (
+        None  # instead of local_steps: each client passes its rows this often
+    )
     batch_size: int | None = 100  # None: all rows of the client
     participation: float = 1.0  # share of the clients chosen in each round
     drop_rate: float = 0.0  # probability that a chosen client never answers
@@ -39,7 +43,9 @@ class Protocol:
         _range("stragglers", self.stragglers, 0 <= self.stragglers <= 1, "[0, 1]")
         if not -(2**63) <= integer("seed", self.seed) < 2**63:
             raise InputError(f"seed must fit into 64 bits, got seed={self.seed}")
-        works = {name: getattr(self, name) for name in ("local_steps", "local_epochs", "batch_size")}
+        works = {
+            name: getattr(self, name) for name in ("local_steps", "local_epochs", "batch_size")
+        }
         for name, value in works.items():
             if value is not None or (name == "local_steps" and self.local_epochs is None):
                 integer(name, value, 1)
@@ -72,13 +78,18 @@ class Rounds:
         self._epochs: dict[int, tuple[int, Ints]] = {}
 
     def plan(self, k: int, sample: int = 0) -> Plan:
-        """Who takes part in round k, who answers, and after how many local steps; a round may draw a second sample."""
+        """Who takes part in round k, who answers, and after how many local steps; a round may draw
+        a second sample."""
         p, n = self.protocol, len(self.sizes)
         again = (sample,) if sample else ()
         chosen = torch.arange(n)
         size = max(1, round(p.participation * n))
         if size < n:
-            chosen = torch.randperm(n, generator=generator(p.seed, "cohort", k, *again))[:size].sort().values
+            chosen = (
+                torch.randperm(n, generator=generator(p.seed, "cohort", k, *again))[:size]
+                .sort()
+                .values
+            )
         answered = chosen
         if p.drop_rate:
             answered = chosen[self._uniform("drop", k, *again)[chosen] >= p.drop_rate]
@@ -87,12 +98,18 @@ class Rounds:
         else:
             tau = torch.full((n,), p.local_steps or 0)
         if p.stragglers:
-            late = self._uniform("late", k) < p.stragglers  # a slow client is slow for the whole round
+            late = (
+                self._uniform("late", k) < p.stragglers
+            )  # a slow client is slow for the whole round
             tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)
         return Plan(chosen, answered, tau[answered])
 
     def _uniform(self, purpose: str, *when: int) -> Tensor:
-        return torch.rand(len(self.sizes), generator=generator(self.protocol.seed, purpose, *when), dtype=torch.float64)
+        return torch.rand(
+            len(self.sizes),
+            generator=generator(self.protocol.seed, purpose, *when),
+            dtype=torch.float64,
+        )
 
     def own_uniform(self, purpose: str, client: int, k: int, n: int) -> Tensor:
         """A client's own draws in round k, inside (0, 1)."""
@@ -104,16 +121,22 @@ class Rounds:
         return bool((self.per_epoch[clients] == 1).all())
 
     def batches(self, client: int, step: int, most: int) -> Ints:
-        """Rows [n, width] of a client's mini-batches number `step`, ... since the beginning: as many equal ones as
-        come in a row, at most `most`. The last batch of an epoch may be short."""
+        """Rows [n, width] of a client's mini-batches number `step`, ... since the beginning: as
+        many equal ones as come in a row, at most `most`. The last batch of an epoch may be short.
+        """
         epoch, b = divmod(step, int(self.per_epoch[client]))
         width = int(self.width[client])
         rows = self._shuffled(client, epoch)
         n = min(most, len(rows) // width - b)
-        return rows[b * width : (b + n) * width].reshape(n, width) if n > 0 else rows[None, b * width :]
+        return (
+            rows[b * width : (b + n) * width].reshape(n, width)
+            if n > 0
+            else rows[None, b * width :]
+        )
 
     def _shuffled(self, client: int, epoch: int) -> Ints:
-        """The client's rows in the order of an epoch; where a batch is all rows, their order does not matter."""
+        """The client's rows in the order of an epoch; where a batch is all rows, their order does
+        not matter."""
         if self.per_epoch[client] == 1:
             epoch = 0
         kept = self._epochs.get(client)

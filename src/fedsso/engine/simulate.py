@@ -1,9 +1,11 @@
-"""The simulator: clients and hyper-parameter trials as leading axes, in chunks that fit a memory budget.
+"""The simulator: clients and hyper-parameter trials as leading axes, in chunks that fit a memory
+budget.
 
-One `Simulation` runs the trials of one group (records that stack) under one seed. Its state is a handful of trees;
-`round()` replaces them at once, so an interrupted round leaves nothing half-done. Uploads are counted as sent, then
-decoded and averaged. A client's state is a tree of its own, shared with all others until its first round.
-Two buffers are written in place and named so: the gather buffers of `gather.py`, and the curvature store of FedSSO.
+One `Simulation` runs the trials of one group (records that stack) under one seed. Its state is a
+handful of trees; `round()` replaces them at once, so an interrupted round leaves nothing half-done.
+Uploads are counted as sent, then decoded and averaged. A client's state is a tree of its own,
+shared with all others until its first round. Two buffers are written in place and named so: the
+gather buffers of `gather.py`, and the curvature store of FedSSO.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ from .uplink import Errors, part_of, uplink
 log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
 MIN_CHUNK = 8  # clients, however ragged
-ONE_THREAD = (100_000, 2_000)  # parameters up to which one thread does the work; with d x d matrices
+ONE_THREAD = (
+    100_000,
+    2_000,
+)  # parameters up to which one thread does the work; with d x d matrices
 CPU = torch.device("cpu")
 STATE = ("server", "own", "buffers", "ended", "diverged", "first_loss")
 A = TypeVar("A", bound=Algorithm)
@@ -66,7 +71,8 @@ class Job:
 
 
 def fitted(record: A, model: nn.Module | Layout) -> A:
-    """The record for this model: it learns the sizes of the layers, the parameters of one submodule together."""
+    """The record for this model: it learns the sizes of the layers, the parameters of one submodule
+    together."""
     layout, layers = model if isinstance(model, Layout) else Layout.of(model), dict[str, int]()
     for name, size in zip(layout.names, layout.sizes, strict=True):
         owner = name.rpartition(".")[0]
@@ -78,8 +84,10 @@ def admit(record: Algorithm, protocol: Protocol) -> None:
     """Refuse an algorithm that needs every client where some do not answer."""
     if record.needs_all and (protocol.participation < 1 or protocol.drop_rate > 0):
         raise InputError(
-            f"{type(record).__name__} needs all clients in every round, got participation={protocol.participation:g}, "
-            f"drop_rate={protocol.drop_rate:g}; use participation=1 and drop_rate=0, or {record.needs_all}"
+            f"{type(record).__name__} needs all clients in every round, got "
+            f"participation={protocol.participation:g}, "
+            f"drop_rate={protocol.drop_rate:g}; use participation=1 and drop_rate=0, or "
+            f"{record.needs_all}"
         )
 
 
@@ -92,23 +100,35 @@ class Simulation:
             admit(record, job.protocol)
         self.fed = job.fed.to(job.device)
         module = job.module.to(job.device, job.dtype)
-        self.f, self.reason = objective(module, job.loss, job.engine, job.device, job.fed.sample_shape)
+        self.f, self.reason = objective(
+            module, job.loss, job.engine, job.device, job.fed.sample_shape
+        )
         self.f.l2 = job.l2
-        self.algorithm = stack([fitted(record, module) for record in records], job.dtype, job.device)
+        self.algorithm = stack(
+            [fitted(record, module) for record in records], job.dtype, job.device
+        )
         self.rounds = Rounds(job.fed, job.protocol)
         self.gather = Gather(self.fed, job.dtype)
         self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, job.dtype), job.metrics)
         self.p = job.fed.p.cpu()
         x = ravel(module).expand(self.trials, -1).contiguous()
         self.server: Any = self.algorithm.server_init(x)
-        self.own: list[Tree] = [self.algorithm.client_init(x)] * job.fed.clients  # shared until a client's first round
+        self.own: list[Tree] = [
+            self.algorithm.client_init(x)
+        ] * job.fed.clients  # shared until a client's first round
         self.errors: Errors = {}
         self.uplink = uplink(self.algorithm, self.server, self.f.layout, job.compress)
-        self.buffers = buffers_of(module).to(job.device, job.dtype).expand(self.trials, -1).contiguous()
+        self.buffers = (
+            buffers_of(module).to(job.device, job.dtype).expand(self.trials, -1).contiguous()
+        )
         self.position: Ints = np.zeros(job.fed.clients, np.int64)
-        self.ended = torch.full((self.trials,), -1, device=job.device)  # round of divergence or stop; -1: running
+        self.ended = torch.full(
+            (self.trials,), -1, device=job.device
+        )  # round of divergence or stop; -1: running
         self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
-        self.first_loss = torch.full((self.trials,), torch.nan, dtype=torch.float64, device=job.device)
+        self.first_loss = torch.full(
+            (self.trials,), torch.nan, dtype=torch.float64, device=job.device
+        )
         self.k = 0
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
         self.rows: list[dict[str, Tensor]] = [self._evaluate(vars(self))]
@@ -117,7 +137,8 @@ class Simulation:
             self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
 
     def models(self, server: Any = None, own: Sequence[Tree] | None = None) -> Tensor:
-        """The models that are evaluated: [trials, d], or [clients, trials, d] where every client has its own."""
+        """The models that are evaluated: [trials, d], or [clients, trials, d] where every client
+        has its own."""
         algorithm = self.algorithm
         held = _gathered(self.own if own is None else own) if algorithm.personal else ()
         return algorithm.model(self.server if server is None else server, held)
@@ -128,13 +149,17 @@ class Simulation:
             return [self.fed.rows_of(i, part) for i in range(self.fed.clients)]
         return self.fed.test_rows if part == "test" else self.fed.train_rows
 
-    # --- one round ---------------------------------------------------------------------------------------------------
+    # --- one round
+    # ---------------------------------------------------------------------------------------------------
     def round(self, last: bool = False) -> None:
-        """One communication round; `last` forces an evaluation. Nothing changes until all of it is done."""
+        """One communication round; `last` forces an evaluation. Nothing changes until all of it is
+        done."""
         began = time.perf_counter()
         k = self.k + 1
         ledger = Ledger(self.fed.clients, self.trials)
-        under_way = _Round(self.server, self.own.copy(), self.errors.copy(), self.buffers, self.position.copy())
+        under_way = _Round(
+            self.server, self.own.copy(), self.errors.copy(), self.buffers, self.position.copy()
+        )
         plan, samples = self.rounds.plan(k), 0
         for number, phase in enumerate(self.algorithm.phases):
             if phase.fresh:
@@ -142,7 +167,9 @@ class Simulation:
                 plan = self.rounds.plan(k, samples)
             message = phase.broadcast(under_way.server)
             ledger.broadcast((message, under_way.buffers), plan.chosen)
-            if not self.p[plan.answered].sum() > 0:  # a cohort without weight moves nothing, as one that nobody answers
+            if (
+                not self.p[plan.answered].sum() > 0
+            ):  # a cohort without weight moves nothing, as one that nobody answers
                 break
             self._exchange(phase, number, message, under_way, k, plan, ledger)
         new, row = self._settle(under_way, k, self._judge(under_way), last)
@@ -155,10 +182,19 @@ class Simulation:
             if not sound.all():
                 new, row = self._settle(under_way, k, sound & self._judge(under_way), last)
                 found = self._evaluate(new)
-        vars(self).update(new, rows=[*self.rows, row | spent | found])  # one call, which no interrupt can split
+        vars(self).update(
+            new, rows=[*self.rows, row | spent | found]
+        )  # one call, which no interrupt can split
 
     def _exchange(
-        self, phase: Phase, number: int, message: Tree, under_way: _Round, k: int, plan: Plan, ledger: Ledger
+        self,
+        phase: Phase,
+        number: int,
+        message: Tree,
+        under_way: _Round,
+        k: int,
+        plan: Plan,
+        ledger: Ledger,
     ) -> None:
         """Clients work in chunks, their uploads are averaged, the server moves."""
         who, steps = plan.answered.numpy(), phase.steps(plan.steps).numpy()
@@ -168,11 +204,17 @@ class Simulation:
         start, buffers = under_way.buffers, under_way.buffers
         for part in self._chunks(who):
             clients = who[part]
-            local = Chunk(self.gather, self.rounds, k, clients, under_way.position[clients], steps[part])
+            local = Chunk(
+                self.gather, self.rounds, k, clients, under_way.position[clients], steps[part]
+            )
             w = weight[part].to(self.job.device, self.job.dtype)
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
-            reply = phase.client(self.f, message, _gathered([under_way.own[i] for i in clients]), local)
-            sent, upload = self.uplink(phase, number, clients.tolist(), reply.upload, under_way.errors)
+            reply = phase.client(
+                self.f, message, _gathered([under_way.own[i] for i in clients]), local
+            )
+            sent, upload = self.uplink(
+                phase, number, clients.tolist(), reply.upload, under_way.errors
+            )
             ledger.upload((sent, self.f.buffers), len(clients))
             part_mean = tree_map(lambda leaf, w=w: torch.tensordot(w, leaf, 1), upload)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
@@ -182,7 +224,9 @@ class Simulation:
             self._same_state(reply.own)
             for m, i in enumerate(clients):
                 under_way.own[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), reply.own)
-            buffers = buffers + torch.tensordot(w, self.f.buffers - start, 1)  # a constant stays, to the bit
+            buffers = buffers + torch.tensordot(
+                w, self.f.buffers - start, 1
+            )  # a constant stays, to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
         cohort = Cohort(k, len(who), plan.answered, float(self.p[who].sum()), taken)
         under_way.server = phase.server(under_way.server, mean, cohort)
@@ -191,11 +235,15 @@ class Simulation:
         under_way.loss = under_way.loss if loss is None else loss
 
     def _same_state(self, own: Tree) -> None:
-        """A client must keep what `client_init` gave it: a resumed run could not read anything else."""
+        """A client must keep what `client_init` gave it: a resumed run could not read anything
+        else."""
         names = [[name for name, _ in named_leaves(tree, "own")] for tree in (self.own[0], own)]
         if names[0] != names[1]:
             kind = type(self.algorithm).__name__
-            raise InputError(f"{kind}: a client keeps {names[1]}, but client_init gave it {names[0]}; they must agree")
+            raise InputError(
+                f"{kind}: a client keeps {names[1]}, but client_init gave it {names[0]}; they must "
+                f"agree"
+            )
 
     def _first(self, under_way: _Round) -> Tensor:
         """The loss of the first round that was answered, [trials]; NaN before it."""
@@ -205,15 +253,19 @@ class Simulation:
     def _limit(self, first: Tensor) -> Tensor:
         """The largest loss that is no explosion, [trials].
 
-        A skewed first cohort may fit badly or, by chance, well: the loss of the initial model counts as well.
+        A skewed first cohort may fit badly or, by chance, well: the loss of the initial model
+        counts as well.
         """
         start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
         rise = self.algorithm.bears(self.server)
-        limit: Tensor = rise * torch.maximum(start, torch.where(first.abs() <= rise * start, first.abs(), start))
+        limit: Tensor = rise * torch.maximum(
+            start, torch.where(first.abs() <= rise * start, first.abs(), start)
+        )
         return limit
 
     def _judge(self, under_way: _Round) -> Tensor:
-        """Which trials the round has left with a finite model and a loss that is no explosion, [trials]."""
+        """Which trials the round has left with a finite model and a loss that is no explosion,
+        [trials]."""
         finite = self.models(under_way.server, under_way.own).isfinite().all(-1)
         finite = finite.all(0) if finite.dim() > 1 else finite
         if under_way.loss is None:
@@ -221,10 +273,12 @@ class Simulation:
         return finite & _within(under_way.loss, self._limit(self._first(under_way)))
 
     def _judge_evaluated(self, new: dict[str, Any], found: dict[str, Tensor], last: bool) -> Tensor:
-        """Which trials' new models an evaluation finds sound, [trials]: a test loss must be a number.
+        """Which trials' new models an evaluation finds sound, [trials]: a test loss must be a
+        number.
 
-        The last model, which no later round judges, must not be an explosion either. A large test loss may belong to a
-        good fit, so that it is one only if the loss over all training rows is as large.
+        The last model, which no later round judges, must not be an explosion either. A large test
+        loss may belong to a good fit, so that it is one only if the loss over all training rows is
+        as large.
         """
         tested, limit = found["test_loss"], self._limit(new["first_loss"])
         judged = (self.ended < 0) & (new["diverged"] == 0)
@@ -238,11 +292,13 @@ class Simulation:
         bounded: Tensor = sound & (~doubtful | _within(trained, limit))
         return bounded
 
-    def _settle(self, under_way: _Round, k: int, sound: Tensor, last: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _settle(
+        self, under_way: _Round, k: int, sound: Tensor, last: bool
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The new state where a trial is alive, and the row of the trace.
 
-        A trial whose round is not sound goes back to where its algorithm says; where that cannot be it has diverged.
-        A diverged or stopped trial is frozen, its neighbours go on.
+        A trial whose round is not sound goes back to where its algorithm says; where that cannot be
+        it has diverged. A diverged or stopped trial is frozen, its neighbours go on.
         """
         running = self.ended < 0
         alive, lost = running & sound, running & ~sound
@@ -250,12 +306,21 @@ class Simulation:
         def keep(old: Tensor, new: Tensor) -> Tensor:
             return _where(alive, new, old)
 
-        server, own, errors = tree_map(keep, self.server, under_way.server), under_way.own, under_way.errors
+        server, own, errors = (
+            tree_map(keep, self.server, under_way.server),
+            under_way.own,
+            under_way.errors,
+        )
         undone = torch.zeros_like(lost)
         if not alive.all():
             own = [tree_map(keep, *pair) for pair in zip(self.own, own, strict=True)]
-            errors = {name: keep(self.errors.get(name, torch.zeros_like(e)), e) for name, e in errors.items()}
-            hopeful = self.start_loss.isfinite() & ~(self.first_loss.isnan() & last)  # else no round was ever sound
+            errors = {
+                name: keep(self.errors.get(name, torch.zeros_like(e)), e)
+                for name, e in errors.items()
+            }
+            hopeful = self.start_loss.isfinite() & ~(
+                self.first_loss.isnan() & last
+            )  # else no round was ever sound
             server, undone = self._undo(server, lost & hopeful, k)
         died = lost & ~undone
         new = {
@@ -271,22 +336,30 @@ class Simulation:
         }
         loss = self._all(torch.nan) if under_way.loss is None else under_way.loss
         row = {"train_loss": loss + torch.where(running & ~undone, 0.0, torch.nan)}
-        moved = under_way.server is not self.server  # a round that nobody answered has nothing to tell
+        moved = (
+            under_way.server is not self.server
+        )  # a round that nobody answered has nothing to tell
         nan = torch.where((alive | undone) & moved, 0.0, torch.nan)
-        return new, row | {n: v.double() + nan for n, v in self.algorithm.diagnostics(server).items()}
+        return new, row | {
+            n: v.double() + nan for n, v in self.algorithm.diagnostics(server).items()
+        }
 
     def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
-        """The state where the algorithm goes back with the trials that are lost, and with which of them it can."""
+        """The state where the algorithm goes back with the trials that are lost, and with which of
+        them it can."""
         found = self.algorithm.undo(self.server) if lost.any() else None
         if found is None:
             return server, torch.zeros_like(lost)
         back, possible = found
         undone = lost & possible
-        log.info("round %d exploded: undone in %d of %d trial(s)", k, int(undone.sum()), self.trials)
+        log.info(
+            "round %d exploded: undone in %d of %d trial(s)", k, int(undone.sum()), self.trials
+        )
         return tree_map(lambda new, old: _where(undone, new, old), back, server), undone
 
     def _chunks(self, who: Ints) -> Iterator[Ints]:
-        """Positions in `who`, clients of similar size together, as many at a time as the budget holds."""
+        """Positions in `who`, clients of similar size together, as many at a time as the budget
+        holds."""
         if not self.f.stacks or self.algorithm.alone:
             yield from np.arange(len(who))[:, None]
             return
@@ -304,7 +377,8 @@ class Simulation:
             yield order[start : start + size]
             start += size
 
-    # --- evaluation and trace ----------------------------------------------------------------------------------------
+    # --- evaluation and trace
+    # ----------------------------------------------------------------------------------------
     def _evaluate(self, new: dict[str, Any]) -> dict[str, Tensor]:
         """Metrics of a new state; a trial that reaches `stop_at` is marked in it as ended."""
         x, buffers = self.models(new["server"], new["own"]), new["buffers"]
@@ -323,11 +397,18 @@ class Simulation:
     def _full_train_loss(self, x: Tensor, buffers: Tensor) -> Tensor:
         """f(x) = sum p_i f_i(x) over all training rows, with the penalty."""
         squares = x.double().square().sum(-1)
-        penalty = self.job.l2 / 2 * (squares if x.dim() == 2 else torch.tensordot(self.p.to(x.device), squares, 1))
+        penalty = (
+            self.job.l2
+            / 2
+            * (squares if x.dim() == 2 else torch.tensordot(self.p.to(x.device), squares, 1))
+        )
         if self.job.fed.weights is None:
             return self.evaluator.loss(x, buffers, self._rows("train")) + penalty
         points = x.expand(self.fed.clients, *x.shape[-2:])
-        each = [self.evaluator.loss(points[i], buffers, self.fed.rows_of(i)) for i in range(self.fed.clients)]
+        each = [
+            self.evaluator.loss(points[i], buffers, self.fed.rows_of(i))
+            for i in range(self.fed.clients)
+        ]
         total: Tensor = torch.tensordot(self.p.to(x.device), torch.stack(each), 1)
         return total + penalty
 
@@ -339,7 +420,8 @@ class Simulation:
         """Whether every trial has diverged or reached `stop_at`."""
         return bool((self.ended >= 0).all())
 
-    # --- checkpoints -------------------------------------------------------------------------------------------------
+    # --- checkpoints
+    # -------------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Tensor]:
         """Everything a later process needs to go on, as named tensors."""
         out = {n: leaf for name in STATE for n, leaf in named_leaves(getattr(self, name), name)}
@@ -348,14 +430,16 @@ class Simulation:
         out["k"] = torch.tensor(self.k)
         columns = self.columns()
         out |= {f"rows.{name}": column for name, column in columns.items()}
-        out["contents"] = of_text(json.dumps({"rows": list(columns), "errors": list(self.errors)}))  # in their order
+        out["contents"] = of_text(
+            json.dumps({"rows": list(columns), "errors": list(self.errors)})
+        )  # in their order
         return out
 
     def columns(self) -> dict[str, Tensor]:
         """The rows so far as columns [rows, trials]; what a row does not have is NaN.
 
-        Columns are kept, and rows that came since the last call are put below them: with a checkpoint in every round
-        the work would otherwise grow with the square of the rounds.
+        Columns are kept, and rows that came since the last call are put below them: with a
+        checkpoint in every round the work would otherwise grow with the square of the rounds.
         """
         old = self._columns
         height = len(next(iter(old.values()), ()))
@@ -398,7 +482,8 @@ class Simulation:
 
 
 def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """A leaf [trials, ...] of the new state in the trials of the mask [trials], of the old one in the others."""
+    """A leaf [trials, ...] of the new state in the trials of the mask [trials], of the old one in
+    the others."""
     return new if new is old else torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
@@ -428,10 +513,13 @@ class _Round:
 
 @contextmanager
 def _threads(simulation: Simulation) -> Iterator[None]:
-    """One thread for the small products of small models, which others would wait for more than work at; unless the
-    user has set OMP_NUM_THREADS."""
+    """One thread for the small products of small models, which others would wait for more than work
+    at; unless the user has set OMP_NUM_THREADS."""
     before = torch.get_num_threads()
-    small = simulation.f.stacks and sum(simulation.f.layout.sizes) <= ONE_THREAD[simulation.algorithm.alone]
+    small = (
+        simulation.f.stacks
+        and sum(simulation.f.layout.sizes) <= ONE_THREAD[simulation.algorithm.alone]
+    )
     if small and simulation.job.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
@@ -442,8 +530,8 @@ def _threads(simulation: Simulation) -> Iterator[None]:
 
 @contextmanager
 def _convolutions(module: nn.Module) -> Iterator[None]:
-    """Without oneDNN where every convolution has one channel in and one out: for these it takes up to five times as
-    long as torch's own."""
+    """Without oneDNN where every convolution has one channel in and one out: for these it takes up
+    to five times as long as torch's own."""
     sizes = [m.in_channels * m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
     if not sizes or max(sizes) > 1:
         yield
@@ -456,8 +544,11 @@ def _convolutions(module: nn.Module) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def run(simulation: Simulation, rounds: int, after: Callable[[Simulation], None] = lambda _: None) -> None:
-    """Advance to round `rounds`, calling `after` behind each round; ends early when no trial is left."""
+def run(
+    simulation: Simulation, rounds: int, after: Callable[[Simulation], None] = lambda _: None
+) -> None:
+    """Advance to round `rounds`, calling `after` behind each round; ends early when no trial is
+    left."""
     with torch.no_grad(), _threads(simulation), _convolutions(simulation.job.module):
         while simulation.k < rounds and not simulation.finished:
             simulation.round(last=simulation.k + 1 == rounds)

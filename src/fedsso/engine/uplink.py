@@ -1,8 +1,9 @@
 """What clients send: compressed, if wished, with error feedback.
 
-What a compressor loses in one round is added to what the client sends in its next: e + v is sent as C(e + v), and
-e' = e + v - C(e + v) stays with the client. Only vectors of the model's size are compressed; scalars, losses of a line
-search and what an algorithm has compressed itself go as they are.
+What a compressor loses in one round is added to what the client sends in its next: e + v is sent as
+C(e + v), and e' = e + v - C(e + v) stays with the client. Only vectors of the model's size are
+compressed; scalars, losses of a line search and what an algorithm has compressed itself go as they
+are.
 """
 
 from __future__ import annotations
@@ -31,16 +32,21 @@ class Uplink:
     def __call__(
         self, phase: Phase, number: int, clients: Sequence[int], upload: Tree, errors: Errors
     ) -> tuple[Tree, Tree]:
-        """The uploads of some clients as sent, and as the server reads them; `errors` is brought up to date."""
+        """The uploads of some clients as sent, and as the server reads them; `errors` is brought up
+        to date."""
         code = self.compressor
         if code is None or phase.exact:
             return upload, phase.decode(upload)
-        plain = {id(leaf) for leaf in leaves(phase.decode(upload))}  # what decoding changes is compressed already
+        plain = {
+            id(leaf) for leaf in leaves(phase.decode(upload))
+        }  # what decoding changes is compressed already
         sent, read = [], []
         for place, leaf in enumerate(leaves(upload)):
             if id(leaf) in plain and leaf.dim() == 3 and leaf.shape[-1] == self.width:
                 names = [f"{number}.{place}.{i}" for i in clients]
-                whole = leaf + torch.stack([errors.get(n, torch.zeros_like(leaf[0])) for n in names])
+                whole = leaf + torch.stack(
+                    [errors.get(n, torch.zeros_like(leaf[0])) for n in names]
+                )
                 sent.append(code.encode(whole))
                 read.append(code.decode(sent[-1], whole))
                 lost = whole - read[-1]
@@ -52,7 +58,8 @@ class Uplink:
 
 
 def part_of(leaf: Tensor, m: int) -> Tensor:
-    """What client m keeps of a leaf [clients, ...]: a copy, since a view would keep the memory of all."""
+    """What client m keeps of a leaf [clients, ...]: a copy, since a view would keep the memory of
+    all."""
     return leaf[m].clone() if len(leaf) > 1 else leaf[0]
 
 
@@ -61,11 +68,14 @@ def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
 
 
 def uplink(algorithm: Algorithm, server: Any, layout: Layout, text: str | None) -> Uplink:
-    """The way up for an algorithm and a model: vectors as long as the part of the model that travels are compressed."""
+    """The way up for an algorithm and a model: vectors as long as the part of the model that
+    travels are compressed."""
     width = server.x.shape[-1] if algorithm.personal else sum(layout.sizes)
     shapes, rest = list[torch.Size](), width
     for shape in layout.shapes:
         if rest > 0:
-            shapes.append(shape if shape.numel() <= rest else torch.Size([rest]))  # a part of a matrix is a vector
+            shapes.append(
+                shape if shape.numel() <= rest else torch.Size([rest])
+            )  # a part of a matrix is a vector
             rest -= shape.numel()
     return Uplink(None if text is None else compressor(text, shapes), width)

@@ -1,9 +1,9 @@
 """What one round of each algorithm costs: bytes on the wire and bytes kept, measured beside theory.
 
-Measured means: the algorithm's own functions run, as in the simulator, but on tensors of torch's device "meta", which
-have a shape and no numbers. So nothing is computed, no data are needed and any model size is possible; the bytes are
-counted on the messages and states that come out. One client stands for all: every number holds for each client that
-takes part, in float32.
+Measured means: the algorithm's own functions run, as in the simulator, but on tensors of torch's
+device "meta", which have a shape and no numbers. So nothing is computed, no data are needed and any
+model size is possible; the bytes are counted on the messages and states that come out. One client
+stands for all: every number holds for each client that takes part, in float32.
 
     d    parameters of the model
     n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model, FedAvg's server: 4 d
@@ -51,12 +51,17 @@ class Size(NamedTuple):
 
     def __str__(self) -> str:
         terms = [(self.dd, "d²"), (self.d, "d"), (self.one, "")]
-        shown = [f"{c:+g}{unit}" if abs(c) != 1 or not unit else f"{c:+g}"[0] + unit for c, unit in terms if c]
+        shown = [
+            f"{c:+g}{unit}" if abs(c) != 1 or not unit else f"{c:+g}"[0] + unit
+            for c, unit in terms
+            if c
+        ]
         return "".join(shown).removeprefix("+") or "0"
 
 
 class Cost(NamedTuple):
-    """Exchanges of one round and, for each client, what goes down and up; what the server and a client keep.
+    """Exchanges of one round and, for each client, what goes down and up; what the server and a
+    client keep.
 
     Measured in bytes; in theory counts of numbers.
     """
@@ -90,7 +95,11 @@ class Bill(NamedTuple):
     def relative(self, cost: Cost) -> dict[str, float]:
         """Bytes as multiples of FedAvg's: its round without compression, its server."""
         n_m = FLOAT * self.d
-        return {"round": (cost.down + cost.up) / (2 * n_m), "server": cost.server / n_m, "client": cost.client / n_m}
+        return {
+            "round": (cost.down + cost.up) / (2 * n_m),
+            "server": cost.server / n_m,
+            "client": cost.client / n_m,
+        }
 
 
 def costs(
@@ -101,7 +110,8 @@ def costs(
     classes: int = 10,
     compress: str | None = None,
 ) -> Bill:
-    """The costs of one round of registered algorithms (None: all), at their defaults, for a named model.
+    """The costs of one round of registered algorithms (None: all), at their defaults, for a named
+    model.
 
     >>> costs("mclr", ["fedavg"]).rows[0].measured[:3]
     (1, 31400, 31400)
@@ -136,7 +146,8 @@ def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
 
 
 def measure(record: Algorithm, module: nn.Module, work: Work) -> Cost:
-    """The second round counts: in the first, vectors that start equal are sent once, and states are still empty."""
+    """The second round counts: in the first, vectors that start equal are sent once, and states are
+    still empty."""
     run = Rehearsal(record, module, work)
     run.round(1)
     ledger = run.round(2)
@@ -154,7 +165,10 @@ class Rehearsal:
         short = replace(cast(Any, record), **{name: 1 for name in LOOPS if hasattr(record, name)})
         self.algorithm: Algorithm = stack([short], x.dtype, META)
         self.server, self.own = self.algorithm.server_init(x), self.algorithm.client_init(x)
-        self.uplink, self.errors = uplink(self.algorithm, self.server, self.f.layout, work.compress), Errors()
+        self.uplink, self.errors = (
+            uplink(self.algorithm, self.server, self.f.layout, work.compress),
+            Errors(),
+        )
 
     def round(self, k: int) -> Ledger:
         """The exchanges of round k, as the simulator has them."""
@@ -163,7 +177,9 @@ class Rehearsal:
             message = phase.broadcast(self.server)
             ledger.broadcast(message, one)
             local = Shapes(k, int(phase.steps(torch.tensor(STEPS))), self.work.sample)
-            reply = phase.client(self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), self.own), local)
+            reply = phase.client(
+                self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), self.own), local
+            )
             sent, read = self.uplink(phase, number, [0], reply.upload, self.errors)
             ledger.upload(sent, 1)
             self.own = tree_map(lambda leaf: leaf[0], reply.own)
@@ -178,7 +194,10 @@ class Shapes:
     def __init__(self, k: int, steps: int, sample: Sequence[int]) -> None:
         self.k, self.steps = k, steps
         self.own_steps = torch.empty(1, 1, 1, device=META)
-        rows, labels = torch.empty(1, ROWS, *sample, device=META), torch.empty(1, ROWS, dtype=torch.long, device=META)
+        rows, labels = (
+            torch.empty(1, ROWS, *sample, device=META),
+            torch.empty(1, ROWS, dtype=torch.long, device=META),
+        )
         self._batch = Batch(rows, labels, torch.empty(1, ROWS, device=META))
 
     def batch(self, j: int) -> Batch:  # noqa: ARG002
@@ -216,7 +235,9 @@ def _rank(a: Any, one: int) -> Size:
 
 
 THEORY: dict[str, Theory] = {
-    "fedsso": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()),  # s and y of each pair; x, g, s
+    "fedsso": lambda a: Cost(
+        1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()
+    ),  # s and y of each pair; x, g, s
     "fedavg": _even(1, 1, server=1),
     "fedsgd": _even(1, 1, server=1),
     "fedprox": _even(1, 1, server=1),

@@ -1,8 +1,9 @@
 """What users call: `simulate`, `sweep`, `compare`, `resume`.
 
-A sweep is a list of planned runs. Runs whose records stack and whose options agree form a group; a group is cut into
-chunks of trials that run batched. With `out=` every planned run gets its folder at once and is completed there chunk
-by chunk (a single run also every `checkpoint_every` rounds), so that a killed sweep goes on where it was.
+A sweep is a list of planned runs. Runs whose records stack and whose options agree form a group; a
+group is cut into chunks of trials that run batched. With `out=` every planned run gets its folder
+at once and is completed there chunk by chunk (a single run also every `checkpoint_every` rounds),
+so that a killed sweep goes on where it was.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ PACE = (0.25, 5.0)  # seconds between two looks at the traces, at least and at m
 SHARE = 20  # between the two, so many times as long as a look takes
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called as progress(label, round, rounds, numbers) after each round; of batched trials, with the best's numbers."""
+"""Called as progress(label, round, rounds, numbers) after each round; of batched trials, with the
+best's numbers."""
 Look = Callable[[Sequence[Spec], Sequence[Trace]], None]
 """Called as look(specs, traces) with what the trials of a chunk have done so far."""
 
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A `progress` that is also shown all runs before the first begins, and now and then every trial's trace."""
+    """A `progress` that is also shown all runs before the first begins, and now and then every
+    trial's trace."""
 
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
     def begin(self, specs: Sequence[Spec]) -> None: ...
@@ -98,7 +101,8 @@ def simulate(
     checkpoint_every: int = 10,
     **options: Unpack[Options],
 ) -> Run | Runs:
-    """Train one model with one algorithm. With `seeds` one run per seed; with `out` a folder that can be resumed."""
+    """Train one model with one algorithm. With `seeds` one run per seed; with `out` a folder that
+    can be resumed."""
     integer("checkpoint_every", checkpoint_every, 1)
     if seeds is not None:
         return sweep(fed, model, [algorithm], seeds=seeds, out=out, progress=progress, **options)
@@ -125,7 +129,8 @@ def sweep(
 ) -> Runs:
     """Train with every record of a grid under every seed, trials batched on one device.
 
-    `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second call goes on.
+    `local_steps` and `batch_size` may be lists. With `out` finished trials are kept and a second
+    call goes on.
     """
     root = _folder(out)
     planned = plan(fed, model, algorithms, seeds, options)
@@ -153,7 +158,9 @@ def plan(
     planned: list[Planned] = []
     for seed in _seeds(seeds, options):
         for picked in itertools.product(*choices):
-            full = complete({**options, **{k: v for one in picked for k, v in one.items()}, "seed": seed})
+            full = complete(
+                {**options, **{k: v for one in picked for k, v in one.items()}, "seed": seed}
+            )
             ctx = context(fed, model, full)
             for record in records:
                 spec = specify(ctx, model, record, full, len(planned), vary)
@@ -164,7 +171,9 @@ def plan(
 def _record(algorithm: str | Algorithm) -> Algorithm:
     record = make(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(record, Algorithm):
-        raise InputError(f"an algorithm is a name or a record such as FedAvg(alpha=0.01), got {record!r}")
+        raise InputError(
+            f"an algorithm is a name or a record such as FedAvg(alpha=0.01), got {record!r}"
+        )
     return record
 
 
@@ -175,7 +184,9 @@ def _records(algorithms: Any) -> list[Algorithm]:
     if not records:
         raise InputError("a sweep needs at least one algorithm, got an empty list")
     if len({repr(r) for r in records}) < len(records):
-        raise InputError("an algorithm with the same settings was given twice; give several seeds to repeat it")
+        raise InputError(
+            "an algorithm with the same settings was given twice; give several seeds to repeat it"
+        )
     return records
 
 
@@ -191,7 +202,9 @@ def _folder(out: Any) -> Path | None:
 def _seeds(seeds: Iterable[int] | None, options: Mapping[str, Any]) -> tuple[int, ...]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(f"seeds must be a list of integers, got seeds={seeds!r}")
-    chosen = (options.get("seed", 0),) if seeds is None else tuple(integer("seed", s) for s in seeds)
+    chosen = (
+        (options.get("seed", 0),) if seeds is None else tuple(integer("seed", s) for s in seeds)
+    )
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
     return chosen
@@ -219,8 +232,12 @@ def resume(
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
     batches: dict[str, list[Path]] = {}  # runs of one context, which go on batched as they began
     for one, spec in found.items():
-        batches.setdefault(repr((spec.digest, spec.model, spec.start, spec.options)), []).append(one)
-    unfinished = [batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)]
+        batches.setdefault(repr((spec.digest, spec.model, spec.start, spec.options)), []).append(
+            one
+        )
+    unfinished = [
+        batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)
+    ]
     if unfinished:
         with _locked([Path(folder)]):
             _execute(_planned(unfinished, found, federation, model), progress, 10)
@@ -242,7 +259,9 @@ def _planned(
         spec = specs[batch[0]]
         live = spec.context(federation or data.get(spec.digest), model)
         data[spec.digest] = live.fed
-        planned += [Planned(specs[one], specs[one].record, live, specs[one].options, one) for one in batch]
+        planned += [
+            Planned(specs[one], specs[one].record, live, specs[one].options, one) for one in batch
+        ]
     return planned
 
 
@@ -267,8 +286,10 @@ def suits(record: Algorithm, ctx: Context, options: Mapping[str, Any]) -> Algori
     memory = _memory(device_of(options["device"]))
     if 2 * keeps > memory:  # of the round before and of this one
         raise InputError(
-            f"{type(record).__name__} keeps {keeps / 1e9:.3g} GB at the server and {ctx.fed.clients} clients, twice "
-            f"within a round; this device has {memory / 1e9:.3g} GB: use fedsso, a smaller model or fewer clients"
+            f"{type(record).__name__} keeps {keeps / 1e9:.3g} GB at the server and "
+            f"{ctx.fed.clients} clients, twice "
+            f"within a round; this device has {memory / 1e9:.3g} GB: use fedsso, a smaller model "
+            f"or fewer clients"
         )
     return record
 
@@ -306,9 +327,13 @@ def _check_registered(record: Algorithm, name: str) -> None:
 
 def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Write every run's spec, so that a killed sweep knows what is left to do."""
-    new = {run.folder: run.spec for run in planned if run.folder is not None and _is_new(run, fresh)}
+    new = {
+        run.folder: run.spec for run in planned if run.folder is not None and _is_new(run, fresh)
+    }
     for root in {folder.parent for folder in new if len(new) > 1}:
-        specs = {folder.name: spec.to_toml() for folder, spec in new.items() if folder.parent == root}
+        specs = {
+            folder.name: spec.to_toml() for folder, spec in new.items() if folder.parent == root
+        }
         write_atomic(root / PLAN, sealed_toml(specs))
     for folder, spec in new.items():
         check_writable(folder)
@@ -334,16 +359,21 @@ def _is_new(run: Planned, fresh: bool) -> bool:
     folder = Path(run.folder or "")
     begun = [name for name in (CHECKPOINT, TRACE) if (folder / name).exists()]
     if begun and not (folder / SPEC).exists():
-        raise InputError(f"{folder / begun[0]} is there already, and belongs to no run; choose another folder")
+        raise InputError(
+            f"{folder / begun[0]} is there already, and belongs to no run; choose another folder"
+        )
     if not begun and not checkpoint.exists(folder / CHECKPOINT):
         return True  # a run that never began leaves at most its spec
     if fresh or Spec.load(folder / SPEC).identity != run.spec.identity:
-        raise InputError(f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)")
+        raise InputError(
+            f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)"
+        )
     return False
 
 
 def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
-    """Run what is not finished, group by group and chunk by chunk; results in the order of the plan."""
+    """Run what is not finished, group by group and chunk by chunk; results in the order of the
+    plan."""
     show = _printer if progress is True else progress or None
     look = begin(show, [run.spec for run in planned])
     done: dict[int, Run] = {}
@@ -357,7 +387,8 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
         if not new:
             continue
         with _locked([planned[i].folder for i in new]):
-            # trials that are finished run again beside the others: in another batch their sums would round otherwise
+            # trials that are finished run again beside the others: in another batch their sums
+            # would round otherwise
             batch = [planned[i] if i in new else planned[i]._replace(folder=None) for i in chunk]
             runs = dict(zip(chunk, run_chunk(batch, show, every, look), strict=True))
         done |= {i: runs[i] for i in new}
@@ -365,19 +396,24 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
 
 
 def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
-    """Tell a watcher what is to run; what it is to be shown traces with, or None for any other callback."""
+    """Tell a watcher what is to run; what it is to be shown traces with, or None for any other
+    callback."""
     if not isinstance(show, Watcher):
         return None
     show.begin(specs)
     return show.look
 
 
-def chunks(planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()) -> Iterator[list[int]]:
+def chunks(
+    planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
+) -> Iterator[list[int]]:
     """Indices of runs that are batched together; those of `done` have their place among the others."""
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
-        begun = run.folder is not None and checkpoint.exists(run.folder / CHECKPOINT) and i not in done
+        begun = (
+            run.folder is not None and checkpoint.exists(run.folder / CHECKPOINT) and i not in done
+        )
         alone = i if begun else None  # a run with a checkpoint of its own goes on from it
         groups.setdefault((id(run.context), signature(run.record), alone), []).append(i)
     for group in groups.values():
@@ -392,19 +428,25 @@ def _trials(run: Planned) -> int:
     device = device_of(run.options["device"]).type
     meta = _meta(run.context)
     record = stack([fitted(run.record, run.context.module)], meta.dtype, meta.device)
-    each = nbytes(record.server_init(meta), 1) + nbytes(record.client_init(meta), 1) * run.context.fed.clients
+    each = (
+        nbytes(record.server_init(meta), 1)
+        + nbytes(record.client_init(meta), 1) * run.context.fed.clients
+    )
     fit = max(1, MEMORY[device] // max(1, each))
     return int(min(TRIALS, fit) if device == "cpu" else fit)
 
 
-def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None = None) -> list[Run]:
+def run_chunk(
+    chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None = None
+) -> list[Run]:
     """Run trials batched; if they are too many for the GPU's memory, in two halves."""
     try:
         return _run_batched(chunk, show, every, look)
     except torch.OutOfMemoryError as error:
         if len(chunk) == 1:
             raise InputError(
-                f"{chunk[0].spec.label} does not fit into the GPU's memory; use device='cpu', a smaller batch_size or "
+                f"{chunk[0].spec.label} does not fit into the GPU's memory; use device='cpu', a "
+                f"smaller batch_size or "
                 "fewer clients in a round"
             ) from error
     log.info("%d trials do not fit into the GPU's memory: half of them at a time", len(chunk))
@@ -413,7 +455,9 @@ def run_chunk(chunk: Sequence[Planned], show: Progress | None, every: int, look:
     return run_chunk(chunk[:half], show, every, look) + run_chunk(chunk[half:], show, every, look)
 
 
-def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None) -> list[Run]:
+def _run_batched(
+    chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None
+) -> list[Run]:
     """Run trials batched and write their folders."""
     first = chunk[0]
     specs = [run.spec for run in chunk]
@@ -423,7 +467,11 @@ def _run_batched(chunk: Sequence[Planned], show: Progress | None, every: int, lo
     rounds = first.options["rounds"]
     if alone is not None:
         _go_on(simulation, alone, specs[0].identity, rounds)
-    label = specs[0].label if len(chunk) == 1 else f"{specs[0].algorithm}, seed {specs[0].seed}, {len(chunk)} trials"
+    label = (
+        specs[0].label
+        if len(chunk) == 1
+        else f"{specs[0].algorithm}, seed {specs[0].seed}, {len(chunk)} trials"
+    )
 
     def save() -> None:
         if alone is not None:
@@ -464,7 +512,9 @@ def _go_on(simulation: Simulation, folder: Path, identity: str, rounds: int) -> 
     try:
         simulation.restore(saved)
     except Damaged as damage:
-        raise InputError(f"{path}: {damage}; restore it from a copy, or start again in another folder") from damage
+        raise InputError(
+            f"{path}: {damage}; restore it from a copy, or start again in another folder"
+        ) from damage
     if simulation.k > rounds:
         raise InputError(f"{path} counts {simulation.k} rounds of {rounds}; use another folder")
 
@@ -496,7 +546,9 @@ def _finish(simulation: Simulation, chunk: Sequence[Planned]) -> list[Run]:
     runs = []
     for t, trace in enumerate(traces(simulation, [run.spec for run in chunk])):
         personal = None if own is None else own[:, t].clone()
-        run = Run(chunk[t].spec, trace, x[t].clone(), buffers[t].clone(), chunk[t].context, personal)
+        run = Run(
+            chunk[t].spec, trace, x[t].clone(), buffers[t].clone(), chunk[t].context, personal
+        )
         folder = chunk[t].folder
         if folder is not None:
             run.save(folder)
@@ -511,7 +563,8 @@ def _numbers(simulation: Simulation) -> dict[str, float]:
 
 
 def _printer(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-    """A line on standard error that a terminal overwrites; elsewhere one for every tenth of the way."""
+    """A line on standard error that a terminal overwrites; elsewhere one for every tenth of the
+    way."""
     shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
     text = f"{label}: round {k}/{rounds}{shown}"
     if sys.stderr.isatty():

@@ -1,4 +1,5 @@
-"""Grids of hyper-parameters: the paper's twelve client steps and seven server steps, and each algorithm's own axes."""
+"""Grids of hyper-parameters: the paper's twelve client steps and seven server steps, and each
+algorithm's own axes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from ..errors import InputError, unknown
 
 ALPHA = (0.0001, 0.0003, 0.0007, 0.001, 0.003, 0.007, 0.01, 0.03, 0.07, 0.1, 0.3, 0.7)
 ETA = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)
-STRENGTH = (0.001, 0.01, 0.1, 1.0)  # of a proximal term, or the strong convexity that a method is told
+STRENGTH = (
+    0.001,
+    0.01,
+    0.1,
+    1.0,
+)  # of a proximal term, or the strong convexity that a method is told
 DAMPING = (0.1, 0.3, 1.0)  # of Newton's step
 BOTH = ("fedsso", "fedadagrad", "fedadam", "fedyogi", "fedavgm")  # tuned in both steps
 OWN: dict[str, dict[str, tuple[float, ...]]] = {
@@ -34,7 +40,8 @@ def axes(name: str) -> dict[str, tuple[float, ...]]:
 
 
 def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
-    """All records of an algorithm's grid; a list in `values` replaces or adds an axis, anything else is fixed.
+    """All records of an algorithm's grid; a list in `values` replaces or adds an axis, anything
+    else is fixed.
 
     >>> len(grid("fedsso")), len(grid("fedavg", {"alpha": [0.1, 0.3]}))
     (84, 2)
@@ -42,11 +49,14 @@ def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
     spread: dict[str, Any] = {**axes(name), **(values or {})}
     for key, value in spread.items():
         if isinstance(value, list | tuple) and len(set(value)) < max(1, len(value)):
-            raise InputError(f"{key} must list different values, at least one; got {key}={list(value)}")
+            raise InputError(
+                f"{key} must list different values, at least one; got {key}={list(value)}"
+            )
     lists = {k: v for k, v in spread.items() if isinstance(v, list | tuple)}
     fixed = {k: v for k, v in spread.items() if k not in lists}
     return [
-        make(name, {**dict(zip(lists, picked, strict=True)), **fixed}) for picked in itertools.product(*lists.values())
+        make(name, {**dict(zip(lists, picked, strict=True)), **fixed})
+        for picked in itertools.product(*lists.values())
     ]
 
 

@@ -35,7 +35,8 @@ log = logging.getLogger("fedsso")
 
 
 def outputs_of(fed: Federation, loss: Loss) -> int:
-    """Outputs a named model needs: one per class, a single one for real targets and the logistic loss."""
+    """Outputs a named model needs: one per class, a single one for real targets and the logistic
+    loss."""
     return 1 if loss in ("bce", "mse") or not fed.classes else fed.classes
 
 
@@ -70,10 +71,15 @@ class Context:
         samples = fed.x.cpu()[rows][None].to(x.dtype) * fed.affine[0] + fed.affine[1]
         f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
         f.buffers, f.l2 = torch.zeros(0), job.l2
-        return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5))
+        return (
+            f,
+            x[None, None],
+            Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5)),
+        )
 
     def grants(self, asks: str, options: Mapping[str, Any]) -> None:
-        """Raise InputError unless model and loss have what an algorithm asks for: "hvp" or "targets"."""
+        """Raise InputError unless model and loss have what an algorithm asks for: "hvp" or
+        "targets"."""
         if not asks:
             return
         try:
@@ -86,7 +92,8 @@ class Context:
             raise
         except Exception as error:  # a user's module or loss may raise anything
             raise InputError(
-                f"this algorithm needs second derivatives, which the model or the loss does not have ({error}); "
+                f"this algorithm needs second derivatives, which the model or the loss does not "
+                f"have ({error}); "
                 "use fedsso or another first-order client"
             ) from error
 
@@ -98,14 +105,18 @@ class Context:
             f, x, batch = self._sample(options)
             outputs = f.predict(x, batch.x).shape[-2]
             if job.loss is cross_entropy and outputs < fed.classes:
-                raise InputError(f"the model has {outputs} outputs for {fed.classes} classes; give it one per class")
+                raise InputError(
+                    f"the model has {outputs} outputs for {fed.classes} classes; give it one per "
+                    f"class"
+                )
             f.value_and_grad(x, batch)
         except InputError:
             raise
         except Exception as error:  # a user's module or loss may raise anything
             shape = tuple(fed.sample_shape)
             raise InputError(
-                f"the model does not take samples of shape {shape}, or the loss its outputs: {error}"
+                f"the model does not take samples of shape {shape}, or the loss its outputs: "
+                f"{error}"
             ) from error
 
     def _no_lonely_row(self, options: Mapping[str, Any]) -> None:
@@ -116,13 +127,17 @@ class Context:
             if (last == 1).any():
                 client = int(np.argmax(last == 1))
                 raise InputError(
-                    f"client {client} has {rounds.sizes[client]} rows and so a batch of one, on which BatchNorm cannot "
+                    f"client {client} has {rounds.sizes[client]} rows and so a batch of one, on "
+                    f"which BatchNorm cannot "
                     f"be trained; change batch_size={options['batch_size']} or use GroupNorm"
                 )
 
     def job(self, options: Mapping[str, Any]) -> Job:
         """What the engine needs."""
-        same = {n: options[n] for n in ("eval_every", "eval_train", "stop_at", "engine", "compress", "l2")}
+        same = {
+            n: options[n]
+            for n in ("eval_every", "eval_train", "stop_at", "engine", "compress", "l2")
+        }
         dtype, device = DTYPES[options["dtype"]], device_of(options["device"])
         return Job(
             self.fed,
@@ -139,25 +154,36 @@ class Context:
 def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any]) -> Context:
     """Live objects from names (or the user's own objects); the user's module is copied."""
     if not isinstance(fed, Federation):
-        raise InputError(f"a federation is needed, got {fed!r}; make one with fedsso.load or Federation.from_clients")
+        raise InputError(
+            f"a federation is needed, got {fed!r}; make one with fedsso.load or "
+            f"Federation.from_clients"
+        )
     if not isinstance(model, str | nn.Module):
         raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
     wish = default_loss(fed) if options["loss"] is None else options["loss"]
     loss = row_loss(wish)
     if options["loss"] is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
-        log.warning("targets are whole numbers, but floats: this is a regression; give integers for classes")
+        log.warning(
+            "targets are whole numbers, but floats: this is a regression; give integers for classes"
+        )
     if wish == "cross_entropy" and not fed.classes:
         raise InputError(
-            "loss 'cross_entropy' needs class labels, this federation has real targets; use 'mse' or 'bce'"
+            "loss 'cross_entropy' needs class labels, this federation has real targets; use 'mse' "
+            "or 'bce'"
         )
     if wish == "bce" and fed.classes > 2:
         raise InputError(
-            f"loss 'bce' needs targets 0 and 1, this federation has {fed.classes} classes; use 'cross_entropy'"
+            f"loss 'bce' needs targets 0 and 1, this federation has {fed.classes} classes; use "
+            f"'cross_entropy'"
         )
     if wish == "bce" and not fed.classes and not ((fed.y >= 0) & (fed.y <= 1)).all():
-        raise InputError(f"loss 'bce' needs targets in [0, 1], got {fed.y.min():g} to {fed.y.max():g}; use 'mse'")
+        raise InputError(
+            f"loss 'bce' needs targets in [0, 1], got {fed.y.min():g} to {fed.y.max():g}; use 'mse'"
+        )
     module = (
-        build_model(model, fed, seed=options["seed"], loss=wish) if isinstance(model, str) else copy.deepcopy(model)
+        build_model(model, fed, seed=options["seed"], loss=wish)
+        if isinstance(model, str)
+        else copy.deepcopy(model)
     )
     module = module.to(DTYPES[options["dtype"]])  # first: a start in float64 keeps all its digits
     initialise(module, options["init"], model, fed, options["seed"])
@@ -167,21 +193,31 @@ def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any])
 def _metrics(wished: Sequence[Any]) -> dict[str, Metric]:
     metrics = dict(metric(m) for m in wished)
     names = [metric(m)[0] for m in wished]
-    if len(metrics) < len(wished) or "loss" in names or not all(re.fullmatch(r"[\w<>.-]+", n) for n in names):
+    if (
+        len(metrics) < len(wished)
+        or "loss" in names
+        or not all(re.fullmatch(r"[\w<>.-]+", n) for n in names)
+    ):
         raise InputError(f"metrics need different plain names, and none may be 'loss'; got {names}")
     return metrics
 
 
-def build_model(name: str, fed: Federation, *, seed: int = 0, loss: Loss | None = None) -> nn.Module:
-    """A model by name, sized for a federation; convex models start from zero, others from torch's own draw."""
+def build_model(
+    name: str, fed: Federation, *, seed: int = 0, loss: Loss | None = None
+) -> nn.Module:
+    """A model by name, sized for a federation; convex models start from zero, others from torch's
+    own draw."""
     module = models.build(name, fed.sample_shape, outputs_of(fed, loss or default_loss(fed)), seed)
     if models.MODELS[name].init == "zero":
         unravel_into(module, torch.zeros_like(ravel(module)))
     return module
 
 
-def initialise(module: nn.Module, init: Any, model: str | nn.Module, fed: Federation, seed: int) -> None:
-    """Give a module the wished start: "zero", "default" (torch's own), a flat tensor or a safetensors file."""
+def initialise(
+    module: nn.Module, init: Any, model: str | nn.Module, fed: Federation, seed: int
+) -> None:
+    """Give a module the wished start: "zero", "default" (torch's own), a flat tensor or a
+    safetensors file."""
     if init is None:
         return
     if isinstance(init, Tensor | np.ndarray):
@@ -195,7 +231,9 @@ def initialise(module: nn.Module, init: Any, model: str | nn.Module, fed: Federa
     elif isinstance(init, str | Path):
         _read_weights(module, Path(init))
     else:
-        raise InputError(f"init must be 'zero', 'default', a tensor or a safetensors file, got {init!r}")
+        raise InputError(
+            f"init must be 'zero', 'default', a tensor or a safetensors file, got {init!r}"
+        )
 
 
 def _start_from(module: nn.Module, x: Tensor) -> None:
@@ -203,26 +241,39 @@ def _start_from(module: nn.Module, x: Tensor) -> None:
     if x.numel() != d:
         raise InputError(f"init has {x.numel()} numbers, the model has d = {d} parameters")
     if x.is_complex() or not x.isfinite().all():
-        raise InputError("init holds complex, NaN or infinite numbers; a start must be real and finite")
+        raise InputError(
+            "init holds complex, NaN or infinite numbers; a start must be real and finite"
+        )
     unravel_into(module, x.reshape(-1))
 
 
 def _read_weights(module: nn.Module, path: Path) -> None:
     """Read a state dict, or the model of a run's checkpoint, from a safetensors file."""
     if not path.exists():
-        raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file that is there")
+        raise InputError(
+            f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file that is there"
+        )
     data = read_bytes(path, "checkpoint")
     if check_seal(data) is False:
-        raise Damaged(f"init={str(path)!r} is damaged: its checksum is not that of its content; use another file")
+        raise Damaged(
+            f"init={str(path)!r} is damaged: its checksum is not that of its content; use another "
+            f"file"
+        )
     try:
         tensors = parse_safetensors(data)
-    except Exception as error:  # safetensors raises its own and the standard errors for a damaged file
-        raise InputError(f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file ({error})") from error
+    except (
+        Exception
+    ) as error:  # safetensors raises its own and the standard errors for a damaged file
+        raise InputError(
+            f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file ({error})"
+        ) from error
     if {"model", "buffers"} <= tensors.keys():
         _start_from(module, tensors["model"])
         held, own = tensors["buffers"].numel(), buffers_of(module).numel()
         if held != own:
-            raise InputError(f"init={str(path)!r} holds {held} numbers in buffers, the model has {own}")
+            raise InputError(
+                f"init={str(path)!r} holds {held} numbers in buffers, the model has {own}"
+            )
         with torch.no_grad():
             buffers_into(module, tensors["buffers"])
         return

@@ -55,9 +55,15 @@ class Run:
     trace: Trace
     x: Tensor  # the model as a flat vector [d]
     buffers: Tensor  # [b]
-    live: Context | None = None  # federation, architecture, loss; None after loading a run from its folder
-    personal: Tensor | None = None  # each client's own model [clients, d], of which x is then the weighted mean
-    module: nn.Module | None = None  # the architecture, where it is the user's own and the run was loaded
+    live: Context | None = (
+        None  # federation, architecture, loss; None after loading a run from its folder
+    )
+    personal: Tensor | None = (
+        None  # each client's own model [clients, d], of which x is then the weighted mean
+    )
+    module: nn.Module | None = (
+        None  # the architecture, where it is the user's own and the run was loaded
+    )
 
     def __repr__(self) -> str:
         return f"Run({self.label}, seed {self.spec.seed}, {len(self.trace) - 1} rounds, accuracy {self.final():.4f})"
@@ -73,11 +79,13 @@ class Run:
         return self.trace.diverged
 
     def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """First evaluated round that reaches the target (round 0 is the initial model), None if never."""
+        """First evaluated round that reaches the target (round 0 is the initial model), None if
+        never."""
         return self.trace.rounds_to(target, metric)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Last evaluated round below the target (the paper's count): None if the run ends below it, -1 if none is."""
+        """Last evaluated round below the target (the paper's count): None if the run ends below it,
+        -1 if none is."""
         return self.trace.last_below(target, metric)
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -98,8 +106,8 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained module (a new copy each time); of personal models the weighted mean, which is not what was
-        tested: `personal` holds those."""
+        """The trained module (a new copy each time); of personal models the weighted mean, which is
+        not what was tested: `personal` holds those."""
         module = copy.deepcopy(self.live.module if self.live else self.module or self.spec.module())
         module = module.to("cpu", self.x.dtype)
         unravel_into(module, self.x)
@@ -130,7 +138,12 @@ class Run:
         self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
         folder = Path(folder)
         text = self.trace.to_csv()
-        done = {"model": self.x, "buffers": self.buffers, "done": _digest(text), "trace": of_text(text)}
+        done = {
+            "model": self.x,
+            "buffers": self.buffers,
+            "done": _digest(text),
+            "trace": of_text(text),
+        }
         done["diverged"] = torch.tensor(self.diverged or 0)
         if self.personal is not None:
             done["personal"] = self.personal
@@ -172,18 +185,25 @@ class Runs(Sequence[Run]):
         return {label: Runs(runs) for label, runs in groups.items()}
 
     def best(self, target: float | None = None, metric: str | None = None) -> Run:
-        """The run of the best setting (its first seed): fewest rounds to the target on the mean over seeds, a seed
-        that misses it counting as never; ties and no target: the best final value. A loss is best when small;
-        without a metric it is the accuracy, or the test loss where there is no accuracy."""
+        """The run of the best setting (its first seed): fewest rounds to the target on the mean
+        over seeds, a seed that misses it counting as never; ties and no target: the best final
+        value. A loss is best when small; without a metric it is the accuracy, or the test loss
+        where there is no accuracy."""
         if not len(self):
             raise InputError("there are no runs to choose from")
         name = metric or ("test_accuracy" if any(run.final() >= 0 for run in self) else "test_loss")
         sign = 1.0 if name.endswith("loss") else -1.0
         if target is not None and sign > 0:
-            raise InputError(f"a target is reached from below: give a metric such as test_accuracy, not {name}")
+            raise InputError(
+                f"a target is reached from below: give a metric such as test_accuracy, not {name}"
+            )
 
         def cost(runs: Runs) -> tuple[float, float]:
-            hits = [math.inf] if target is None else [_or_never(run.rounds_to(target, name)) for run in runs]
+            hits = (
+                [math.inf]
+                if target is None
+                else [_or_never(run.rounds_to(target, name)) for run in runs]
+            )
             final = float(np.mean([run.final(name) for run in runs]))
             return float(np.mean(hits)), sign * final if math.isfinite(final) else math.inf
 
@@ -199,7 +219,9 @@ class Runs(Sequence[Run]):
     def table(self, targets: Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown."""
         curves = self.curves()
-        return report.markdown(report.rounds_table(curves, targets or report.default_targets(curves)))
+        return report.markdown(
+            report.rounds_table(curves, targets or report.default_targets(curves))
+        )
 
     def to_pandas(self) -> pd.DataFrame:
         """All traces below each other, with the setting's label first."""
@@ -214,14 +236,25 @@ class Runs(Sequence[Run]):
         report.plot(self.curves(), path, title=title, targets=targets)
 
     def report(
-        self, path: str | Path, *, title: str = "", text: str = "", targets: Sequence[float] | None = None
+        self,
+        path: str | Path,
+        *,
+        title: str = "",
+        text: str = "",
+        targets: Sequence[float] | None = None,
     ) -> None:
-        """One interactive HTML page that needs no other file: curves, tables, grids, who holds what, settings."""
+        """One interactive HTML page that needs no other file: curves, tables, grids, who holds
+        what, settings."""
         pairs = [(run.spec, run.trace) for run in self]
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
-        recipes = [recipe(runs[0].spec, [run.spec.seed for run in runs]) for runs in self.settings().values()]
-        report_page.write(path, report_page.Content(entries(pairs), title, text, targets, (), held, recipes))
+        recipes = [
+            recipe(runs[0].spec, [run.spec.seed for run in runs])
+            for runs in self.settings().values()
+        ]
+        report_page.write(
+            path, report_page.Content(entries(pairs), title, text, targets, (), held, recipes)
+        )
 
     def save(self, folder: str | Path) -> None:
         """One folder per run below `folder`."""
@@ -238,7 +271,9 @@ def entries(pairs: Sequence[tuple[Spec, Trace]]) -> list[report_page.Entry]:
     for pair in pairs:
         groups.setdefault(pair[0].label, []).append(pair)
     return [
-        report_page.Entry(report.Curve(label, tuple(t for _, t in own), own[0][0].algorithm), own[0][0].hyper)
+        report_page.Entry(
+            report.Curve(label, tuple(t for _, t in own), own[0][0].algorithm), own[0][0].hyper
+        )
         for label, own in groups.items()
     ]
 
@@ -246,7 +281,9 @@ def entries(pairs: Sequence[tuple[Spec, Trace]]) -> list[report_page.Entry]:
 def recipe(spec: Spec, seeds: Sequence[int], path: str = SPEC) -> report_page.Recipe:
     """A setting's TOML, and the command that repeats it."""
     several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
-    return report_page.Recipe(spec.label, to_toml(spec.to_toml()), f"fedsso run --config {quote(path)}{several}")
+    return report_page.Recipe(
+        spec.label, to_toml(spec.to_toml()), f"fedsso run --config {quote(path)}{several}"
+    )
 
 
 def holding(fed: Federation) -> report_page.Holding | None:
@@ -254,7 +291,9 @@ def holding(fed: Federation) -> report_page.Holding | None:
     if not fed.classes:
         return None
     names = fed.client_names or [str(i) for i in range(fed.clients)]
-    return report_page.Holding(f"{fed.name}, {fed.clients} clients", names, fed.label_counts().cpu().numpy())
+    return report_page.Holding(
+        f"{fed.name}, {fed.clients} clients", names, fed.label_counts().cpu().numpy()
+    )
 
 
 def _or_never(hit: int | None) -> float:
@@ -264,7 +303,8 @@ def _or_never(hit: int | None) -> float:
 def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
     """One trace per trial from the engine's rows of [trials] tensors.
 
-    A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to run them.
+    A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to
+    run them.
     """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
     table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}
@@ -273,7 +313,9 @@ def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
         length = len(rows) if ended < 0 else ended + 1
         if diverged[t]:
             length = spec.options["rounds"] + 1 if simulation.finished else len(rows)
-        columns = {n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *table))}
+        columns = {
+            n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *table))
+        }
         columns |= {
             "trial": np.full(length, spec.trial),
             "seed": np.full(length, spec.seed),
@@ -288,7 +330,8 @@ def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
 
 
 def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDArray[Any]:
-    """A trial's column of the wished length: what is unknown is NaN, or 0 where a number is counted."""
+    """A trial's column of the wished length: what is unknown is NaN, or 0 where a number is
+    counted."""
     column = np.full(length, np.nan)
     if values is not None:
         known = values[:length, t]
@@ -298,23 +341,33 @@ def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDAr
     return column.astype(np.int64) if name in INTEGERS else column
 
 
-def load_run(folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None) -> Run:
+def load_run(
+    folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
+) -> Run:
     """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
     folder = Path(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
-        raise InputError(f"{folder} holds several runs: load_runs reads them, load_run one of the folders below")
+        raise InputError(
+            f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
+        )
     spec = Spec.load(folder / SPEC)
     path = folder / CHECKPOINT
     if not checkpoint.exists(path):
-        raise InputError(f"{folder} holds a run that has not begun; `fedsso resume {folder}` completes it")
+        raise InputError(
+            f"{folder} holds a run that has not begun; `fedsso resume {folder}` completes it"
+        )
     try:
         saved = checkpoint.load(path, spec.identity)
         if "done" not in saved:
-            raise InputError(f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it")
+            raise InputError(
+                f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it"
+            )
         diverged = _check_finished(saved)
     except Damaged as damage:
         raise InputError(f"{damage}; `fedsso resume {folder}` computes it again") from damage
-    trace = Trace.from_csv(_trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged)
+    trace = Trace.from_csv(
+        _trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged
+    )
     if model is not None:
         _same_size(model, saved)
     live = None if federation is None else spec.context(federation, model, trained=True)
@@ -322,7 +375,8 @@ def load_run(folder: str | Path, *, federation: Federation | None = None, model:
 
 
 def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
-    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one must."""
+    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one
+    must."""
     read = checkpoint.Reader(saved, torch.device("cpu"))
     read.finite("model", axes=1)
     read.numbers("buffers", axes=1)  # a variance may be infinite where columns are huge
@@ -332,7 +386,8 @@ def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
 
 
 def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
-    """The trace of a finished run: that of its file or, where this is damaged, the copy in the checkpoint."""
+    """The trace of a finished run: that of its file or, where this is damaged, the copy in the
+    checkpoint."""
     digest = saved["done"]
     with suppress(InputError):
         text = read_text(path)
@@ -352,7 +407,8 @@ def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     ):
         if own.numel() != held.numel():
             raise InputError(
-                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its architecture"
+                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its "
+                f"architecture"
             )
 
 
@@ -368,7 +424,9 @@ def run_folders(folder: str | Path) -> list[Path]:
         return [folder]
     found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
     if not found:
-        raise InputError(f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run")
+        raise InputError(
+            f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Keyword arguments that `simulate`, `sweep` and `compare` share: defaults and checks, in one place."""
+"""Keyword arguments that `simulate`, `sweep` and `compare` share: defaults and checks, in one
+place."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Metrics = Sequence[str | Callable[[Tensor, Tensor], float]]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments that `simulate`, `sweep` and `compare` share; `DEFAULTS` holds their defaults."""
+    """Keyword arguments that `simulate`, `sweep` and `compare` share; `DEFAULTS` holds their
+    defaults."""
 
     rounds: int
     local_steps: int
@@ -68,7 +70,14 @@ DEFAULTS: dict[str, Any] = {
     "compress": None,
     "l2": 0.0,
 }
-WHOLE = {"rounds": 1, "local_steps": 1, "local_epochs": 1, "batch_size": 1, "eval_every": 1, "seed": None}  # least
+WHOLE = {
+    "rounds": 1,
+    "local_steps": 1,
+    "local_epochs": 1,
+    "batch_size": 1,
+    "eval_every": 1,
+    "seed": None,
+}  # least
 NUMBERS = ("participation", "drop_rate", "stragglers", "stop_at", "l2")
 MAY_BE_NONE = ("local_steps", "local_epochs", "batch_size", "stop_at")
 
@@ -76,22 +85,34 @@ MAY_BE_NONE = ("local_steps", "local_epochs", "batch_size", "stop_at")
 def complete(options: Mapping[str, Any]) -> dict[str, Any]:
     """All options, the missing ones at their defaults; each checked."""
     for name in options:
-        if name not in DEFAULTS and any(name == f.name for cls in ALGORITHMS.values() for f in fields_of(cls)):
-            raise InputError(f"{name} belongs to the algorithm: give a record such as algorithm=FedAvg({name}=...)")
+        if name not in DEFAULTS and any(
+            name == f.name for cls in ALGORITHMS.values() for f in fields_of(cls)
+        ):
+            raise InputError(
+                f"{name} belongs to the algorithm: give a record such as "
+                f"algorithm=FedAvg({name}=...)"
+            )
         if name not in DEFAULTS:
             raise unknown("option", name, DEFAULTS)
     full = {**DEFAULTS, **options}
     if full["local_epochs"] is not None:
         if options.get("local_steps") is not None:
-            raise InputError("local_steps and local_epochs were both given; a client's work is one or the other")
+            raise InputError(
+                "local_steps and local_epochs were both given; a client's work is one or the other"
+            )
         full["local_steps"] = None
     given = {name for name in full if full[name] is not None or name not in MAY_BE_NONE}
-    full |= {name: integer(name, full[name], least) for name, least in WHOLE.items() if name in given}
+    full |= {
+        name: integer(name, full[name], least) for name, least in WHOLE.items() if name in given
+    }
     full |= {name: number(name, full[name]) for name in NUMBERS if name in given}
     if full["stop_at"] is not None and not 0 < full["stop_at"] <= 1:
         raise InputError(f"stop_at is an accuracy in (0, 1], got stop_at={full['stop_at']!r}")
     if not 0 <= full["l2"] < math.inf:
-        raise InputError(f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={full['l2']}")
+        raise InputError(
+            f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got "
+            f"l2={full['l2']}"
+        )
     if not isinstance(full["eval_train"], bool):
         raise InputError(f"eval_train must be True or False, got eval_train={full['eval_train']!r}")
     full["dtype"] = str(full["dtype"]).removeprefix("torch.")
@@ -131,7 +152,8 @@ def device_of(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "device 'cuda' was asked for but torch sees no GPU; use device='cpu' or install the CUDA build"
+            "device 'cuda' was asked for but torch sees no GPU; use device='cpu' or install the "
+            "CUDA build"
         )
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")

@@ -68,7 +68,10 @@ class Spec:
     @property
     def record(self) -> Algorithm:
         """The algorithm's record."""
-        return make(self.algorithm, {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()})
+        return make(
+            self.algorithm,
+            {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()},
+        )
 
     @property
     def identity(self) -> str:
@@ -82,8 +85,16 @@ class Spec:
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
         if plain["batch_size"] is None:
             plain["batch_size"] = "full"
-        data = {"dataset" if k == "name" else k: list(v) if isinstance(v, tuple) else v for k, v in self.data.items()}
-        inner = {"version": __version__, "digest": self.digest, "start": self.start, "trial": self.trial}
+        data = {
+            "dataset" if k == "name" else k: list(v) if isinstance(v, tuple) else v
+            for k, v in self.data.items()
+        }
+        inner = {
+            "version": __version__,
+            "digest": self.digest,
+            "start": self.start,
+            "trial": self.trial,
+        }
         inner |= {"sample": list(self.sample), "outputs": self.outputs, "label": dict(self.short)}
         return {
             "model": self.model,
@@ -121,13 +132,21 @@ class Spec:
             options["metrics"] = tuple(options["metrics"])
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
             if data and not isinstance(data.get("name"), str):
-                raise InputError('this spec.toml is not one of a run: [data] must name its data set: dataset = "..."')
+                raise InputError(
+                    'this spec.toml is not one of a run: [data] must name its data set: dataset = "..."'
+                )
             short = inner["label"]
-            if not isinstance(short, dict) or not all(isinstance(value, str) for value in short.values()):
-                raise InputError("this spec.toml is not one of a run: record.label must be a table of texts")
+            if not isinstance(short, dict) or not all(
+                isinstance(value, str) for value in short.values()
+            ):
+                raise InputError(
+                    "this spec.toml is not one of a run: record.label must be a table of texts"
+                )
             hyper = {f.name: table[algorithm].get(f.name) for f in fields_of(ALGORITHMS[algorithm])}
             if inner["version"] != __version__:
-                log.warning("this run was begun by fedsso %s, this is %s", inner["version"], __version__)
+                log.warning(
+                    "this run was begun by fedsso %s, this is %s", inner["version"], __version__
+                )
             sample = tuple(integer("sample", size, 1) for size in inner["sample"])
             found = cls(
                 data, str(inner["digest"]), str(table["model"]), str(inner["start"]), sample,
@@ -137,7 +156,9 @@ class Spec:
             found.record  # noqa: B018  # it checks its fields
             return found
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"this spec.toml is not one of a run: {error} is missing or wrong") from error
+            raise InputError(
+                f"this spec.toml is not one of a run: {error} is missing or wrong"
+            ) from error
 
     def federation(self) -> Federation:
         """Load the federation again."""
@@ -148,34 +169,55 @@ class Spec:
         except Unreadable as error:
             again = "fedsso.resume(folder, federation=fedsso.load(...))"
             raise Unreadable(
-                f"{error}. This run reads it there: put it back, or load it from elsewhere, in Python: {again}"
+                f"{error}. This run reads it there: put it back, or load it from elsewhere, in "
+                f"Python: {again}"
             ) from error
         if fed.digest() != self.digest:
-            raise InputError(f"the data set {self.data['name']!r} has changed since this run: its digest differs")
+            raise InputError(
+                f"the data set {self.data['name']!r} has changed since this run: its digest differs"
+            )
         return fed
 
     def module(self) -> nn.Module:
         """The architecture, by name."""
         if self.model == "own":
-            raise InputError("this run used a module of your own: give it to load_run(path, model=...)")
+            raise InputError(
+                "this run used a module of your own: give it to load_run(path, model=...)"
+            )
         return models.build(self.model, self.sample, self.outputs)
 
     def context(
-        self, fed: Federation | None = None, model: nn.Module | None = None, *, trained: bool = False
+        self,
+        fed: Federation | None = None,
+        model: nn.Module | None = None,
+        *,
+        trained: bool = False,
     ) -> Context:
-        """The live objects of this run; own data and modules must be given. Once it is trained, the weights that it
-        started from do not matter."""
+        """The live objects of this run; own data and modules must be given. Once it is trained, the
+        weights that it started from do not matter."""
         if model is None and self.model == "own":
             raise InputError("this run used a module of your own: give model= from Python")
-        named = {"loss": [self.options["loss"]], "init": [self.options["init"]], "metrics": self.options["metrics"]}
-        own = [name for name, values in named.items() if any(str(v).startswith("own ") for v in values)]
+        named = {
+            "loss": [self.options["loss"]],
+            "init": [self.options["init"]],
+            "metrics": self.options["metrics"],
+        }
+        own = [
+            name for name, values in named.items() if any(str(v).startswith("own ") for v in values)
+        ]
         if own:
-            raise InputError(f"this run used {own[0]} of your own: it can be resumed only by calling simulate again")
+            raise InputError(
+                f"this run used {own[0]} of your own: it can be resumed only by calling simulate "
+                f"again"
+            )
         if fed is not None and fed.digest() != self.digest:
             raise InputError("this federation is not the one of the run: their digests differ")
         live = context(fed or self.federation(), model or self.model, self.options)
         if live.start != self.start and not trained:
-            raise InputError("the initial model is not the one of the run: another module, or its file has changed")
+            raise InputError(
+                "the initial model is not the one of the run: another module, or its file has "
+                "changed"
+            )
         return live
 
 
@@ -196,7 +238,9 @@ def specify(
     if isinstance(plain["init"], Tensor | np.ndarray):
         plain["init"] = "own tensor"
     elif plain["init"] not in (None, "zero", "default"):
-        plain["init"] = os.path.realpath(user_path("init", plain["init"]))  # a run goes on from any folder
+        plain["init"] = os.path.realpath(
+            user_path("init", plain["init"])
+        )  # a run goes on from any folder
     always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
     shown = {**always, **changed(record), **{name: options[name] for name in vary}}
     short = {k: _short(v) for k, v in shown.items()}

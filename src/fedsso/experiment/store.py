@@ -1,9 +1,9 @@
 """The traces of hundreds of trials in a few files.
 
-A part is a chunk of trials that ran batched: the columns of their traces [trials, rounds + 1] and, as JSON, what each
-trial is. It is written whole or not at all, by whichever process ran it; a trial is found again by the identity of its
-run, whatever part it is in. So a killed sweep goes on after its last finished part, and sweeps that share runs share
-their work.
+A part is a chunk of trials that ran batched: the columns of their traces [trials, rounds + 1] and,
+as JSON, what each trial is. It is written whole or not at all, by whichever process ran it; a trial
+is found again by the identity of its run, whatever part it is in. So a killed sweep goes on after
+its last finished part, and sweeps that share runs share their work.
 """
 
 from __future__ import annotations
@@ -86,13 +86,16 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
 
 
 def put_aside_damaged(folder: Path) -> None:
-    """Rename parts that are not whole, so that their trials are run again; only for who holds the folder's lock."""
+    """Rename parts that are not whole, so that their trials are run again; only for who holds the
+    folder's lock."""
     for path in _parts(folder):
         try:
             _read_part(path)
         except Damaged as damage:
             if not OURS.fullmatch(path.name):
-                raise InputError(f"{damage}; move it out of this folder, or choose another one") from damage
+                raise InputError(
+                    f"{damage}; move it out of this folder, or choose another one"
+                ) from damage
             aside = path.with_name(f"{path.name}.damaged")
             os.replace(path, aside)
             log.warning("%s; its trials are run again, and it is kept as %s", damage, aside.name)
@@ -103,25 +106,35 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def held(folder: Path) -> dict[str, Held]:
-    """The trials that a folder holds, by identity; those of another version of the package do not count."""
+    """The trials that a folder holds, by identity; those of another version of the package do not
+    count."""
     found: dict[str, Held] = {}
     for path in _parts(folder):
         meta, _ = _read_part(path, ["meta"])
         if any(m["version"] != __version__ for m in meta):
-            log.warning("%s was made by fedsso %s, this is %s: it is run again", path, meta[0]["version"], __version__)
+            log.warning(
+                "%s was made by fedsso %s, this is %s: it is run again",
+                path,
+                meta[0]["version"],
+                __version__,
+            )
             continue
         found.update({m["identity"]: Held(path, i, m) for i, m in enumerate(meta)})
     return found
 
 
-def _read_part(path: Path, names: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], Columns]:
+def _read_part(
+    path: Path, names: Sequence[str] | None = None
+) -> tuple[list[dict[str, Any]], Columns]:
     """What a part tells of its trials, and its columns, all or those named."""
     data = read_bytes(path)
     sealed = check(data)
     if sealed is False:
         raise Damaged(f"{path} is damaged: its checksum is not that of its content")
     try:
-        if sealed is None and ZipFile(BytesIO(data)).comment:  # earlier versions wrote neither seal nor comment
+        if (
+            sealed is None and ZipFile(BytesIO(data)).comment
+        ):  # earlier versions wrote neither seal nor comment
             raise ValueError("its seal is broken")
         columns = parse_npz(data, path, names)
         meta = [_checked(one) for one in json.loads(columns.pop("meta").tobytes())]
@@ -137,8 +150,15 @@ def _checked(meta: Any) -> dict[str, Any]:
     whole = {"version": __version__, **meta}
     counts = [whole[key] for key in ("seed", "rounds", "eval_every")]
     texts = [whole[key] for key in ("identity", "label", "version")]
-    good = all(type(count) is int for count in counts) and all(isinstance(text, str) for text in texts)
-    if not (good and whole["rounds"] > 0 and whole["eval_every"] > 0 and isinstance(whole["diverged"], int | None)):
+    good = all(type(count) is int for count in counts) and all(
+        isinstance(text, str) for text in texts
+    )
+    if not (
+        good
+        and whole["rounds"] > 0
+        and whole["eval_every"] > 0
+        and isinstance(whole["diverged"], int | None)
+    ):
         raise ValueError("a trial is described wrongly")
     return whole
 
@@ -146,7 +166,9 @@ def _checked(meta: Any) -> dict[str, Any]:
 def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any]]) -> None:
     longest = max((one["rounds"] for one in meta), default=0)
     if table.ndim != 2 or len(table) != len(meta) or table.shape[1] < longest:
-        raise ValueError(f"{name} has the shape {table.shape} for {len(meta)} trials of {longest} rows")
+        raise ValueError(
+            f"{name} has the shape {table.shape} for {len(meta)} trials of {longest} rows"
+        )
     if table.dtype not in ((np.int64,) if name in INTEGERS else (np.float32, np.float64)):
         raise ValueError(f"it has {name} as {table.dtype}")
 
@@ -161,8 +183,14 @@ def _trace(one: Held, columns: Columns) -> Trace:
     length = int(one.meta["rounds"])
     rows = {name: table[one.row, :length] for name, table in columns.items()}
     rows = {name: c if c.dtype == np.int64 else c.astype(np.float64) for name, c in rows.items()}
-    index = {"trial": np.full(length, one.row), "seed": np.full(length, one.meta["seed"]), "round": np.arange(length)}
+    index = {
+        "trial": np.full(length, one.row),
+        "seed": np.full(length, one.meta["seed"]),
+        "round": np.arange(length),
+    }
     try:
         return Trace({**index, **rows}, one.meta["eval_every"], one.meta["diverged"])
     except InputError as error:
-        raise Damaged(f"{one.path} is damaged: it is not a whole part of a sweep ({error})") from error
+        raise Damaged(
+            f"{one.path} is damaged: it is not a whole part of a sweep ({error})"
+        ) from error

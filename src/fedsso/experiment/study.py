@@ -1,4 +1,5 @@
-"""Studies: sweeps of hundreds of trials, summed up by setting; `store` keeps their traces, `workers` runs them."""
+"""Studies: sweeps of hundreds of trials, summed up by setting; `store` keeps their traces,
+`workers` runs them."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ from .workers import OutOfTime as OutOfTime
 from .workers import in_order, in_processes
 
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
-"""How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the paper does."""
+"""How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
+paper does."""
 LAST = 10  # evaluations whose mean is the accuracy at the end, at most
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 
 
 def at_end(trace: Trace, rounds: int) -> float:
-    """The mean accuracy of the last ten evaluations, of a short run of the last quarter; the last one of a run that
-    stopped early, and 0 of one that diverged."""
+    """The mean accuracy of the last ten evaluations, of a short run of the last quarter; the last
+    one of a run that stopped early, and 0 of one that diverged."""
     if trace.diverged is not None:
         return 0.0
     stopped = len(trace) <= rounds
@@ -116,13 +118,22 @@ class Study(Sequence[Setting]):
         return {name: Study(s for s in self if s.algorithm == name) for name in names}
 
     def best(self, target: float | None = None, count: str = "first hit") -> Setting:
-        """Fewest mean rounds to the target, a seed that misses it counting as never; ties and no target: the best
-        mean accuracy at the end."""
+        """Fewest mean rounds to the target, a seed that misses it counting as never; ties and no
+        target: the best mean accuracy at the end."""
         if not len(self):
             raise InputError("there is no setting to choose from")
         if all(math.isnan(s.final()) for s in self):
-            raise InputError("settings are chosen by their accuracy, and these have none; give labels, and test rows")
-        return min(self, key=lambda s: (math.inf if target is None else s.mean_rounds(target, count), -s.final()))
+            raise InputError(
+                "settings are chosen by their accuracy, and these have none; give labels, and test "
+                "rows"
+            )
+        return min(
+            self,
+            key=lambda s: (
+                math.inf if target is None else s.mean_rounds(target, count),
+                -s.final(),
+            ),
+        )
 
     def working(self, target: float) -> int:
         """How many settings reach the target with every seed."""
@@ -137,12 +148,17 @@ class Study(Sequence[Setting]):
         return {k: v for k, v in tried([s.spec.record for s in self]).items() if len(v) > 1}
 
     def maps(self, target: float) -> list[Heat]:
-        """Mean rounds to the target over each algorithm's grid; from the third axis on, a map for each value."""
+        """Mean rounds to the target over each algorithm's grid; from the third axis on, a map for
+        each value."""
         return [heat for own in self.algorithms().values() for heat in _maps(own, target)]
 
     def rows(self, targets: Sequence[float]) -> list[dict[str, Any]]:
         """One row of plain numbers for each trial."""
-        return [_row(s, seed, trace, targets) for s in self for seed, trace in zip(s.seeds, s.traces, strict=True)]
+        return [
+            _row(s, seed, trace, targets)
+            for s in self
+            for seed, trace in zip(s.seeds, s.traces, strict=True)
+        ]
 
 
 def _maps(grid: Study, target: float) -> Iterator[Heat]:
@@ -150,13 +166,21 @@ def _maps(grid: Study, target: float) -> Iterator[Heat]:
     (down, across), others = [*axes, "", ""][:2], list(axes)[2:]
     for picked in itertools.product(*(axes[name] for name in others)):
         fixed = dict(zip(others, picked, strict=True))
-        title = " ".join([grid[0].algorithm, *(f"{_symbol(k)}={_text(v)}" for k, v in fixed.items())])
+        title = " ".join(
+            [grid[0].algorithm, *(f"{_symbol(k)}={_text(v)}" for k, v in fixed.items())]
+        )
         within = [s for s in grid if all(s.spec.hyper[k] == v for k, v in fixed.items())]
-        yield _map(title, within, (down, axes.get(down, [""])), (across, axes.get(across, [""])), target)
+        yield _map(
+            title, within, (down, axes.get(down, [""])), (across, axes.get(across, [""])), target
+        )
 
 
 def _map(
-    title: str, settings: Iterable[Setting], down: tuple[str, list[Any]], across: tuple[str, list[Any]], target: float
+    title: str,
+    settings: Iterable[Setting],
+    down: tuple[str, list[Any]],
+    across: tuple[str, list[Any]],
+    target: float,
 ) -> Heat:
     values = np.full((len(down[1]), len(across[1])), np.nan)
     lost = np.zeros(values.shape, bool)
@@ -199,15 +223,21 @@ def study(
     progress: Progress | None = None,
     **options: Any,
 ) -> Study:
-    """Run every record under every seed, batched, and keep all traces in `out`; what lies there is not run again.
+    """Run every record under every seed, batched, and keep all traces in `out`; what lies there is
+    not run again.
 
-    `jobs` processes share the parts. `progress` is called with the trial-rounds done and to do. At `deadline`, a time
-    of `time.monotonic()`, no new part begins and OutOfTime is raised; the same call goes on later.
+    `jobs` processes share the parts. `progress` is called with the trial-rounds done and to do. At
+    `deadline`, a time of `time.monotonic()`, no new part begins and OutOfTime is raised; the same
+    call goes on later.
     """
     arguments = (fed, model, tuple(algorithms), tuple(seeds), options)
     planned = plan(*arguments)
     check(planned)
-    temporary = tempfile.TemporaryDirectory(prefix="fedsso-") if out is None else nullcontext(user_path("out", out))
+    temporary = (
+        tempfile.TemporaryDirectory(prefix="fedsso-")
+        if out is None
+        else nullcontext(user_path("out", out))
+    )
     with temporary as where, Lock(where):
         folder = Path(where)
         check_writable(folder)
@@ -232,7 +262,9 @@ def _summed_up(specs: Sequence[Spec], there: Mapping[str, Held]) -> Study:
     """Settings in the order of the plan, seeds together."""
     gone = sum(spec.identity not in there for spec in specs)
     if gone:
-        raise InputError(f"the traces of {gone} trials are gone: somebody removed them meanwhile; run it again")
+        raise InputError(
+            f"the traces of {gone} trials are gone: somebody removed them meanwhile; run it again"
+        )
     traces = read([there[spec.identity] for spec in specs])
     groups: dict[str, list[tuple[Spec, Trace]]] = {}
     for pair in zip(specs, traces, strict=True):
@@ -248,7 +280,9 @@ def _setting(pairs: Sequence[tuple[Spec, Trace]]) -> Setting:
 class _Tally:
     """Counts trial-rounds over all parts, for one bar."""
 
-    def __init__(self, planned: Sequence[Planned], todo: Sequence[int], progress: Progress | None) -> None:
+    def __init__(
+        self, planned: Sequence[Planned], todo: Sequence[int], progress: Progress | None
+    ) -> None:
         self.rounds = [run.options["rounds"] for run in planned]
         self.total = sum(self.rounds[i] for i in todo)
         self.progress, self.done, self.told = progress, 0, 0

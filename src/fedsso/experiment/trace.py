@@ -1,8 +1,9 @@
-"""What a run leaves behind: one row per round, with metrics, curvature diagnostics, bytes and seconds.
+"""What a run leaves behind: one row per round, with metrics, curvature diagnostics, bytes and
+seconds.
 
-A row describes its own round; round 0 is the initial model. `train_loss` is the running mean of the round's
-mini-batch losses, `bytes_up` and `bytes_down` are summed over the cohort, `seconds` is wall time. Rounds that
-were not evaluated, and rounds after divergence, hold NaN in the metrics.
+A row describes its own round; round 0 is the initial model. `train_loss` is the running mean of the
+round's mini-batch losses, `bytes_up` and `bytes_down` are summed over the cohort, `seconds` is wall
+time. Rounds that were not evaluated, and rounds after divergence, hold NaN in the metrics.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ COUNTS = ("round", "bytes_up", "bytes_down")
 class Trace:
     """The rows of one run (one trial, one seed) as columns.
 
-    A round is evaluated when it is a multiple of `eval_every`, or the last. `diverged` is the round in which
-    the run left the finite numbers.
+    A round is evaluated when it is a multiple of `eval_every`, or the last. `diverged` is the round
+    in which the run left the finite numbers.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -60,7 +61,9 @@ class Trace:
         return self.columns[name]
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, float]], eval_every: int = 1, diverged: int | None = None) -> Trace:
+    def from_rows(
+        cls, rows: Sequence[Mapping[str, float]], eval_every: int = 1, diverged: int | None = None
+    ) -> Trace:
         """A trace of rows; a measurement that a row leaves out is NaN."""
         names = dict.fromkeys((*COLUMNS, *(name for row in rows for name in row)))
         return cls({name: _column(name, rows) for name in names}, eval_every, diverged)
@@ -75,11 +78,14 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
-        """Read what `save` wrote; the run's settings, which say how often it was evaluated, lie elsewhere."""
+        """Read what `save` wrote; the run's settings, which say how often it was evaluated, lie
+        elsewhere."""
         return cls.from_csv(read_text(path), path, eval_every, diverged)
 
     @classmethod
-    def from_csv(cls, text: str, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
+    def from_csv(
+        cls, text: str, path: str | Path, eval_every: int = 1, diverged: int | None = None
+    ) -> Trace:
         """The trace of a CSV text; the path is for the message of an error."""
         try:
             return cls(_parse(text), eval_every, diverged)
@@ -103,7 +109,8 @@ class Trace:
         return next(iter(rounds[values >= target].tolist()), None)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """The last evaluated round below the target: -1 if there is none, None if the run ends below it."""
+        """The last evaluated round below the target: -1 if there is none, None if the run ends
+        below it."""
         rounds, values = self.evaluations(metric)
         reached = values >= target  # False for NaN: a diverged run is below
         if not len(rounds) or not reached[-1]:
@@ -118,20 +125,29 @@ class Trace:
         return float(values.mean()) if len(values) else float("nan")
 
     def worse_than_start(self) -> str | None:
-        """A sentence for who should know that a run has ended, undiverged, with a larger loss than it began with.
+        """A sentence for who should know that a run has ended, undiverged, with a larger loss than
+        it began with.
 
-        By a tenth at least, and both losses where both are known: a test loss alone grows where a good fit is overdone.
+        By a tenth at least, and both losses where both are known: a test loss alone grows where a
+        good fit is overdone.
         """
         ends = {name: _ends(self[name]) for name in ("train_loss", "test_loss")}
         known = {name: pair for name, pair in ends.items() if pair is not None}
-        if self.diverged is not None or not known or not all(last > WORSE * first for first, last in known.values()):
+        if (
+            self.diverged is not None
+            or not known
+            or not all(last > WORSE * first for first, last in known.values())
+        ):
             return None
         name, (first, last) = list(known.items())[-1]
         shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"
-        return f"ended worse than it began: {shown}; standardise the columns, or take a smaller step"
+        return (
+            f"ended worse than it began: {shown}; standardise the columns, or take a smaller step"
+        )
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Bytes of the whole federation, both ways, to the end of the first round that reaches the target."""
+        """Bytes of the whole federation, both ways, to the end of the first round that reaches the
+        target."""
         hit = self.rounds_to(target, metric)
         if hit is None:
             return None
@@ -148,16 +164,22 @@ def _ends(values: NDArray[Any]) -> tuple[float, float] | None:
 def _check(columns: Mapping[str, NDArray[Any]]) -> None:
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
-        raise InputError(f"a trace needs the columns {', '.join(missing)}; build it with Trace.from_rows")
+        raise InputError(
+            f"a trace needs the columns {', '.join(missing)}; build it with Trace.from_rows"
+        )
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InputError(f"a trace's columns must be equally long, got {lengths}")
     spent = [sum(columns[name].tolist()) for name in ("bytes_up", "bytes_down")]
     if min(min(columns[name], default=0) for name in COUNTS) < 0 or sum(spent) > INT64:
-        raise InputError(f"{', '.join(COUNTS)} must be >= 0, and all bytes together at most 2^63 - 1")
+        raise InputError(
+            f"{', '.join(COUNTS)} must be >= 0, and all bytes together at most 2^63 - 1"
+        )
     for row, (before, after) in enumerate(pairwise(columns["round"].tolist()), 2):
         if after <= before:
-            raise InputError(f"row {row}: round {after} follows round {before}; a trace is one run, in order")
+            raise InputError(
+                f"row {row}: round {after} follows round {before}; a trace is one run, in order"
+            )
 
 
 def _column(name: str, rows: Iterable[Mapping[str, float]]) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """The parts of a sweep on several processes of one machine.
 
-Each process makes the same plan from the same pickled arguments, receives the numbers of the runs of a part over a
-pipe, and writes the part itself. When the main process dies, the others end.
+Each process makes the same plan from the same pickled arguments, receives the numbers of the runs
+of a part over a pipe, and writes the part itself. When the main process dies, the others end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class OutOfTime(Exception):
 
 
 def in_order(
-    planned: Sequence[Any], parts: Sequence[Part], folder: Path, deadline: float, tally: Tally, look: Look | None = None
+    planned: Sequence[Any],
+    parts: Sequence[Part],
+    folder: Path,
+    deadline: float,
+    tally: Tally,
+    look: Look | None = None,
 ) -> None:
     """One part after the other, in this process."""
     for number, part in enumerate(parts):
@@ -95,7 +100,9 @@ def _pickled(arguments: Any) -> bytes:
     try:
         return pickle.dumps(arguments)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(f"other processes cannot be given this model, loss or metric ({error}); use jobs=1") from error
+        raise InputError(
+            f"other processes cannot be given this model, loss or metric ({error}); use jobs=1"
+        ) from error
 
 
 @contextmanager
@@ -140,7 +147,8 @@ def _alive() -> Iterator[None]:
         yield
     except (EOFError, OSError) as error:
         raise InputError(
-            "a process of the sweep ended without a word, perhaps for want of memory; finished parts are kept: "
+            "a process of the sweep ended without a word, perhaps for want of memory; finished "
+            "parts are kept: "
             "use fewer jobs"
         ) from error
 

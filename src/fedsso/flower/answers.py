@@ -1,4 +1,5 @@
-"""Which messages answer an exchange: of a node that was asked, to the message that it was sent, the first of each.
+"""Which messages answer an exchange: of a node that was asked, to the message that it was sent, the
+first of each.
 
 Flower's SuperLink matches replies to messages as well; this does not rely on it.
 """
@@ -16,7 +17,8 @@ FOREIGN = "it was not asked"
 
 
 class Answers(NamedTuple):
-    """The replies of an exchange by node, and the messages that are none: who sent them, and why they do not count."""
+    """The replies of an exchange by node, and the messages that are none: who sent them, and why
+    they do not count."""
 
     replies: dict[int, Message]
     ignored: list[tuple[int, str]]
@@ -46,11 +48,14 @@ def shown(text: str) -> str:
 
 
 def _node(message: Message, sent: Mapping[int, Metadata]) -> int:
-    """The node that a message comes from; of one that is lost the SuperLink tells, in the server's name."""
+    """The node that a message comes from; of one that is lost the SuperLink tells, in the server's
+    name."""
     source, to = message.metadata.src_node_id, message.metadata.reply_to_message_id
     if source in sent or not message.has_error() or not to:
         return source
-    lost = (node for node, one in sent.items() if one.message_id == to and one.src_node_id == source)
+    lost = (
+        node for node, one in sent.items() if one.message_id == to and one.src_node_id == source
+    )
     return next(lost, source)
 
 
@@ -61,9 +66,13 @@ def _fault(message: Message, sent: Metadata | None) -> str:
         return FOREIGN
     if got.run_id != sent.run_id:
         return f"it belongs to run {got.run_id}, this is run {sent.run_id}"
-    if sent.message_id and got.reply_to_message_id != sent.message_id:  # a grid that sets no ids tells nothing
+    if (
+        sent.message_id and got.reply_to_message_id != sent.message_id
+    ):  # a grid that sets no ids tells nothing
         return "it answers another message than the one that was sent, of an earlier round perhaps"
-    if got.src_node_id == sent.src_node_id:  # the SuperLink's own word, which has no type and no group
+    if (
+        got.src_node_id == sent.src_node_id
+    ):  # the SuperLink's own word, which has no type and no group
         return ""
     if (got.message_type, got.group_id) != (sent.message_type, sent.group_id):
         was, should = (shown(f"{one.message_type!r} {one.group_id!r}") for one in (got, sent))

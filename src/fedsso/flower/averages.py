@@ -1,4 +1,5 @@
-"""Averages over stacked replies [clients, ...] that a minority of liars cannot move far; they know no weights.
+"""Averages over stacked replies [clients, ...] that a minority of liars cannot move far; they know
+no weights.
 
     median              of each coordinate (Flower's FedMedian)
     trimmedavg:BETA     the mean of each coordinate without the share BETA at either end (FedTrimmedAvg); 0.2 by default
@@ -42,7 +43,9 @@ def average(text: str) -> Average | None:
         raise unknown("average", text, (MEAN, "median", f"trimmedavg:{BETA}"))
     beta = _share(value) if value else BETA
     if not 0 <= beta < 0.5:
-        raise InputError(f"trimmedavg:BETA needs a share in [0, 0.5), such as 'trimmedavg:0.2'; got {text!r}")
+        raise InputError(
+            f"trimmedavg:BETA needs a share in [0, 0.5), such as 'trimmedavg:0.2'; got {text!r}"
+        )
     return partial(trimmed_avg, beta=beta)
 
 

@@ -1,8 +1,8 @@
 """A bounded influence: what exceeds the others' median many times over is shortened to that bound.
 
-A client that lies within the bounds still counts, as one of its cohort. The median is that of the *others*, so nobody
-moves the bound for himself. Below three replies there is no majority to measure by, and nothing is clipped; neither
-where more than half of the others have not moved at all.
+A client that lies within the bounds still counts, as one of its cohort. The median is that of the
+*others*, so nobody moves the bound for himself. Below three replies there is no majority to measure
+by, and nothing is clipped; neither where more than half of the others have not moved at all.
 """
 
 from __future__ import annotations
@@ -36,19 +36,26 @@ def checked(clip: Clip | None) -> Clip | None:
     if clip is None:
         return None
     if not isinstance(clip, tuple) or len(clip) != 2:
-        raise InputError(f"clip must be fedsso.flower.Clip(update=20, weight=50), or None for none; got {clip!r}")
+        raise InputError(
+            f"clip must be fedsso.flower.Clip(update=20, weight=50), or None for none; got {clip!r}"
+        )
     for name, value in zip(Clip._fields, clip, strict=True):
         if not number(f"clip's {name}", value) >= 1:
-            raise InputError(f"clip's {name} must be >= 1, a multiple of the others' median, got {value}")
+            raise InputError(
+                f"clip's {name} must be >= 1, a multiple of the others' median, got {value}"
+            )
     return Clip(*map(float, clip))
 
 
 def factors(sizes: Sequence[float], multiple: float) -> list[float]:
-    """What each size is multiplied by, 1 or less, so that none exceeds so many times the others' median."""
+    """What each size is multiplied by, 1 or less, so that none exceeds so many times the others'
+    median."""
     if len(sizes) < LEAST:
         return [1.0] * len(sizes)
     bounds = [multiple * other for other in medians(sizes)]
-    return [bound / size if 0 < bound < size else 1.0 for size, bound in zip(sizes, bounds, strict=True)]
+    return [
+        bound / size if 0 < bound < size else 1.0 for size, bound in zip(sizes, bounds, strict=True)
+    ]
 
 
 def medians(values: Sequence[float]) -> list[float]:

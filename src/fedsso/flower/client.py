@@ -1,8 +1,8 @@
 """One ClientApp for every algorithm: what a client does in a round comes with the message.
 
-A client keeps in its context the states that the algorithm gave it, by version, and what it has received in the round
-under way. Every message says which version counts: that of the last reply which the server could use. So a reply that
-was lost or refused leaves no trace.
+A client keeps in its context the states that the algorithm gave it, by version, and what it has
+received in the round under way. Every message says which version counts: that of the last reply
+which the server could use. So a reply that was lost or refused leaves no trace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from ..support.trees import Tree, named_leaves, tree_map
 from .discreet import discreet
 from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 
-ROUND, STATE = "fedsso.round.", "fedsso.own."  # records of a context, followed by the round or the version
+ROUND, STATE = (
+    "fedsso.round.",
+    "fedsso.own.",
+)  # records of a context, followed by the round or the version
 Rows = tuple[Any, Any] | tuple[Any, Any, Any, Any]
 """A client's x and y for training and, if it has any, for testing."""
 
@@ -40,13 +43,16 @@ Rows = tuple[Any, Any] | tuple[Any, Any, Any, Any]
 def client_app(
     model: Callable[[], nn.Module], data: Callable[[Context], Rows], loss: Loss = "cross_entropy"
 ) -> ClientApp:
-    """The clients of `PhasedStrategy`: `model()` builds the module, `data(context)` gives a node's own rows.
+    """The clients of `PhasedStrategy`: `model()` builds the module, `data(context)` gives a node's
+    own rows.
 
     It evaluates on the test rows, or on the training rows where there are none.
     """
     losses, app = row_loss(loss), ClientApp(mods=[discreet])
 
-    def work(message: Message, context: Context, run: Callable[[Client, Message, Context], RecordDict]) -> Message:
+    def work(
+        message: Message, context: Context, run: Callable[[Client, Message, Context], RecordDict]
+    ) -> Message:
         with torch.no_grad():
             client = Client(read(Setup, SETUP, message), model(), data(context), losses)
             return Message(run(client, message, context), reply_to=message)
@@ -72,8 +78,12 @@ class Client:
         self.train_rows, self.test_rows = _federations(rows, self.device)
         self.f, _ = objective(self.module, loss, "auto", self.device, self.train_rows.sample_shape)
         self.f.l2 = setup.l2
-        self.algorithm: Algorithm = stack([fitted(setup.record, self.module)], self.dtype, self.device)
-        self.blank = torch.zeros_like(ravel(self.module)).unsqueeze(0)  # a model that shows what trees look like
+        self.algorithm: Algorithm = stack(
+            [fitted(setup.record, self.module)], self.dtype, self.device
+        )
+        self.blank = torch.zeros_like(ravel(self.module)).unsqueeze(
+            0
+        )  # a model that shows what trees look like
 
     # ---- training ----
 
@@ -81,21 +91,34 @@ class Client:
         """The upload of one exchange."""
         task = read(Task, TASK, message)
         phases = self.algorithm.phases
-        tensors = self._tensors(_received(task, message, context.state, task.phase + 1 == len(phases)))
-        like, names = phases[task.phase].broadcast(self.algorithm.server_init(self.blank)), iter(task.message)
+        tensors = self._tensors(
+            _received(task, message, context.state, task.phase + 1 == len(phases))
+        )
+        like, names = (
+            phases[task.phase].broadcast(self.algorithm.server_init(self.blank)),
+            iter(task.message),
+        )
         sent = tree_map(lambda _: tensors[next(names)].unsqueeze(0), like)
         self.f.buffers = tensors[task.buffers].view(1, 1, -1).clone()
-        reply = self._exchange(task, sent, self._state(task, tensors, context.state), _number(context))
+        reply = self._exchange(
+            task, sent, self._state(task, tensors, context.state), _number(context)
+        )
         _keep(context.state, task.reply, tree_map(lambda leaf: leaf[0], reply.own))
         return self._answer(reply)
 
     def _exchange(self, task: Task, message: Tree, own: Tree, number: int) -> Reply:
-        """What the algorithm's client does, with the mini-batches of client `number` in the simulator."""
+        """What the algorithm's client does, with the mini-batches of client `number` in the
+        simulator."""
         setup, phase = self.setup, self.algorithm.phases[task.phase]
         protocol = Protocol(setup.local_steps, batch_size=setup.batch_size, seed=setup.seed)
-        rounds, gather = Rounds(self.train_rows, protocol, number), Gather(self.train_rows, self.dtype)
+        rounds, gather = (
+            Rounds(self.train_rows, protocol, number),
+            Gather(self.train_rows, self.dtype),
+        )
         steps = phase.steps(torch.tensor([setup.local_steps])).numpy()
-        local = Chunk(gather, rounds, task.k, np.zeros(1, np.int64), np.array([task.position]), steps)
+        local = Chunk(
+            gather, rounds, task.k, np.zeros(1, np.int64), np.array([task.position]), steps
+        )
         return phase.client(self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), own), local)
 
     def _answer(self, reply: Reply) -> RecordDict:
@@ -107,7 +130,8 @@ class Client:
         return RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
 
     def _state(self, task: Task, tensors: Mapping[str, Tensor], state: RecordDict) -> Tree:
-        """The client's state in the version that counts; versions that never will again are dropped."""
+        """The client's state in the version that counts; versions that never will again are
+        dropped."""
         for name in [name for name in state if name.startswith(STATE)]:
             if name not in (f"{STATE}{task.own}", f"{STATE}{task.settled}"):
                 del state[name]
@@ -122,25 +146,36 @@ class Client:
         record = state.array_records.get(f"{STATE}{version}", ArrayRecord())
         own = self.algorithm.client_init(self.blank)
         if any(name not in record for name, _ in named_leaves(own, "own")):
-            raise Mismatch("this client has lost the state that the algorithm keeps with it; start the run again")
+            raise Mismatch(
+                "this client has lost the state that the algorithm keeps with it; start the run "
+                "again"
+            )
         return _filled(own, self._tensors(record))
 
     def _tensors(self, record: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array.numpy()).to(self.device) for name, array in record.items()}
+        return {
+            name: torch.from_numpy(array.numpy()).to(self.device) for name, array in record.items()
+        }
 
     # ---- evaluation ----
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
-        """Loss and accuracy of the model in the message, or of the client's own where every client has one."""
+        """Loss and accuracy of the model in the message, or of the client's own where every client
+        has one."""
         (arrays,) = message.content.array_records.values()
         self.module.load_state_dict(arrays.to_torch_state_dict())
         x, fed = ravel(self.module).unsqueeze(0), self.test_rows
         if self.algorithm.personal:
-            x = self.algorithm.model(self.algorithm.server_init(x), self._personal(x, message, context))
+            x = self.algorithm.model(
+                self.algorithm.server_init(x), self._personal(x, message, context)
+            )
         gather = Gather(fed, self.dtype)
         evaluator = Evaluator(self.f, fed, gather, {"accuracy": METRICS["accuracy"]})
         found = evaluator(x, buffers_of(self.module).to(x).unsqueeze(0), fed.train_rows)
-        metrics: dict[str, Any] = {"eval_loss": float(found["loss"]), self.setup.weight: len(fed.train_rows)}
+        metrics: dict[str, Any] = {
+            "eval_loss": float(found["loss"]),
+            self.setup.weight: len(fed.train_rows),
+        }
         if self.f.loss is not mse:
             metrics["eval_acc"] = float(found["accuracy"])
         return RecordDict({"metrics": MetricRecord(metrics)})
@@ -149,11 +184,16 @@ class Client:
         """The client's own part of its model."""
         (config,) = message.content.config_records.values()
         version = config[OWN]
-        return self._version(int(str(version)), context.state) if version else self.algorithm.client_init(x)
+        return (
+            self._version(int(str(version)), context.state)
+            if version
+            else self.algorithm.client_init(x)
+        )
 
 
 def _received(task: Task, message: Message, state: RecordDict, last: bool) -> dict[str, Any]:
-    """The arrays of the round so far; what came in earlier rounds is forgotten, as is all after the last exchange."""
+    """The arrays of the round so far; what came in earlier rounds is forgotten, as is all after the
+    last exchange."""
     held: dict[str, Any] = {}
     for name in [name for name in state if name.startswith(ROUND)]:
         record = state.array_records[name]
@@ -163,7 +203,10 @@ def _received(task: Task, message: Message, state: RecordDict, last: bool) -> di
     held |= arrays
     missing = [n for n in (*task.message, *task.first.values(), task.buffers) if n not in held]
     if missing:
-        raise Mismatch("this client has lost what it received earlier in the round; it can take part in the next one")
+        raise Mismatch(
+            "this client has lost what it received earlier in the round; it can take part in the "
+            "next one"
+        )
     if not last:
         state[f"{ROUND}{task.round}"] = ArrayRecord(held)
     return held
@@ -197,7 +240,8 @@ def _same_model(module: nn.Module, expected: str) -> None:
     params = list(zip(layout.names, layout.shapes, strict=True))
     if digest(params, [(name, b.shape) for name, b in module.named_buffers()]) != expected:
         raise Mismatch(
-            f"this client's model is not the server's: it trains {', '.join(layout.names)}; both sides need the same "
+            f"this client's model is not the server's: it trains {', '.join(layout.names)}; both "
+            f"sides need the same "
             "class, every parameter trainable, and no other buffers than BatchNorm's"
         )
 
@@ -208,5 +252,7 @@ def _federations(rows: Sequence[Any], device: torch.device) -> tuple[Federation,
         raise Mismatch("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
     pairs = [rows[:2], rows[-2:]]
     feds = [Federation.from_clients([(x, y)], test_fraction=0) for x, y in pairs]
-    train, test = (replace(fed, train_rows=torch.arange(len(fed.x))).to(device) for fed in feds)  # as they were given
+    train, test = (
+        replace(fed, train_rows=torch.arange(len(fed.x))).to(device) for fed in feds
+    )  # as they were given
     return train, test

@@ -1,7 +1,9 @@
-"""One round of an algorithm in Flower's messages: what each node is sent, and what the replies make of the server.
+"""One round of an algorithm in Flower's messages: what each node is sent, and what the replies make
+of the server.
 
-A round is kept or undone as a whole. So its state is a value, replaced at the end; tensors travel under names, and what
-a node has received in the round, and has confirmed by a good reply, is not sent to it again.
+A round is kept or undone as a whole. So its state is a value, replaced at the end; tensors travel
+under names, and what a node has received in the round, and has confirmed by a good reply, is not
+sent to it again.
 """
 
 from __future__ import annotations
@@ -52,15 +54,23 @@ class State:
         return self.seen.get(node, self.begun)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a later run needs to go on; nodes have other ids there, and count as the one that has seen most."""
+        """What a later run needs to go on; nodes have other ids there, and count as the one that
+        has seen most."""
         most = max(self.seen.values(), default=self.begun)
-        numbers = {"done": torch.tensor(self.done), "begun": torch.tensor(most), BUFFERS: self.buffers}
+        numbers = {
+            "done": torch.tensor(self.done),
+            "begun": torch.tensor(most),
+            BUFFERS: self.buffers,
+        }
         return numbers | packed(self.server, self.done)
 
     def restored(self, tensors: Mapping[str, Tensor]) -> State:
         """This state with the numbers of `tensors()`."""
         return State(
-            unpacked(self.server, tensors), tensors[BUFFERS], int(tensors["done"]), begun=int(tensors["begun"])
+            unpacked(self.server, tensors),
+            tensors[BUFFERS],
+            int(tensors["done"]),
+            begun=int(tensors["begun"]),
         )
 
 
@@ -76,7 +86,10 @@ class Problem:
 
     def __init__(self, record: Algorithm, arrays: Arrays) -> None:
         self.model = Model(arrays)
-        params, shapes = self.model.params, {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()}
+        params, shapes = (
+            self.model.params,
+            {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()},
+        )
         self.buffers = {name: shape for name, shape in shapes.items() if name not in params}
         self.places = _places(self.buffers, self.model.kinds)
         self.record = fitted(record, Layout(tuple(params), tuple(shapes[name] for name in params)))
@@ -84,8 +97,13 @@ class Problem:
         self.rehearsal = Rehearsal(self.record, sum(self.model.sizes), self.model.dtype)
         self.digest = digest([(name, shapes[name]) for name in params], list(self.buffers.items()))
         self.x0 = self.model.ravel(arrays).unsqueeze(0)
-        parts = [torch.from_numpy(np.array(arrays[name])).reshape(-1).to(self.x0.dtype) for name in self.buffers]
-        self.start = State(self.algorithm.server_init(self.x0), torch.cat([self.x0.new_zeros(0), *parts])[None])
+        parts = [
+            torch.from_numpy(np.array(arrays[name])).reshape(-1).to(self.x0.dtype)
+            for name in self.buffers
+        ]
+        self.start = State(
+            self.algorithm.server_init(self.x0), torch.cat([self.x0.new_zeros(0), *parts])[None]
+        )
 
     @property
     def keeps(self) -> bool:
@@ -95,10 +113,15 @@ class Problem:
     def statistics(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """The model's buffers in an upload, by name."""
         sizes = np.cumsum([shape.numel() for shape in self.buffers.values()])[:-1]
-        return dict(zip(self.buffers, np.split(arrays[BUFFERS], sizes), strict=True)) if self.buffers else {}
+        return (
+            dict(zip(self.buffers, np.split(arrays[BUFFERS], sizes), strict=True))
+            if self.buffers
+            else {}
+        )
 
     def first(self) -> dict[str, Tensor]:
-        """The leaves of a new client's state that it could not know, as they depend on the initial model."""
+        """The leaves of a new client's state that it could not know, as they depend on the initial
+        model."""
         blank = dict(named_leaves(self.algorithm.client_init(torch.zeros_like(self.x0)), "own"))
         own = named_leaves(self.algorithm.client_init(self.x0), "own")
         return {name: leaf for name, leaf in own if not torch.equal(leaf, blank[name])}
@@ -117,7 +140,9 @@ class Problem:
 class Round:
     """A round under way."""
 
-    def __init__(self, problem: Problem, setup: Setup, state: State, number: int, rule: Rule) -> None:
+    def __init__(
+        self, problem: Problem, setup: Setup, state: State, number: int, rule: Rule
+    ) -> None:
         self.problem, self.setup, self.number, self.rule = problem, setup, number, rule
         self.before = self.state = state
         self.phase = 0  # the exchange under way
@@ -130,7 +155,9 @@ class Round:
         self._moves: list[Tensor] = []  # of the good replies' buffers
         self._upload: Tree = ()  # what is expected of each, [1, 1, ...] without numbers
         self._sent: list[Tensor] = []  # a tensor's name is its place here
-        self._given: dict[int, set[str]] = {}  # the tensors that a node has once its message arrives
+        self._given: dict[
+            int, set[str]
+        ] = {}  # the tensors that a node has once its message arrives
         self._held: dict[int, set[str]] = {}  # those that it is known to have
 
     # ---- the way down ----
@@ -140,8 +167,14 @@ class Round:
         self.phase, self.asked, state = phase, nodes, self.state
         self._upload = self.problem.rehearsal.upload(phase, state.done + 1)
         names = [self._name(leaf) for leaf in leaves(self._functions.broadcast(state.server))]
-        new = {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()} if self._any_new() else {}
-        task = Task(self.number, state.done + 1, phase, 0, names, self._name(state.buffers), new, 0, 0, 0)
+        new = (
+            {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()}
+            if self._any_new()
+            else {}
+        )
+        task = Task(
+            self.number, state.done + 1, phase, 0, names, self._name(state.buffers), new, 0, 0, 0
+        )
         self.messages = [self._message(node, task, config) for node in self.asked]
         return self.messages
 
@@ -174,8 +207,12 @@ class Round:
         self._given[node] = held | {*task.message, task.buffers, *task.first.values()}
         missing = sorted(self._given[node] - held, key=int)
         arrays = {name: Array(self._sent[int(name)][0].numpy()) for name in missing}
-        ours = ConfigRecord({"server-round": self.number, SETUP: write(self.setup), TASK: write(task)})
-        content = RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord({**config, **ours})})
+        ours = ConfigRecord(
+            {"server-round": self.number, SETUP: write(self.setup), TASK: write(task)}
+        )
+        content = RecordDict(
+            {"arrays": ArrayRecord(arrays), "config": ConfigRecord({**config, **ours})}
+        )
         return Message(content, node, MessageType.TRAIN)
 
     @property
@@ -192,12 +229,15 @@ class Round:
         return {**like, BUFFERS: self.state.buffers[0].numpy()}
 
     def average(self, found: Screened) -> tuple[Tree, Screened]:
-        """One tree from the decoded uploads, leaves [1, ...], and who is left: not all need be decodable."""
+        """One tree from the decoded uploads, leaves [1, ...], and who is left: not all need be
+        decodable."""
         lengths: dict[int, list[float]] = {}
         dropped, good = dict(found.dropped), list[Good]()
         for reply in found.good:
             try:
-                lengths[reply.node] = [float(leaf.double().norm()) for leaf in leaves(self._decoded(reply))]
+                lengths[reply.node] = [
+                    float(leaf.double().norm()) for leaf in leaves(self._decoded(reply))
+                ]
                 good.append(reply)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 dropped[reply.node] = shown(f"its upload cannot be decoded ({error})")
@@ -212,7 +252,8 @@ class Round:
         return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
 
     def _bounded(self, good: list[Good], clipped: dict[int, str]) -> list[Tensor]:
-        """How the nodes' buffers have moved, those of each kind within their bounds; what is clipped is noted."""
+        """How the nodes' buffers have moved, those of each kind within their bounds; what is
+        clipped is noted."""
         start, clip = self.state.buffers, self.rule.clip
         moves = [torch.from_numpy(reply.arrays[BUFFERS]).to(start) - start for reply in good]
         if clip is None:
@@ -232,11 +273,13 @@ class Round:
             raise ValueError("it becomes NaN or infinite")
         return upload
 
-    def _scales(self, good: list[Good], lengths: Mapping[int, list[float]]) -> dict[int, list[float]]:
+    def _scales(
+        self, good: list[Good], lengths: Mapping[int, list[float]]
+    ) -> dict[int, list[float]]:
         """What each leaf of each upload is multiplied by.
 
-        The first leaf moves the model; in what comes with it (memories, curvature) honest clients differ far more.
-        Single numbers are bounded as weights are.
+        The first leaf moves the model; in what comes with it (memories, curvature) honest clients
+        differ far more. Single numbers are bounded as weights are.
         """
         nodes, clip = [reply.node for reply in good], self.rule.clip
         if clip is None or not nodes:
@@ -260,12 +303,16 @@ class Round:
         total: Tree = None
         heaviest = max((reply.weight for reply in good), default=1.0)
         for reply in good:
-            part = tree_map(lambda leaf, w=reply.weight / heaviest: w * leaf, self._part(reply, scales))
+            part = tree_map(
+                lambda leaf, w=reply.weight / heaviest: w * leaf, self._part(reply, scales)
+            )
             total = part if total is None else tree_map(torch.add, total, part)
         used = sum(reply.weight / heaviest for reply in good)
         return () if total is None else tree_map(lambda leaf: leaf / used, total)
 
-    def _robust(self, average: Average, good: list[Good], scales: Mapping[int, list[float]]) -> Tree:
+    def _robust(
+        self, average: Average, good: list[Good], scales: Mapping[int, list[float]]
+    ) -> Tree:
         """A robust average of all uploads at once."""
         parts = [self._part(reply, scales) for reply in good]
         return tree_map(lambda *leaf: average(torch.stack(leaf)), *parts) if parts else ()
@@ -273,14 +320,23 @@ class Round:
     def _read(self, reply: Good) -> Tree:
         """A reply's upload, leaves [1, 1, ...]."""
         names, arrays = iter(name for name, _ in named_leaves(self._upload, "upload")), reply.arrays
-        return tree_map(lambda leaf: torch.from_numpy(arrays[next(names)]).to(leaf.dtype)[None, None], self._upload)
+        return tree_map(
+            lambda leaf: torch.from_numpy(arrays[next(names)]).to(leaf.dtype)[None, None],
+            self._upload,
+        )
 
     def move(self, mean: Tree, good: list[Good], everybody: Collection[int]) -> None:
         """The server's function, and what is now known of the nodes that answered."""
         state, nodes = self.state, [reply.node for reply in good]
         weights = {**state.weights, **{reply.node: reply.weight for reply in good}}
         steps = int(self._functions.steps(torch.tensor([self.setup.local_steps]))[0])
-        cohort = Cohort(state.done + 1, len(good), torch.arange(len(good)), _mass(weights, nodes, everybody), steps)
+        cohort = Cohort(
+            state.done + 1,
+            len(good),
+            torch.arange(len(good)),
+            _mass(weights, nodes, everybody),
+            steps,
+        )
         server = self._functions.server(state.server, mean, cohort)
         if not torch.isfinite(self.problem.x(server)).all():
             self.reason = "the server's step leads out of the finite numbers"
@@ -309,11 +365,17 @@ class Round:
 def _places(buffers: Mapping[str, torch.Size], kinds: Mapping[str, str]) -> dict[str, Tensor]:
     """Where in the vector of all buffers those of each kind are."""
     labels = [kinds[name] for name, shape in buffers.items() for _ in range(shape.numel())]
-    return {kind: torch.tensor([i for i, one in enumerate(labels) if one == kind]) for kind in dict.fromkeys(labels)}
+    return {
+        kind: torch.tensor([i for i, one in enumerate(labels) if one == kind])
+        for kind in dict.fromkeys(labels)
+    }
 
 
-def _mass(weights: Mapping[int, float], nodes: Collection[int], everybody: Collection[int]) -> float:
-    """The nodes' share of all weights; one that was never heard of counts as the mean of the others."""
+def _mass(
+    weights: Mapping[int, float], nodes: Collection[int], everybody: Collection[int]
+) -> float:
+    """The nodes' share of all weights; one that was never heard of counts as the mean of the
+    others."""
     unknown = len(set(everybody) - weights.keys())
     known = sum(weights.values())
     return sum(weights[node] for node in nodes) / (known + unknown * known / len(weights))

@@ -1,6 +1,8 @@
-"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and trace.csv.
+"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and
+trace.csv.
 
-The checkpoint of the round before stays beside it, and stands in for a damaged one. One run at a time holds the folder.
+The checkpoint of the round before stays beside it, and stands in for a damaged one. One run at a
+time holds the folder.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Folder:
     def claim(self, k: int) -> None:
         """Hold the folder from now on, for a run that has done k rounds.
 
-        Refuses a folder that cannot be written or that another run holds, and to overwrite rounds of another run.
+        Refuses a folder that cannot be written or that another run holds, and to overwrite rounds
+        of another run.
         """
         if self._lock is not None:
             return
@@ -71,21 +74,27 @@ class Folder:
             return
         if k == 0:
             raise InputError(
-                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() to go on with it, "
+                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() "
+                f"to go on with it, "
                 "or another checkpoint_dir"
             )
         saved = self.load()
         if saved is not None and saved.k != k:
             raise InputError(
-                f"{self.path} holds round {saved.k}, this run has done {k}: another run went on with it; "
+                f"{self.path} holds round {saved.k}, this run has done {k}: another run went on "
+                f"with it; "
                 "call resume() again, or give another checkpoint_dir"
             )
         checkpoint.recover(self.file)  # puts a damaged one aside
 
     def save(self, run: Saved, trace: Trace) -> None:
-        """Write the trace, then the checkpoint: so there is a row for every round that the checkpoint counts."""
+        """Write the trace, then the checkpoint: so there is a row for every round that the
+        checkpoint counts."""
         about = json.dumps({"settings": self.settings, "round": run.k, "names": list(run.arrays)})
-        model = {f"{MODEL}{name}": torch.from_numpy(np.array(a)) for name, a in arrays_of(run.arrays).items()}
+        model = {
+            f"{MODEL}{name}": torch.from_numpy(np.array(a))
+            for name, a in arrays_of(run.arrays).items()
+        }
         trace.save(self.trace)
         tensors = {**run.tensors, **model, ABOUT: of_text(about)}
         checkpoint.save(self.file, tensors, KIND)
@@ -97,21 +106,29 @@ class Folder:
         try:
             tensors = checkpoint.load(self.file)
             about = json.loads(text_of(tensors.pop(ABOUT)))
-            arrays = ArrayRecord({name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]})
+            arrays = ArrayRecord(
+                {name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]}
+            )
             k, settings = int(about["round"]), str(about["settings"])
             if k < 1:
                 raise ValueError(f"round {k}")
         except Damaged as damage:
-            raise InputError(f"{damage}; restore it from a copy, or give another checkpoint_dir") from damage
+            raise InputError(
+                f"{damage}; restore it from a copy, or give another checkpoint_dir"
+            ) from damage
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):  # it cannot be read: that says nothing of what is in it
+            if isinstance(
+                error, InputError
+            ):  # it cannot be read: that says nothing of what is in it
                 raise
             raise InputError(
-                f"{self.file} is not a checkpoint of a run on Flower ({error}); give another checkpoint_dir"
+                f"{self.file} is not a checkpoint of a run on Flower ({error}); give another "
+                f"checkpoint_dir"
             ) from error
         if settings != self.settings:
             raise InputError(
-                f"{self.path} holds a run with other settings: {settings}; these are {self.settings}. "
+                f"{self.path} holds a run with other settings: {settings}; these are "
+                f"{self.settings}. "
                 "Use the same or another checkpoint_dir"
             )
         return Saved(k, arrays, tensors)

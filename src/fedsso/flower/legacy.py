@@ -1,21 +1,26 @@
-"""FedSSO for secure aggregation (SecAgg+), which Flower offers to its earlier generation of strategies alone.
+"""FedSSO for secure aggregation (SecAgg+), which Flower offers to its earlier generation of
+strategies alone.
 
     strategy = LegacyFedSSO(eta_l=0.01, local_steps=5, min_fit_clients=4, min_available_clients=4)
-    secure = SecAggPlusWorkflow(3, 2, max_weight=120.0, clipping_range=4.0, quantization_range=2**24)
-    DefaultWorkflow(fit_workflow=secure)(grid, LegacyContext(context, ServerConfig(num_rounds=20), strategy))
+    secure = SecAggPlusWorkflow(3, 2, max_weight=120.0, clipping_range=4.0,
+    quantization_range=2**24) DefaultWorkflow(fit_workflow=secure)(grid, LegacyContext(context,
+    ServerConfig(num_rounds=20), strategy))
 
-The ClientApp is made with `mods=[secaggplus_mod]`. Of the models the server then sees nothing but the weighted
-mean, and that is all FedSSO asks for; num_examples and metrics it sees as before.
+The ClientApp is made with `mods=[secaggplus_mod]`. Of the models the server then sees nothing but
+the weighted mean, and that is all FedSSO asks for; num_examples and metrics it sees as before.
 
-Each of the n clients scales its model by w = num_examples / max_weight, cuts it to +-clipping_range and rounds it to
-quantization_range levels. This leaves in the mean an error of about 2 clipping_range / quantization_range
-sqrt(n / 6) / sum(w), which g holds divided by eta_l local_steps. So let max_weight be the largest num_examples, so
-that w is near 1; clipping_range little more than the largest parameter in size; and quantization_range 2^24, beyond
-which float32 gains nothing (float64: up to 2^30). n quantization_range must stay below modulus_range (2^32): beyond it
-the sum wraps, and the model is wrong without any error. All arrays are cut alike, statistics of BatchNorm as well.
+Each of the n clients scales its model by w = num_examples / max_weight, cuts it to +-clipping_range
+and rounds it to quantization_range levels. This leaves in the mean an error of about 2
+clipping_range / quantization_range sqrt(n / 6) / sum(w), which g holds divided by eta_l
+local_steps. So let max_weight be the largest num_examples, so that w is near 1; clipping_range
+little more than the largest parameter in size; and quantization_range 2^24, beyond which float32
+gains nothing (float64: up to 2^30). n quantization_range must stay below modulus_range (2^32):
+beyond it the sum wraps, and the model is wrong without any error. All arrays are cut alike,
+statistics of BatchNorm as well.
 
-Nobody can look at one client's model, so nobody can refuse or clip it: NaN becomes an arbitrary number on its way. A
-client whose training failed must raise an error, which leaves it out of the round.
+Nobody can look at one client's model, so nobody can refuse or clip it: NaN becomes an arbitrary
+number on its way. A client whose training failed must raise an error, which leaves it out of the
+round.
 """
 
 from __future__ import annotations
@@ -54,10 +59,12 @@ Replies = list[tuple[ClientProxy, FitRes]]
 
 
 class LegacyFedSSO(FedAvg):
-    """Flower's earlier FedAvg, whose mean FedSSO makes a step of; it takes the fields of both as keywords.
+    """Flower's earlier FedAvg, whose mean FedSSO makes a step of; it takes the fields of both as
+    keywords.
 
-    `buffers` are the positions of arrays that are averaged and never stepped (BatchNorm's running statistics);
-    integers always are. `clip` bounds what one reply can do beside the others, where they can be seen; None does not.
+    `buffers` are the positions of arrays that are averaged and never stepped (BatchNorm's running
+    statistics); integers always are. `clip` bounds what one reply can do beside the others, where
+    they can be seen; None does not.
     """
 
     def __init__(
@@ -91,11 +98,18 @@ class LegacyFedSSO(FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """The next model and what its step knows of the curvature; no model where there is no usable mean."""
+        """The next model and what its step knows of the curvature; no model where there is no
+        usable mean."""
         model = Model(self.sent, [str(i) for i in self.buffers])
         faults = _faults(model, self.sent, [reply for _, reply in results])
         for fault in sorted({*faults} - {""}):
-            log.warning("round %d: %d of %d replies dropped: %s", server_round, faults.count(fault), len(faults), fault)
+            log.warning(
+                "round %d: %d of %d replies dropped: %s",
+                server_round,
+                faults.count(fault),
+                len(faults),
+                fault,
+            )
         good = [pair for pair, fault in zip(results, faults, strict=True) if not fault]
         good, clipped = self._bounded(good, model)
         for line in clipped:
@@ -108,10 +122,14 @@ class LegacyFedSSO(FedAvg):
         x = self.server.step(model.ravel(self.sent), model.ravel(arrays), server_round)
         new = [array.numpy() for array in model.record(x, arrays).values()]
         numbers = {"dropped": float(len(results) - len(good)), "clipped": float(len(clipped))}
-        return ndarrays_to_parameters(new), {**metrics, **told({**self.server.diagnostics(), **numbers})}
+        return ndarrays_to_parameters(new), {
+            **metrics,
+            **told({**self.server.diagnostics(), **numbers}),
+        }
 
     def _bounded(self, good: Replies, model: Model) -> tuple[Replies, list[str]]:
-        """The replies, of which none counts many times more than the others, and what was clipped of them."""
+        """The replies, of which none counts many times more than the others, and what was clipped
+        of them."""
         replies = [reply for _, reply in good]
         if self.clip is None or _secret(replies):
             return good, []
@@ -121,10 +139,17 @@ class LegacyFedSSO(FedAvg):
         lengths = [bounds.moves(one, self.sent, kinds) for one in arrays]
         weights = [float(reply.num_examples) for reply in replies]
         heavy = bounds.factors(weights, self.clip.weight)
-        columns = [bounds.factors([of[j] for of in lengths], self.clip.multiple(k)) for j, k in enumerate(order)]
+        columns = [
+            bounds.factors([of[j] for of in lengths], self.clip.multiple(k))
+            for j, k in enumerate(order)
+        ]
         for i, line in enumerate(lines):
             line += [bounds.told("weight", weights[i], heavy[i])] if heavy[i] < 1 else []
-            far = [(kind, lengths[i][j], columns[j][i]) for j, kind in enumerate(order) if columns[j][i] < 1]
+            far = [
+                (kind, lengths[i][j], columns[j][i])
+                for j, kind in enumerate(order)
+                if columns[j][i] < 1
+            ]
             line += [bounds.told(f"{kind} of length", length, scale) for kind, length, scale in far]
             if line:
                 scales = {kind: column[i] for kind, column in zip(order, columns, strict=True)}
@@ -148,12 +173,17 @@ def _named(parameters: Parameters) -> Arrays:
 def _check(arrays: Arrays, buffers: list[int]) -> None:
     """Refuse positions that do not exist, and what SecAgg+ averages wrongly."""
     if any(i >= len(arrays) for i in buffers):
-        raise InputError(f"buffers are positions among the model's {len(arrays)} arrays, from 0 on; got {buffers}")
+        raise InputError(
+            f"buffers are positions among the model's {len(arrays)} arrays, from 0 on; got "
+            f"{buffers}"
+        )
     single = [name for name, array in arrays.items() if array.ndim == 0]
     if single:
         raise InputError(
-            f"array {', '.join(single)} of the model is a single number without an axis, which Flower's SecAgg+ "
-            "averages wrongly; send it with the shape (1,), or leave it out (BatchNorm's num_batches_tracked)"
+            f"array {', '.join(single)} of the model is a single number without an axis, which "
+            f"Flower's SecAgg+ "
+            "averages wrongly; send it with the shape (1,), or leave it out (BatchNorm's "
+            "num_batches_tracked)"
         )
 
 
@@ -170,7 +200,9 @@ def _faults(model: Model, sent: Arrays, replies: Sequence[FitRes]) -> list[str]:
     lengths = [float((model.ravel(_named(replies[i].parameters)).double() - x).norm()) for i in fit]
     for i, length, most in zip(fit, lengths, farthest(lengths, float(x.norm())), strict=True):
         if not length <= most:
-            faults[i] = f"its update of length {length:.3g} is too long, at most {most:.3g} would do"
+            faults[i] = (
+                f"its update of length {length:.3g} is too long, at most {most:.3g} would do"
+            )
     return faults
 
 
@@ -181,17 +213,24 @@ def _fault(sent: Arrays, reply: FitRes) -> str:
         heads = [header(data) for data in reply.parameters.tensors]  # before anything is allocated
         if [shape for shape, _ in heads] != [array.shape for array in sent.values()]:
             return "its arrays have other shapes than the model's"
-        if not all(holds(dtype, like) for (_, dtype), like in zip(heads, sent.values(), strict=True)):
+        if not all(
+            holds(dtype, like) for (_, dtype), like in zip(heads, sent.values(), strict=True)
+        ):
             return "its arrays do not hold real numbers"
         arrays = _named(reply.parameters)
     except Exception as error:  # whatever a client may have put there
         return f"its arrays cannot be read ({type(error).__name__})"
     if not all(_finite(array, sent[name]) for name, array in arrays.items()):
         return "it holds NaN or infinite numbers"
-    return next(filter(None, (statistics.fault(name, array, sent[name]) for name, array in arrays.items())), "")
+    return next(
+        filter(None, (statistics.fault(name, array, sent[name]) for name, array in arrays.items())),
+        "",
+    )
 
 
 def _finite(array: NDArray[Any], like: NDArray[Any]) -> bool:
     """Whether numbers are finite, in the model's type as well."""
     with np.errstate(over="ignore"):
-        return bool(np.isfinite(array.astype(like.dtype) if like.dtype.kind == "f" else array).all())
+        return bool(
+            np.isfinite(array.astype(like.dtype) if like.dtype.kind == "f" else array).all()
+        )

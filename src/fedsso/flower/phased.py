@@ -1,7 +1,8 @@
 """Every algorithm of the registry as a Flower strategy, for clients made by `client_app`.
 
-A round has as many exchanges as the algorithm has phases, with the functions that the simulator runs as well. Where an
-exchange fails, server and clients go back to where they were before the round.
+A round has as many exchanges as the algorithm has phases, with the functions that the simulator
+runs as well. Where an exchange fails, server and clients go back to where they were before the
+round.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ log = logging.getLogger("flwr")
 
 
 class PhasedStrategy(Recorded):
-    """Any algorithm of the registry, by name and the fields of its record: PhasedStrategy("scaffold", alpha=0.1).
+    """Any algorithm of the registry, by name and the fields of its record:
+    PhasedStrategy("scaffold", alpha=0.1).
 
-    Its clients are those of `client_app`. The keywords of FedAvg (fraction_train, min_train_nodes, ...) are taken as
-    well. A round without min_train_nodes good replies in each exchange, or without everybody's where the algorithm
-    needs all clients, changes nothing. `l2` is the strength of the penalty l2/2 |x|^2. `average` makes one upload of
-    many: "mean", weighted, or without weights "median" or "trimmedavg:0.2". `clip` bounds what one reply can do beside
-    the others; None does not. `checkpoint_dir` keeps the server's state after every round, for `resume`.
+    Its clients are those of `client_app`. The keywords of FedAvg (fraction_train, min_train_nodes,
+    ...) are taken as well. A round without min_train_nodes good replies in each exchange, or
+    without everybody's where the algorithm needs all clients, changes nothing. `l2` is the strength
+    of the penalty l2/2 |x|^2. `average` makes one upload of many: "mean", weighted, or without
+    weights "median" or "trimmedavg:0.2". `clip` bounds what one reply can do beside the others;
+    None does not. `checkpoint_dir` keeps the server's state after every round, for `resume`.
     """
 
     inner: FedAvg
@@ -63,12 +66,17 @@ class PhasedStrategy(Recorded):
         checkpoint_dir: str | Path | None = None,
         **keywords: Any,
     ) -> None:
-        self.record = _record(algorithm, {name: v for name, v in keywords.items() if name not in FEDAVG})
+        self.record = _record(
+            algorithm, {name: v for name, v in keywords.items() if name not in FEDAVG}
+        )
         self.inner = FedAvg(**sampling({name: v for name, v in keywords.items() if name in FEDAVG}))
         _admit(self.record, self.inner.fraction_train)
         local_steps, seed = integer("local_steps", local_steps, 1), integer("seed", seed)
         batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
-        self.protocol, self.local_steps = Protocol(local_steps, None, batch_size, seed=seed), local_steps
+        self.protocol, self.local_steps = (
+            Protocol(local_steps, None, batch_size, seed=seed),
+            local_steps,
+        )
         self.l2 = _penalty(l2)
         self.average, self.rule = average, Rule(checked(clip), average_of(average))
         settings = f"{self.record}, {self.protocol}, l2={self.l2}, average {average}, clip {self.rule.clip}"
@@ -82,7 +90,8 @@ class PhasedStrategy(Recorded):
         problem = Problem(self.record, arrays_of(saved.arrays))
         if problem.keeps:
             raise InputError(
-                f"{self.name} keeps a state with every client, which Flower forgets when a run ends: it cannot go on "
+                f"{self.name} keeps a state with every client, which Flower forgets when a run "
+                f"ends: it cannot go on "
                 f"after round {saved.k}. Start again with another checkpoint_dir; fedsso can go on"
             )
         self._problem, self._state = problem, problem.start.restored(saved.tensors)
@@ -108,7 +117,10 @@ class PhasedStrategy(Recorded):
         now = self._round = Round(problem, self._setup(problem), state, k, self.rule)
         *early, last = range(len(self.record.phases))
         for phase in early:
-            self._take(now, grid.send_and_receive(self._ask(phase, now, config, grid), timeout=self._timeout))
+            self._take(
+                now,
+                grid.send_and_receive(self._ask(phase, now, config, grid), timeout=self._timeout),
+            )
             if now.reason:
                 return []
         return self._ask(last, now, config, grid)
@@ -116,34 +128,58 @@ class PhasedStrategy(Recorded):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The last exchange, and with it the round: the new model, or none where an exchange failed."""
+        """The last exchange, and with it the round: the new model, or none where an exchange
+        failed."""
         if self._round is None or self._problem is None or self._state is None:
             raise InputError("a round begins with configure_train; call start()")
-        k, now, problem, state = self._before + server_round, self._round, self._problem, self._state
+        k, now, problem, state = (
+            self._before + server_round,
+            self._round,
+            self._problem,
+            self._state,
+        )
         if not now.reason:
             self._take(now, replies)
         arrays, numbers = None, {**now.numbers, "kept": float(bool(now.reason))}
         if not now.reason:
             state = self._state = replace(now.state, done=now.state.done + 1)
             arrays = problem.arrays(state)
-            numbers |= {n: float(v[0]) for n, v in problem.algorithm.diagnostics(state.server).items()}
+            numbers |= {
+                n: float(v[0]) for n, v in problem.algorithm.diagnostics(state.server).items()
+            }
         self.journal.trained(k, now.metrics, **numbers)
         self._settle(k, now.reason, lambda: Saved(k, problem.arrays(state), state.tensors()))
         return arrays, MetricRecord({**now.metrics, **told(numbers)})
 
     def _at(self, arrays: ArrayRecord) -> tuple[Problem, State]:
         """The state whose model these arrays are; a new one where they are another model."""
-        if self._problem is None or self._state is None or not same(arrays, self._problem.arrays(self._state)):
+        if (
+            self._problem is None
+            or self._state is None
+            or not same(arrays, self._problem.arrays(self._state))
+        ):
             self._problem = Problem(self.record, arrays_of(arrays))
             self._state = self._problem.start
             if self._problem.keeps and self.folder is not None:
-                log.warning("%s cannot be resumed, as its clients' state ends with the run", self.name)
+                log.warning(
+                    "%s cannot be resumed, as its clients' state ends with the run", self.name
+                )
         return self._problem, self._state
 
     def _setup(self, problem: Problem) -> Setup:
         p, dtype = self.protocol, str(problem.model.dtype).removeprefix("torch.")
         values, weight, steps = to_dict(self.record), self.inner.weighted_by_key, p.local_steps or 1
-        return Setup(name_of(self.record), values, problem.digest, dtype, weight, steps, p.batch_size, p.seed, self.l2)
+        return Setup(
+            name_of(self.record),
+            values,
+            problem.digest,
+            dtype,
+            weight,
+            steps,
+            p.batch_size,
+            p.seed,
+            self.l2,
+        )
 
     def _ask(self, phase: int, now: Round, config: ConfigRecord, grid: Grid) -> list[Message]:
         """The messages of an exchange: to the nodes that answered the last one, or to a new sample."""
@@ -166,9 +202,13 @@ class PhasedStrategy(Recorded):
         key = self.inner.weighted_by_key
         with torch.no_grad():
             found = screen(replies, now.messages, now.expected(), key, now.problem.statistics)
-            mean, found = now.average(found if self.rule.clip is None else lighten(found, key, self.rule.clip))
+            mean, found = now.average(
+                found if self.rule.clip is None else lighten(found, key, self.rule.clip)
+            )
             tell(f"exchange {now.phase + 1} of {len(self.record.phases)}", found)
-            now.numbers = {name: now.numbers.get(name, 0.0) + n for name, n in found.numbers.items()}
+            now.numbers = {
+                name: now.numbers.get(name, 0.0) + n for name, n in found.numbers.items()
+            }
             now.reason = self._failed(found)
             if not now.reason:
                 now.move(mean, found.good, self._everybody)
@@ -190,10 +230,13 @@ class PhasedStrategy(Recorded):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """FedAvg's messages; where every client has a model of its own, with the version of its part."""
+        """FedAvg's messages; where every client has a model of its own, with the version of its
+        part."""
         problem, state = self._at(arrays)
         setup = ConfigRecord({**config, SETUP: write(self._setup(problem))})
-        messages = list(self.inner.configure_evaluate(self._before + server_round, arrays, setup, grid))
+        messages = list(
+            self.inner.configure_evaluate(self._before + server_round, arrays, setup, grid)
+        )
         for message in messages:
             own = ConfigRecord({**setup, OWN: state.versions.get(message.metadata.dst_node_id, 0)})
             message.content = RecordDict({**message.content, self.inner.configrecord_key: own})
@@ -208,15 +251,20 @@ def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
         "inner": "FedSSO(..., inner=...), which takes other strategies inside",
     }.items():
         if name in values:
-            raise InputError(f"PhasedStrategy has no {name}; it goes by the simulator's names: use {right}")
+            raise InputError(
+                f"PhasedStrategy has no {name}; it goes by the simulator's names: use {right}"
+            )
     if isinstance(algorithm, str):
         return make(algorithm, values)
     if not isinstance(algorithm, Algorithm) or values:
-        raise InputError(f"give a name and its fields, or a record alone; got {algorithm!r} and {values}")
+        raise InputError(
+            f"give a name and its fields, or a record alone; got {algorithm!r} and {values}"
+        )
     name = name_of(algorithm)
     if ALGORITHMS.get(name) is not type(algorithm):
         raise InputError(
-            f"clients could not build {name}: it is not registered; set fedsso.algorithms.ALGORITHMS[{name!r}] on both "
+            f"clients could not build {name}: it is not registered; set "
+            f"fedsso.algorithms.ALGORITHMS[{name!r}] on both "
             "sides"
         )
     return algorithm
@@ -228,12 +276,15 @@ def _admit(record: Algorithm, fraction: float) -> None:
         raise InputError(f"fraction_train must lie in (0, 1], got fraction_train={fraction}")
     if record.needs_all and fraction < 1:
         raise InputError(
-            f"{type(record).__name__} needs all clients in every round, got fraction_train={fraction}; "
+            f"{type(record).__name__} needs all clients in every round, got "
+            f"fraction_train={fraction}; "
             f"use fraction_train=1.0, or {record.needs_all}"
         )
 
 
 def _penalty(l2: float) -> float:
     if not 0 <= number("l2", l2) < inf:
-        raise InputError(f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={l2}")
+        raise InputError(
+            f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={l2}"
+        )
     return float(l2)

@@ -1,4 +1,5 @@
-"""Differential privacy belongs inside FedSSO, around the average; there its noise is what it must be."""
+"""Differential privacy belongs inside FedSSO, around the average; there its noise is what it must
+be."""
 
 from __future__ import annotations
 
@@ -30,27 +31,34 @@ def private(strategy: Strategy) -> Strategy | None:
 
 
 def refuse_outside() -> None:
-    """Refuse to be wrapped by a strategy that adds noise to a model as if it were an average of clipped updates."""
+    """Refuse to be wrapped by a strategy that adds noise to a model as if it were an average of
+    clipped updates."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = type(frame.f_locals.get("self"))
         if is_private(caller):
             raise InputError(
-                f"{caller.__name__} around this strategy adds noise to the model after the server's step, which can be "
-                "many times longer than the average of the clipped updates: too little noise for its guarantee. "
-                f"Put it inside: fedsso.flower.FedSSO(..., inner={caller.__name__}(FedAvg(...), ...))"
+                f"{caller.__name__} around this strategy adds noise to the model after the "
+                f"server's step, which can be "
+                "many times longer than the average of the clipped updates: too little noise for "
+                "its guarantee. "
+                f"Put it inside: fedsso.flower.FedSSO(..., inner={caller.__name__}(FedAvg(...), "
+                f"...))"
             )
         frame = frame.f_back
 
 
 def check(inner: Strategy, arrays: Arrays) -> None:
-    """Refuse arrays that Flower's clipping leaves as they are (single numbers) or fails on (integers)."""
+    """Refuse arrays that Flower's clipping leaves as they are (single numbers) or fails on
+    (integers)."""
     names = [name for name, a in arrays.items() if a.ndim == 0 or a.dtype.kind != "f"]
     noisy = private(inner)
     if names and noisy is not None:
         raise InputError(
-            f"{type(noisy).__name__} cannot clip {', '.join(names)}: single numbers without an axis and integers would "
-            "travel unprotected; leave them out of the model (BatchNorm's num_batches_tracked: use GroupNorm)"
+            f"{type(noisy).__name__} cannot clip {', '.join(names)}: single numbers without an "
+            f"axis and integers would "
+            "travel unprotected; leave them out of the model (BatchNorm's num_batches_tracked: use "
+            "GroupNorm)"
         )
 
 
@@ -63,6 +71,7 @@ def check_resumable(inner: Strategy) -> None:
     adapted = "the adapted clipping norm" if "Adaptive" in type(noisy).__name__ else ""
     if spent or adapted:
         raise InputError(
-            f"{type(noisy).__name__} holds {spent or adapted}, which a checkpoint does not: this run cannot go on. "
+            f"{type(noisy).__name__} holds {spent or adapted}, which a checkpoint does not: this "
+            f"run cannot go on. "
             "Start again with another checkpoint_dir"
         )

@@ -1,4 +1,5 @@
-"""What the strategies have in common: rounds that count on after a resume, a trace, a folder with checkpoints."""
+"""What the strategies have in common: rounds that count on after a resume, a trace, a folder with
+checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Recorded(Strategy):
         """Take over the state of a checkpoint."""
 
     def resume(self, initial_arrays: ArrayRecord | None = None) -> ArrayRecord | None:
-        """The model of the last complete round, with everything else restored; `initial_arrays` without a checkpoint.
+        """The model of the last complete round, with everything else restored; `initial_arrays`
+        without a checkpoint.
 
         Give the network's own arrays, and a checkpoint of another network is refused.
         """
@@ -58,7 +60,8 @@ class Recorded(Strategy):
             self._restore(saved)
         except (KeyError, TypeError, IndexError, RuntimeError) as error:
             raise InputError(
-                f"{self.folder.file} does not hold the state of this strategy ({error}); give another checkpoint_dir"
+                f"{self.folder.file} does not hold the state of this strategy ({error}); give "
+                f"another checkpoint_dir"
             ) from error
         self.k = self._before = saved.k
         self.journal.restore(saved.k, self.folder.trace)
@@ -95,8 +98,12 @@ class Recorded(Strategy):
         try:
             self._claim()
             if self.k and not self.journal.has(self.k):
-                self._evaluate_again(grid, initial_arrays, evaluate_config or ConfigRecord(), timeout)
-            result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central)
+                self._evaluate_again(
+                    grid, initial_arrays, evaluate_config or ConfigRecord(), timeout
+                )
+            result = super().start(
+                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central
+            )
         finally:
             if self.folder is not None:
                 self.folder.release()
@@ -108,7 +115,9 @@ class Recorded(Strategy):
             log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
         return result
 
-    def _evaluate_again(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, timeout: float) -> None:
+    def _evaluate_again(
+        self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+    ) -> None:
         """Evaluate the model of the last round, which the run that made it did not live to do."""
         messages = list(self.configure_evaluate(0, arrays, config, grid))
         if messages:
@@ -134,16 +143,22 @@ class Recorded(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages."""
-        self._evaluates = list(self.inner.configure_evaluate(self._before + server_round, arrays, config, grid))
+        self._evaluates = list(
+            self.inner.configure_evaluate(self._before + server_round, arrays, config, grid)
+        )
         return self._evaluates
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """The inner strategy's metrics of the replies that can be used."""
         replies = list(replies)
         if not replies and not self._evaluates:
             return None
         k = self._before + server_round
-        found = screen(replies, self._evaluates, None, of(self.inner, "weighted_by_key", "num-examples"))
+        found = screen(
+            replies, self._evaluates, None, of(self.inner, "weighted_by_key", "num-examples")
+        )
         tell("aggregate_evaluate", found)
         if not found.good:
             return None
@@ -156,7 +171,8 @@ class Recorded(Strategy):
         return metrics
 
     def _recorded(self, evaluate_fn: Evaluate) -> Evaluate:
-        """The user's central evaluation, with round numbers that count on; its metrics enter the trace."""
+        """The user's central evaluation, with round numbers that count on; its metrics enter the
+        trace."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             k = self._before + server_round
@@ -176,12 +192,15 @@ def _check_same_network(path: Path, saved: ArrayRecord, own: ArrayRecord | None)
     """Refuse a checkpoint of another network than the one given."""
     if own is None:
         return
-    held, given = ({n: (a.shape, a.dtype) for n, a in arrays_of(arrays).items()} for arrays in (saved, own))
+    held, given = (
+        {n: (a.shape, a.dtype) for n, a in arrays_of(arrays).items()} for arrays in (saved, own)
+    )
     differ = [name for name in {**held, **given} if held.get(name) != given.get(name)]
     if differ:
         name = differ[0]
         raise InputError(
-            f"{path} holds another network: its {name} is {_kind(held.get(name))}, that of the network given is "
+            f"{path} holds another network: its {name} is {_kind(held.get(name))}, that of the "
+            f"network given is "
             f"{_kind(given.get(name))}; use the same network or another checkpoint_dir"
         )
 

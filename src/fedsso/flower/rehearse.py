@@ -1,6 +1,8 @@
-"""What a server without model and data can know of messages, client states and uploads: their shapes.
+"""What a server without model and data can know of messages, client states and uploads: their
+shapes.
 
-The algorithm's own functions run on tensors of torch's device "meta", with an objective that has shapes and no numbers.
+The algorithm's own functions run on tensors of torch's device "meta", with an objective that has
+shapes and no numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ..support.trees import Tree, tree_map
 class Blank:
     """The objective of a client whose numbers nobody knows."""
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def value_and_grad(
+        self, x: Tensor, batch: Batch, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         return self.value(x, batch), torch.empty_like(x) if out is None else out
 
     def value(self, x: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002

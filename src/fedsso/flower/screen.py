@@ -1,9 +1,10 @@
 """Which replies of a round can be used, and why the others cannot.
 
-A federation goes on without a client that sends nonsense. A reply counts when it answers what was asked, holds the
-arrays that were asked for (names, shapes, real finite numbers, buffers that can be such), an update that is not
-absurdly long, and a weight that is positive and not absurd beside the others'. What is merely far from the others is
-shortened (`bounds.py`); against clients that lie within the bounds, take a robust average.
+A federation goes on without a client that sends nonsense. A reply counts when it answers what was
+asked, holds the arrays that were asked for (names, shapes, real finite numbers, buffers that can be
+such), an update that is not absurdly long, and a weight that is positive and not absurd beside the
+others'. What is merely far from the others is shortened (`bounds.py`); against clients that lie
+within the bounds, take a robust average.
 """
 
 from __future__ import annotations
@@ -53,11 +54,14 @@ class Good(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """The replies of an exchange, and by node what is to be told of the others and of parts of them."""
+    """The replies of an exchange, and by node what is to be told of the others and of parts of
+    them."""
 
     good: list[Good]
     dropped: dict[int, str]  # who does not count, and why
-    ignored: list[tuple[int, str]]  # messages beside the replies: who sent them, and why they do not count
+    ignored: list[
+        tuple[int, str]
+    ]  # messages beside the replies: who sent them, and why they do not count
     blank: dict[int, str]  # metrics that do not count
     clipped: dict[int, str]  # what counts less than was sent
 
@@ -81,8 +85,8 @@ def screen(
 ) -> Screened:
     """Sort the replies to these messages; `sent` is what an upload must look like, and lie near to.
 
-    Without `sent` no arrays are expected (an evaluation). Good replies come in an order that depends on nothing but
-    their content, so that a sum over them does, too.
+    Without `sent` no arrays are expected (an evaluation). Good replies come in an order that
+    depends on nothing but their content, so that a sum over them does, too.
     """
     replies, ignored = match(messages, asked)
     good: list[Good] = []
@@ -97,7 +101,9 @@ def screen(
     size = 0.0 if sent is None else _length(sent, None)
     for refuse in (_odd_metrics, _heavy, lambda replies: _far(replies, size)):
         reasons = refuse(good)
-        dropped |= {reply.node: shown(reason) for reply, reason in zip(good, reasons, strict=True) if reason}
+        dropped |= {
+            reply.node: shown(reason) for reply, reason in zip(good, reasons, strict=True) if reason
+        }
         good = [reply for reply, reason in zip(good, reasons, strict=True) if not reason]
     _share_metrics(good)
     blank = _fill_metrics(good)
@@ -117,7 +123,10 @@ def tell(where: str, found: Screened) -> None:
     if len(lines) > LINES:
         log.warning("\t> and %d more", len(lines) - LINES)
     if not found.good and set(found.dropped.values()) == {"no reply"}:
-        log.warning("\t> nobody replied: is start(timeout=...) long enough for the clients to start and to train?")
+        log.warning(
+            "\t> nobody replied: is start(timeout=...) long enough for the clients to start and to "
+            "train?"
+        )
 
 
 def _ignored(node: int, reason: str, found: Screened) -> str:
@@ -147,13 +156,19 @@ def lighten(found: Screened, weight_key: str, clip: Clip) -> Screened:
     return found._replace(good=good, clipped=clipped)
 
 
-def shorten(found: Screened, sent: Mapping[str, NDArray[Any]], kinds: Mapping[str, str], clip: Clip) -> Screened:
-    """The replies with updates of at most a multiple of the others' median, each kind of arrays for itself."""
+def shorten(
+    found: Screened, sent: Mapping[str, NDArray[Any]], kinds: Mapping[str, str], clip: Clip
+) -> Screened:
+    """The replies with updates of at most a multiple of the others' median, each kind of arrays for
+    itself."""
     if len(found.good) < bounds.LEAST:
         return found
     clipped, order = dict(found.clipped), list(dict.fromkeys(kinds.values()))
     lengths = [bounds.moves(reply.arrays, sent, kinds) for reply in found.good]
-    columns = [bounds.factors(c, clip.multiple(k)) for k, c in zip(order, zip(*lengths, strict=True), strict=True)]
+    columns = [
+        bounds.factors(c, clip.multiple(k))
+        for k, c in zip(order, zip(*lengths, strict=True), strict=True)
+    ]
     for i, reply in enumerate(found.good):
         scales = {kind: column[i] for kind, column in zip(order, columns, strict=True)}
         for kind, length in zip(order, lengths[i], strict=True):
@@ -174,19 +189,34 @@ def note(clipped: dict[int, str], node: int, text: str) -> None:
 # ---- one reply ----
 
 
-def _read(message: Message, node: int, sent: Mapping[str, NDArray[Any]] | None, weight_key: str, names: Names) -> Good:
+def _read(
+    message: Message,
+    node: int,
+    sent: Mapping[str, NDArray[Any]] | None,
+    weight_key: str,
+    names: Names,
+) -> Good:
     """A reply's weight, metrics and, put in order, its arrays."""
     if message.has_error():
-        *_, last = (message.error.reason or "").strip().splitlines() or ["no reason given"]  # of a traceback the end
+        *_, last = (message.error.reason or "").strip().splitlines() or [
+            "no reason given"
+        ]  # of a traceback the end
         raise _Unfit(f"error {message.error.code}: {last}")
     if not message.has_content():
         raise _Unfit("an empty reply")
     metrics = _only(message.content.metric_records, "MetricRecord")
-    weight, records = _weight(metrics, weight_key), {**message.content.config_records, "metrics": metrics}
+    weight, records = (
+        _weight(metrics, weight_key),
+        {**message.content.config_records, "metrics": metrics},
+    )
     length = 0.0
     if sent is not None:
-        records["arrays"], length = _ordered(_only(message.content.array_records, "ArrayRecord"), sent, names)
-    message.content = RecordDict(records)  # under the same names in all replies: strategies go by those of the first
+        records["arrays"], length = _ordered(
+            _only(message.content.array_records, "ArrayRecord"), sent, names
+        )
+    message.content = RecordDict(
+        records
+    )  # under the same names in all replies: strategies go by those of the first
     return Good(message, node, weight, metrics, length)
 
 
@@ -205,19 +235,25 @@ def _weight(metrics: MetricRecord, key: str) -> float:
     return float(weight)
 
 
-def _ordered(record: ArrayRecord, sent: Mapping[str, NDArray[Any]], names: Names) -> tuple[ArrayRecord, float]:
-    """An upload, which must be what was sent, in its order and types, and the length of the update: strategies inside
-    pair arrays by position, and add them up in the type of the first."""
+def _ordered(
+    record: ArrayRecord, sent: Mapping[str, NDArray[Any]], names: Names
+) -> tuple[ArrayRecord, float]:
+    """An upload, which must be what was sent, in its order and types, and the length of the update:
+    strategies inside pair arrays by position, and add them up in the type of the first."""
     missing, extra = sent.keys() - record.keys(), record.keys() - sent.keys()
     if missing or extra:
         parts = (("lacks", missing), ("adds", extra))
-        raise _Unfit("; ".join(f"it {verb} {_few(sorted(found))}" for verb, found in parts if found))
+        raise _Unfit(
+            "; ".join(f"it {verb} {_few(sorted(found))}" for verb, found in parts if found)
+        )
     arrays = {name: _array(name, record[name], like) for name, like in sent.items()}
     were = names(sent)
     for name, value in names(arrays).items():
         if reason := statistics.fault(name, value, were[name]):
             raise _Unfit(reason)
-    if list(record) != list(sent) or any(arrays[n].dtype != _type(arrays[n], like) for n, like in sent.items()):
+    if list(record) != list(sent) or any(
+        arrays[n].dtype != _type(arrays[n], like) for n, like in sent.items()
+    ):
         typed = {name: _cast(name, arrays[name], like) for name, like in sent.items()}
         record = ArrayRecord({name: Array(value) for name, value in typed.items()})
     return record, _length(arrays, sent)
@@ -254,19 +290,25 @@ def _cast(name: str, value: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
 
 
 def _type(value: NDArray[Any], like: NDArray[Any]) -> np.dtype[Any]:
-    """The type that a value is taken in: what was sent, but a count that comes as a fraction stays one."""
-    return np.dtype(np.float64) if value.dtype.kind == "f" and like.dtype.kind != "f" else like.dtype
+    """The type that a value is taken in: what was sent, but a count that comes as a fraction stays
+    one."""
+    return (
+        np.dtype(np.float64) if value.dtype.kind == "f" and like.dtype.kind != "f" else like.dtype
+    )
 
 
 def holds(dtype: np.dtype[Any], like: NDArray[Any]) -> bool:
-    """Whether numbers of a type can stand for those that were sent: real ones for real ones, any for counts."""
+    """Whether numbers of a type can stand for those that were sent: real ones for real ones, any
+    for counts."""
     return dtype.kind in ("f" if like.dtype.kind == "f" else "fiub")
 
 
 def header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type in the header of an array in numpy's format."""
     buffer = BytesIO(data)
-    read = npy.read_array_header_1_0 if npy.read_magic(buffer) == (1, 0) else npy.read_array_header_2_0
+    read = (
+        npy.read_array_header_1_0 if npy.read_magic(buffer) == (1, 0) else npy.read_array_header_2_0
+    )
     shape, _, dtype = read(buffer)
     return shape, dtype
 
@@ -285,8 +327,8 @@ def _length(arrays: Mapping[str, NDArray[Any]], origin: Mapping[str, NDArray[Any
 
 
 def _odd_metrics(good: Sequence[Good]) -> list[str]:
-    """What is wrong with replies whose metrics go by other names, or are lists of other lengths, than those of more
-    than half; nothing with all others."""
+    """What is wrong with replies whose metrics go by other names, or are lists of other lengths,
+    than those of more than half; nothing with all others."""
     kinds = [_kind(reply.metrics) for reply in good]
     usual, count = Counter(kinds).most_common(1)[0] if kinds else (Kind(), 0)
     told = ", ".join(sorted(name for name, _ in usual))
@@ -295,7 +337,8 @@ def _odd_metrics(good: Sequence[Good]) -> list[str]:
 
 
 def _share_metrics(good: Sequence[Good]) -> None:
-    """Where no kind of metrics is that of most, leave those that all have: only they can be averaged."""
+    """Where no kind of metrics is that of most, leave those that all have: only they can be
+    averaged."""
     kinds = [_kind(reply.metrics) for reply in good]
     if len(set(kinds)) > 1:
         shared = {name for name, _ in frozenset.intersection(*kinds)}
@@ -305,8 +348,9 @@ def _share_metrics(good: Sequence[Good]) -> None:
 
 
 def _fill_metrics(good: Sequence[Good]) -> dict[int, str]:
-    """Put the others' weighted mean in the place of NaN and infinite metrics: so the mean over all is that of the
-    others, whatever function of the user's takes it. Where nobody has a finite one, it stays."""
+    """Put the others' weighted mean in the place of NaN and infinite metrics: so the mean over all
+    is that of the others, whatever function of the user's takes it. Where nobody has a finite one,
+    it stays."""
     blank: dict[int, str] = {}
     for name in good[0].metrics if good else ():
         rows = [_row(reply.metrics[name]) for reply in good]
@@ -320,7 +364,11 @@ def _fill_metrics(good: Sequence[Good]) -> dict[int, str]:
                 mean = [a + reply.weight / total * b for a, b in zip(mean, row, strict=True)]
         for reply, ok in zip(good, fine, strict=True):
             if not ok:
-                note(blank, reply.node, shown(f"its {name} is not finite, and is left out of the mean"))
+                note(
+                    blank,
+                    reply.node,
+                    shown(f"its {name} is not finite, and is left out of the mean"),
+                )
                 reply.metrics[name] = mean if isinstance(reply.metrics[name], list) else mean[0]
     return blank
 
@@ -334,10 +382,13 @@ def _kind(metrics: MetricRecord) -> Kind:
 
 
 def _heavy(good: Sequence[Good]) -> list[str]:
-    """Weights far above the others'. One that is far below does no harm, and must not make the others look heavy."""
+    """Weights far above the others'. One that is far below does no harm, and must not make the
+    others look heavy."""
     weights = [reply.weight for reply in good]
     return [
-        f"its weight {weight:.3g} is more than {HEAVY:g} times the others'" if weight > bound else ""
+        f"its weight {weight:.3g} is more than {HEAVY:g} times the others'"
+        if weight > bound
+        else ""
         for weight, bound in zip(weights, heaviest(weights), strict=True)
     ]
 
@@ -351,12 +402,18 @@ def heaviest(weights: Sequence[float]) -> list[float]:
 def _far(good: Sequence[Good], size: float) -> list[str]:
     lengths = [reply.length for reply in good]
     return [
-        "" if length <= bound else f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
+        ""
+        if length <= bound
+        else f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
         for length, bound in zip(lengths, farthest(lengths, size), strict=True)
     ]
 
 
 def farthest(lengths: Sequence[float], size: float) -> list[float]:
-    """How long each update may be beside the others, for a model of this length; alone, any finite length will do."""
+    """How long each update may be beside the others, for a model of this length; alone, any finite
+    length will do."""
     most = np.finfo(np.float64).max
-    return [most if other == inf else max(FAR * other, BEYOND * max(size, 1.0)) for other in medians(lengths)]
+    return [
+        most if other == inf else max(FAR * other, BEYOND * max(size, 1.0))
+        for other in medians(lengths)
+    ]

@@ -23,7 +23,8 @@ RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
 def split(
     keywords: Mapping[str, Any], own: Collection[str], fedavg: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of the FedSSO record and of FedAvg; `own` are those that the strategy has taken itself."""
+    """Keywords of the FedSSO record and of FedAvg; `own` are those that the strategy has taken
+    itself."""
     for name in keywords:
         if name in RENAMED:
             right = RENAMED[name]
@@ -37,7 +38,8 @@ def split(
 
 
 def sampling(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of FedAvg with shares that are shares and counts that are counts; else Flower would wait for ever."""
+    """Keywords of FedAvg with shares that are shares and counts that are counts; else Flower would
+    wait for ever."""
     for name, value in keywords.items():
         if name.startswith("fraction_") and not 0 <= number(name, value) <= 1:
             raise InputError(f"{name} must lie in [0, 1], got {name}={value}")
@@ -49,7 +51,10 @@ def sampling(keywords: dict[str, Any]) -> dict[str, Any]:
 def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, Any]) -> Server:
     """FedSSO's server for clients of this step and so many of them."""
     if eta_l is None or local_steps is None:
-        raise InputError("FedSSO needs eta_l and local_steps: the step and the number of local steps that clients use")
+        raise InputError(
+            "FedSSO needs eta_l and local_steps: the step and the number of local steps that "
+            "clients use"
+        )
     if eta_l == "auto":
         raise _untold()
     if not isinstance(eta_l, Decay) and not 0 < number("eta_l", eta_l) < HUGE:
@@ -60,7 +65,8 @@ def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, A
 def _untold() -> InputError:
     """An error for a step that the server would choose."""
     return InputError(
-        "eta_l='auto' needs clients that are told their step; give the number that yours use, or take "
+        "eta_l='auto' needs clients that are told their step; give the number that yours use, or "
+        "take "
         'PhasedStrategy("fedsso") with the package\'s own client app'
     )
 

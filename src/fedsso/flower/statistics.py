@@ -15,7 +15,8 @@ FARTHEST = 1e15  # a mean beyond this is none of data; a variance, beyond its sq
 
 
 def fault(name: str, value: NDArray[Any], sent: NDArray[Any]) -> str:
-    """Why these cannot be the buffers of that name after a round that began with `sent`; empty if they can."""
+    """Why these cannot be the buffers of that name after a round that began with `sent`; empty if
+    they can."""
     if not value.size:
         return ""
     if fnmatchcase(name, VARIANCE):
@@ -26,7 +27,11 @@ def fault(name: str, value: NDArray[Any], sent: NDArray[Any]) -> str:
         return _outside(name, value, 0.0, float(sent.max()) + MOST, "a count")
     if sent.dtype.kind in "iu":
         moved = float(np.abs(value.astype(np.float64) - sent.astype(np.float64)).max())
-        return f"{name} has moved by {moved:.3g}, more than {MOST:.0e} cannot be" if moved > MOST else ""
+        return (
+            f"{name} has moved by {moved:.3g}, more than {MOST:.0e} cannot be"
+            if moved > MOST
+            else ""
+        )
     return ""
 
 
@@ -34,4 +39,6 @@ def _outside(name: str, value: NDArray[Any], least: float, most: float, kind: st
     low, high = float(value.min()), float(value.max())
     if least <= low and high <= most:
         return ""
-    return f"{name} holds {low if low < least else high:.3g}, {kind} lies in [{least:g}, {most:.3g}]"
+    return (
+        f"{name} holds {low if low < least else high:.3g}, {kind} lies in [{least:g}, {most:.3g}]"
+    )

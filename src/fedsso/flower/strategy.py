@@ -4,8 +4,9 @@
     tau     local_steps   their local steps                  g   (x - v) / (alpha tau)
     eta     eta           the server's step
 
-Another strategy (FedAvg, a robust or a private one) sits inside and does what it always does: it samples nodes and
-turns replies into one model v. So a guarantee that it gives for v holds, whatever FedSSO makes of v.
+Another strategy (FedAvg, a robust or a private one) sits inside and does what it always does: it
+samples nodes and turns replies into one model v. So a guarantee that it gives for v holds, whatever
+FedSSO makes of v.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ STEPPING = (
 class FedSSO(Recorded):
     """FedSSO around an inner strategy, FedAvg by default, whose keywords are taken as well.
 
-    eta_l and local_steps must be what the clients use (a mean, where they differ); `eta`, `form`, `guard`, `R`, ... are
-    those of `fedsso.FedSSO`. `buffers` are patterns of the names that are averaged, never stepped; integers always are.
-    `clip` bounds what one reply can do beside the others; None does not. `checkpoint_dir` keeps the whole state after
-    every round, for `resume`.
+    eta_l and local_steps must be what the clients use (a mean, where they differ); `eta`, `form`,
+    `guard`, `R`, ... are those of `fedsso.FedSSO`. `buffers` are patterns of the names that are
+    averaged, never stepped; integers always are. `clip` bounds what one reply can do beside the
+    others; None does not. `checkpoint_dir` keeps the whole state after every round, for `resume`.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class FedSSO(Recorded):
         self.server = server(eta_l, local_steps, values)
         self.inner = _inner(inner, rest)
         self.buffers = _patterns(buffers)
-        self.clip = None if privacy.private(self.inner) is not None else checked(clip)  # which clips by itself
+        self.clip = (
+            None if privacy.private(self.inner) is not None else checked(clip)
+        )  # which clips by itself
         inside = " of ".join(type(one).__name__ for one in privacy.chain(self.inner))
         made = f"{self.server.record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
         super().__init__("fedsso", f"{made}, clip {self.clip}", checkpoint_dir)
@@ -88,9 +91,21 @@ class FedSSO(Recorded):
         privacy.refuse_outside()
         record = self.server.record
         log.info("\t├──> FedSSO settings:")
-        log.info("\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, self.server.local_steps)
-        log.info("\t│\t├── Server: eta = %s, form = %s, guard = %s", record.eta, record.form, record.guard)
-        log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, record.R or "never")
+        log.info(
+            "\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, self.server.local_steps
+        )
+        log.info(
+            "\t│\t├── Server: eta = %s, form = %s, guard = %s",
+            record.eta,
+            record.form,
+            record.guard,
+        )
+        log.info(
+            "\t│\t├── Curvature: in (%g, %g), reset: %s",
+            record.lam,
+            record.Lam,
+            record.R or "never",
+        )
         log.info("\t│\t├── Replies: %s", self.clip or "not clipped")
         log.info("\t│\t├── Checkpoints: %s", self.folder.path if self.folder else "none")
         log.info("\t│\t└── Inner strategy: %s", type(self.inner).__name__)
@@ -118,7 +133,8 @@ class FedSSO(Recorded):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """One FedSSO step on what the inner strategy makes of the good replies; without enough of them, none."""
+        """One FedSSO step on what the inner strategy makes of the good replies; without enough of
+        them, none."""
         k, replies = self._before + server_round, list(replies)
         self.journal.received(k, replies)
         found = self._bounded(screen(replies, self._asked, self._sent, self._weight_key))
@@ -157,9 +173,11 @@ class FedSSO(Recorded):
             return f"{len(found.good)} good replies, but the noise is scaled for num_sampled_clients = {scaled}"
         return ""
 
-    def _averaged(self, k: int, found: Screened) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of the good replies; if it fails on them, the federation still goes on, unless
-        it does so again and again."""
+    def _averaged(
+        self, k: int, found: Screened
+    ) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of the good replies; if it fails on them, the federation
+        still goes on, unless it does so again and again."""
         if privacy.private(self.inner) is not None:  # its noise is scaled for equal weights
             for reply in found.good:
                 reply.metrics[self._weight_key] = 1.0
@@ -171,7 +189,11 @@ class FedSSO(Recorded):
             if self._failures == PATIENCE:
                 raise
             log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
-            return f"the inner strategy failed ({type(error).__name__}: {shown(str(error))})", None, None
+            return (
+                f"the inner strategy failed ({type(error).__name__}: {shown(str(error))})",
+                None,
+                None,
+            )
         self._failures = 0
         return "", mean, told
 
@@ -195,14 +217,18 @@ class FedSSO(Recorded):
         """The layout of the model, which stays the same in all rounds."""
         model = Model(arrays, self.buffers)
         if self._model is not None and list(self._model.like.items()) != list(model.like.items()):
-            raise InputError(f"the model has changed from {self._model.like} to {model.like}; use a new strategy")
+            raise InputError(
+                f"the model has changed from {self._model.like} to {model.like}; use a new strategy"
+            )
         self._model = model
         return model
 
 
 def _patterns(buffers: Sequence[str]) -> tuple[str, ...]:
     if isinstance(buffers, str) or not all(isinstance(pattern, str) for pattern in buffers):
-        raise InputError(f"buffers must be a list of patterns such as '*running_mean', got {buffers!r}")
+        raise InputError(
+            f"buffers must be a list of patterns such as '*running_mean', got {buffers!r}"
+        )
     return tuple(buffers)
 
 
@@ -211,12 +237,15 @@ def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
     if inner is None:
         return FedAvg(**keywords)
     if keywords:
-        raise InputError(f"{', '.join(keywords)}: give these to the inner strategy {type(inner).__name__} itself")
+        raise InputError(
+            f"{', '.join(keywords)}: give these to the inner strategy {type(inner).__name__} itself"
+        )
     if not isinstance(inner, Strategy):
         raise InputError(f"inner must be a strategy of flwr.serverapp.strategy, got {inner!r}")
     for one in privacy.chain(inner):
         if isinstance(one, (*STEPPING, Recorded)):
             raise InputError(
-                f"{type(one).__name__} steps on its own; inner must only average, as FedAvg or FedMedian do"
+                f"{type(one).__name__} steps on its own; inner must only average, as FedAvg or "
+                f"FedMedian do"
             )
     return inner

@@ -1,4 +1,5 @@
-"""What the server asks of a client, as JSON in a message's config: the settings of the run, and one exchange of it."""
+"""What the server asks of a client, as JSON in a message's config: the settings of the run, and one
+exchange of it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ T = TypeVar("T", "Setup", "Task")
 
 
 class Mismatch(InputError):
-    """What is wrong between client and server. Its text holds nothing of a row, so the other side may read it."""
+    """What is wrong between client and server. Its text holds nothing of a row, so the other side
+    may read it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -45,12 +47,16 @@ class Setup:
     @property
     def record(self) -> Algorithm:
         """The algorithm's record."""
-        return make(self.algorithm, {k: Decay(**v) if isinstance(v, dict) else v for k, v in self.values.items()})
+        return make(
+            self.algorithm,
+            {k: Decay(**v) if isinstance(v, dict) else v for k, v in self.values.items()},
+        )
 
 
 @dataclass(frozen=True)
 class Task:
-    """One exchange with one client. Tensors go by names, and each is sent to a client once in a round."""
+    """One exchange with one client. Tensors go by names, and each is sent to a client once in a
+    round."""
 
     round: int  # a client keeps what it has received until another round begins
     k: int  # the algorithm's round: rounds that failed are done again
@@ -74,11 +80,15 @@ def read(kind: type[T], key: str, message: Message) -> T:
     configs = message.content.config_records.values() if message.has_content() else ()
     text = next((config[key] for config in configs if key in config), None)
     if not isinstance(text, str):
-        raise Mismatch("this message has no task for a client of fedsso; use PhasedStrategy on the server")
+        raise Mismatch(
+            "this message has no task for a client of fedsso; use PhasedStrategy on the server"
+        )
     return kind(**json.loads(text))
 
 
-def digest(params: Sequence[tuple[str, Sequence[int]]], buffers: Sequence[tuple[str, Sequence[int]]]) -> str:
+def digest(
+    params: Sequence[tuple[str, Sequence[int]]], buffers: Sequence[tuple[str, Sequence[int]]]
+) -> str:
     """A few letters that differ where names, shapes or order of a model's arrays differ."""
     text = repr([[(name, tuple(shape)) for name, shape in part] for part in (params, buffers)])
     return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,4 +1,5 @@
-"""The model on the wire: named arrays, of which the parameters make up the vector x and the rest is averaged."""
+"""The model on the wire: named arrays, of which the parameters make up the vector x and the rest is
+averaged."""
 
 from __future__ import annotations
 
@@ -34,17 +35,25 @@ def same(a: ArrayRecord, b: ArrayRecord) -> bool:
 class Model:
     """How the arrays of one model become x [d] and back."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], buffers: Sequence[str] = BUFFERS) -> None:
-        odd = [name for name, a in arrays.items() if a.dtype.kind not in "fiub" or not np.isfinite(a).all()]
+    def __init__(
+        self, arrays: Mapping[str, NDArray[Any]], buffers: Sequence[str] = BUFFERS
+    ) -> None:
+        odd = [
+            name
+            for name, a in arrays.items()
+            if a.dtype.kind not in "fiub" or not np.isfinite(a).all()
+        ]
         if odd:
             raise InputError(
-                f"the model's {', '.join(odd)} must hold real and finite numbers; check the initial arrays"
+                f"the model's {', '.join(odd)} must hold real and finite numbers; check the "
+                f"initial arrays"
             )
         self.like = {name: (a.shape, a.dtype) for name, a in arrays.items()}
         self.params = [name for name, a in arrays.items() if not _averaged(name, a, buffers)]
         if not sum(arrays[name].size for name in self.params):
             raise InputError(
-                f"the model has no trainable array among {list(arrays)}; give ArrayRecord(net.state_dict())"
+                f"the model has no trainable array among {list(arrays)}; give "
+                f"ArrayRecord(net.state_dict())"
             )
         self.sizes = [arrays[name].size for name in self.params]
         self.kinds = {name: self._kind(name, a) for name, a in arrays.items()}
@@ -60,7 +69,9 @@ class Model:
     def ravel(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
         """The parameters as one vector."""
         parts = [
-            torch.from_numpy(np.array(arrays[name]).reshape(-1).astype(str(self.dtype).removeprefix("torch.")))
+            torch.from_numpy(
+                np.array(arrays[name]).reshape(-1).astype(str(self.dtype).removeprefix("torch."))
+            )
             for name in self.params
         ]
         return torch.cat(parts)
@@ -68,9 +79,13 @@ class Model:
     def record(self, x: Tensor, mean: Mapping[str, NDArray[Any]]) -> ArrayRecord:
         """The model with x as its parameters; everything else is that of `mean`."""
         parts = dict(zip(self.params, x.cpu().split_with_sizes(self.sizes), strict=True))
-        return ArrayRecord({name: Array(self._array(name, parts.get(name), mean)) for name in self.like})
+        return ArrayRecord(
+            {name: Array(self._array(name, parts.get(name), mean)) for name in self.like}
+        )
 
-    def _array(self, name: str, part: Tensor | None, mean: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    def _array(
+        self, name: str, part: Tensor | None, mean: Mapping[str, NDArray[Any]]
+    ) -> NDArray[Any]:
         shape, dtype = self.like[name]
         if part is not None:
             with np.errstate(over="ignore"):  # the caller looks for infinity

@@ -1,4 +1,5 @@
-"""Lossy compression of uploads that have the model's size: a vector v [clients, trials, d] -> what is sent.
+"""Lossy compression of uploads that have the model's size: a vector v [clients, trials, d] -> what
+is sent.
 
     topk:SHARE   the ceil(SHARE d) entries that are largest in size, each with its place (from SHARE = 1/2 on that
                  is no less than v itself)                                     |v - v'|^2 <= (1 - k/d) |v|^2
@@ -6,9 +7,9 @@
     rank:R       each weight matrix [O, I] with R (O + I) < O I as the two factors of its best approximation of
                  rank R, all other parameters as they are                      |v - v'|^2 <= (1 - R/min(O, I)) |v|^2
 
-What gets lost is the engine's to remember: it adds the rest v - v' to the next upload of the same client (Seide et
-al. 2014; Stich, Cordonnier and Jaggi 2018). A vector with NaN or infinite entries is never finite after decoding, so
-compression hides no divergence.
+What gets lost is the engine's to remember: it adds the rest v - v' to the next upload of the same
+client (Seide et al. 2014; Stich, Cordonnier and Jaggi 2018). A vector with NaN or infinite entries
+is never finite after decoding, so compression hides no divergence.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Compressor(Protocol):
 
 
 def compressor(text: str, shapes: Sequence[torch.Size]) -> Compressor:
-    """A compressor from its text, for a model whose parameters have these shapes, in the order of v."""
+    """A compressor from its text, for a model whose parameters have these shapes, in the order of
+    v."""
     name, value = _parse(text)
     if name == "topk":
         return TopK(Decimal(value))
@@ -52,7 +54,9 @@ def compressor(text: str, shapes: Sequence[torch.Size]) -> Compressor:
     rank = LowRank(int(value), tuple(shapes))
     if not any(rank.profits(shape) for shape in shapes):
         has = ", ".join(" x ".join(map(str, shape)) for shape in shapes)
-        raise InputError(f"{text!r} shortens no parameter of this model ({has}); use a smaller R or 'int8'")
+        raise InputError(
+            f"{text!r} shortens no parameter of this model ({has}); use a smaller R or 'int8'"
+        )
     return rank
 
 
@@ -67,9 +71,15 @@ def _parse(text: str) -> tuple[str, str]:
     if name not in EXAMPLES:
         raise unknown("compressor", name, EXAMPLES)
     if name == "topk" and not _is_share(value):
-        raise InputError(f"topk:SHARE needs a share in (0, 1], such as {EXAMPLES[name]!r}; got {text!r}")
-    if name == "rank" and not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) >= 1):
-        raise InputError(f"rank:R needs an integer R >= 1, such as {EXAMPLES[name]!r}; got {text!r}")
+        raise InputError(
+            f"topk:SHARE needs a share in (0, 1], such as {EXAMPLES[name]!r}; got {text!r}"
+        )
+    if name == "rank" and not (
+        value.isascii() and value.isdigit() and len(value) < 10 and int(value) >= 1
+    ):
+        raise InputError(
+            f"rank:R needs an integer R >= 1, such as {EXAMPLES[name]!r}; got {text!r}"
+        )
     if name == "int8" and colon:
         raise InputError(f"int8 takes no value; write 'int8' instead of {text!r}")
     return name, value
@@ -95,7 +105,9 @@ class TopK:
     def decode(self, sent: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
         """Zero wherever nothing was sent."""
         values, place = sent
-        return values.new_zeros(*values.shape[:-1], like.shape[-1]).scatter(-1, place.long(), values)
+        return values.new_zeros(*values.shape[:-1], like.shape[-1]).scatter(
+            -1, place.long(), values
+        )
 
 
 @dataclass(frozen=True)
@@ -129,20 +141,30 @@ class LowRank:
         return self.rank * (rows + columns) < rows * columns
 
     def encode(self, v: Tensor) -> tuple[Tree, ...]:
-        """For each parameter U S [M, trials, O, R] and V [M, trials, I, R], or itself [M, trials, size]."""
-        return tuple(self._factors(part, shape) if self.profits(shape) else part for part, shape in self._parts(v))
+        """For each parameter U S [M, trials, O, R] and V [M, trials, I, R], or itself [M, trials,
+        size]."""
+        return tuple(
+            self._factors(part, shape) if self.profits(shape) else part
+            for part, shape in self._parts(v)
+        )
 
     def decode(self, sent: tuple[Tree, ...], like: Tensor) -> Tensor:  # noqa: ARG002
         """The products of the factors, in place of their parameters."""
-        parts = [one if isinstance(one, Tensor) else (one[0] @ one[1].mT).flatten(-2) for one in sent]
+        parts = [
+            one if isinstance(one, Tensor) else (one[0] @ one[1].mT).flatten(-2) for one in sent
+        ]
         return torch.cat(parts, -1)
 
     def _parts(self, v: Tensor) -> Iterator[tuple[Tensor, torch.Size]]:
-        return zip(v.split_with_sizes([s.numel() for s in self.shapes], -1), self.shapes, strict=True)
+        return zip(
+            v.split_with_sizes([s.numel() for s in self.shapes], -1), self.shapes, strict=True
+        )
 
     def _factors(self, part: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
         matrix = part.reshape(*part.shape[:-1], shape[0], -1)
         sane = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-        U, S, Vh = torch.linalg.svd(torch.where(sane, matrix, 0.0), full_matrices=False)  # NaN would end all trials
+        U, S, Vh = torch.linalg.svd(
+            torch.where(sane, matrix, 0.0), full_matrices=False
+        )  # NaN would end all trials
         left = U[..., : self.rank] * S[..., None, : self.rank]
         return torch.where(sane, left, torch.nan), Vh[..., : self.rank, :].mT

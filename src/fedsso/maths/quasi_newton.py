@@ -1,7 +1,9 @@
-"""Quasi-Newton matrices of the server: the curvature rule and five ways to apply the inverse matrix.
+"""Quasi-Newton matrices of the server: the curvature rule and five ways to apply the inverse
+matrix.
 
-Everything is pure and branch-free for any leading axes L (trials): vectors are [*L, d], scalars [*L, 1].
-Pairs are kept in the run's dtype; inner products, Gram matrices and small solves are float64.
+Everything is pure and branch-free for any leading axes L (trials): vectors are [*L, d], scalars
+[*L, 1]. Pairs are kept in the run's dtype; inner products, Gram matrices and small solves are
+float64.
 
 =========  ==========================================================================================
 s, y       x_k - x_{k-1} and g_k - g_{k-1}, the pair of round k
@@ -39,7 +41,10 @@ FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
 DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
-CPU_BLOCK = (1 << 14, 1 << 20)  # most columns and entries of a float32 store widened to float64 at once
+CPU_BLOCK = (
+    1 << 14,
+    1 << 20,
+)  # most columns and entries of a float32 store widened to float64 at once
 DEVICE_BLOCK = (1 << 20, 1 << 26)
 
 
@@ -53,15 +58,20 @@ class Verdict(NamedTuple):
     skipped: Tensor  # there was a step, but its pair does not enter
 
 
-def judge(products: Tensor, lam: float | Tensor, Lam: float | Tensor, *, dual: bool = False) -> Verdict:
-    """The paper's curvature test, from the products [*L, 2, 2] of s and y in float64 (`tree.gram(s, y)`).
+def judge(
+    products: Tensor, lam: float | Tensor, Lam: float | Tensor, *, dual: bool = False
+) -> Verdict:
+    """The paper's curvature test, from the products [*L, 2, 2] of s and y in float64 (`tree.gram(s,
+    y)`).
 
     Zero, non-finite or flat pairs are not accepted.
     """
     ss, rho, yy = products[..., 0, :1], products[..., 0, 1:2], products[..., 1, 1:2]
     square = ss if dual else yy
     ratio = square / rho
-    ok = (lam < ratio) & (ratio < Lam)  # false for rho <= 0 as well: the ratio is then negative or infinite
+    ok = (lam < ratio) & (
+        ratio < Lam
+    )  # false for rho <= 0 as well: the ratio is then negative or infinite
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
     accept = rho.abs() > FLAT * length
@@ -71,7 +81,8 @@ def judge(products: Tensor, lam: float | Tensor, Lam: float | Tensor, *, dual: b
 
 
 class Form(Protocol):
-    """A way to keep the matrix. `init` makes the state, `step` updates it with a pair and returns H g."""
+    """A way to keep the matrix. `init` makes the state, `step` updates it with a pair and returns H
+    g."""
 
     @property
     def dual(self) -> bool:
@@ -83,13 +94,15 @@ class Form(Protocol):
     def step(
         self, state: Any, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Any, Tensor]:
-        """Round k = 1, 2, ...: the new state and H g, a fresh tensor; `reset` forgets this and all older pairs."""
+        """Round k = 1, 2, ...: the new state and H g, a fresh tensor; `reset` forgets this and all
+        older pairs."""
 
 
 class Pairs(NamedTuple):
     """The newest pairs in a ring. `store` is donated: `step` writes one slot of it."""
 
-    store: Tensor  # [*L, ring + 1, V, d]; the last slot is a bin, never read, for pairs that are not accepted
+    # [*L, ring + 1, V, d]; the last slot is a bin, never read, for pairs that are not accepted
+    store: Tensor
     head: Tensor  # [*L] slot of the next pair
     held: Tensor  # [*L] pairs held
     gram: Tensor  # [*L, V, P, P]
@@ -98,7 +111,8 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Bfgs:
-    """BFGS without the matrix, exact for the pairs kept, with H_0 = gamma I; `scaled`: gamma of the newest pair."""
+    """BFGS without the matrix, exact for the pairs kept, with H_0 = gamma I; `scaled`: gamma of the
+    newest pair."""
 
     pairs: int
     scaled: bool = False
@@ -125,7 +139,11 @@ class Bfgs:
     def _gamma(self, state: Pairs) -> Tensor:
         """cur/||y||^2 of the newest pair, or the given one; [*L, 1]."""
         newest = state.cur[..., -1:]
-        return newest / state.gram[..., 1, -1, -1:] if self.scaled else self.gamma * torch.ones_like(newest)
+        return (
+            newest / state.gram[..., 1, -1, -1:]
+            if self.scaled
+            else self.gamma * torch.ones_like(newest)
+        )
 
     @staticmethod
     def _weights(state: Pairs, q: Tensor, gamma: Tensor) -> Tensor:
@@ -147,15 +165,16 @@ class Dfp:
     def init(self, x: Tensor) -> Pairs:
         """Room for the pairs, and no pair.
 
-        h is computed from all pairs, the one that will leave included: the new pair gets a slot of its own, so that
-        a step which is interrupted and taken again finds what it found before.
+        h is computed from all pairs, the one that will leave included: the new pair gets a slot of
+        its own, so that a step which is interrupted and taken again finds what it found before.
         """
         return _empty(x, self.pairs, vectors=3, ring=self.pairs + 1)
 
     def step(
         self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
     ) -> tuple[Pairs, Tensor]:
-        """As BFGS, with one more combination for h = H y and the products of the new pair on their own."""
+        """As BFGS, with one more combination for h = H y and the products of the new pair on their
+        own."""
         if reset:
             return _blank(state.store, self.pairs), g.clone()
         old = _project(state, (y, g), k)
@@ -168,7 +187,8 @@ class Dfp:
 
     @staticmethod
     def _weights(state: Pairs, q: Tensor) -> Tensor:
-        """Weights [*L, n, V] of s_i, y_i, h_i in H q - q, from the products (s_i^T q, y_i^T q, h_i^T q)."""
+        """Weights [*L, n, V] of s_i, y_i, h_i in H q - q, from the products (s_i^T q, y_i^T q,
+        h_i^T q)."""
         (SY, YY, U), cur = _newest(state, q.shape[-2])
         Sq, Yq, Hq = q.tensor_split(3, -1)
         a = solve_triangular(U, Hq, upper=True)
@@ -185,10 +205,12 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Dense:
-    """The paper's two versions with a d x d matrix in the run's dtype: BFGS and a solve or, dual, DFP.
+    """The paper's two versions with a d x d matrix in the run's dtype: BFGS and a solve or, dual,
+    DFP.
 
-    The solve's error grows like eps cond(B), for B holds no eigenvalue below the rounding of its largest one; `Bfgs`
-    has the same directions without that loss. No cheap step mends it, so this form is for checks on small models.
+    The solve's error grows like eps cond(B), for B holds no eigenvalue below the rounding of its
+    largest one; `Bfgs` has the same directions without that loss. No cheap step mends it, so this
+    form is for checks on small models.
     """
 
     dual: bool
@@ -197,7 +219,9 @@ class Dense:
         """The identity."""
         size = x.shape[-1] ** 2 * x.element_size()
         if size > DENSE_BYTES:
-            raise InputError(f"a {x.shape[-1]} x {x.shape[-1]} matrix needs {size / 1e9:.0f} GB; use form='bfgs'")
+            raise InputError(
+                f"a {x.shape[-1]} x {x.shape[-1]} matrix needs {size / 1e9:.0f} GB; use form='bfgs'"
+            )
         return Matrix(_identity(x.shape, x.dtype, x.device))
 
     def step(
@@ -221,9 +245,12 @@ class Dense:
 
 
 def form(name: str, pairs: int, m: int, gamma: float | Tensor = 1.0) -> Form:
-    """The form of that name, keeping at most `pairs` pairs (`lbfgs`: m); `bfgs` starts from H_0 = gamma I."""
+    """The form of that name, keeping at most `pairs` pairs (`lbfgs`: m); `bfgs` starts from H_0 =
+    gamma I."""
     if pairs < 1 or m < 1:
-        raise InputError(f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair")
+        raise InputError(
+            f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair"
+        )
     made: dict[str, Form] = {
         "bfgs": Bfgs(pairs, gamma=gamma),
         "bfgs-dense": Dense(dual=False),
@@ -237,7 +264,8 @@ def form(name: str, pairs: int, m: int, gamma: float | Tensor = 1.0) -> Form:
 
 
 def capacity(name: str, pairs: int, d: int, itemsize: int) -> int:
-    """How many of `pairs` pairs the form can hold in the memory of one trial, spare slots counted; at least one."""
+    """How many of `pairs` pairs the form can hold in the memory of one trial, spare slots counted;
+    at least one."""
     vectors, spare = (3, 2) if name == "dfp" else (2, 1)
     return max(1, min(pairs, STORE_BYTES // (vectors * d * itemsize) - spare))
 
@@ -253,12 +281,15 @@ def inner(columns: Sequence[Tensor], rows: Tensor) -> Tensor:
     height = max(1, entries // (trials * width))
     column_groups = zip(*(torch.split(c.reshape(-1, d), trials) for c in columns), strict=True)
     row_groups = torch.split(rows.reshape(-1, r, d), trials)
-    products = [_widened(c, v, width, height) for c, v in zip(column_groups, row_groups, strict=True)]
+    products = [
+        _widened(c, v, width, height) for c, v in zip(column_groups, row_groups, strict=True)
+    ]
     return torch.cat(products).reshape(*rows.shape[:-2], len(columns), r)
 
 
 def _widened(columns: Sequence[Tensor], rows: Tensor, width: int, height: int) -> Tensor:
-    """The same, for blocks [height, width] of the rows widened one by one in a buffer that stays in cache."""
+    """The same, for blocks [height, width] of the rows widened one by one in a buffer that stays in
+    cache."""
     trials, r, d = rows.shape
     buffer = rows.new_empty(trials * height * width, dtype=torch.float64)
     total = buffer.new_zeros(trials, len(columns), r)
@@ -284,7 +315,8 @@ def _empty(x: Tensor, pairs: int, vectors: int, ring: int) -> Pairs:
 
 
 def _blank(store: Tensor, pairs: int) -> Pairs:
-    """No pair held. Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma 1."""
+    """No pair held. Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma
+    1."""
     *lead, _, vectors, _ = store.shape
     head = torch.zeros(lead, dtype=torch.int64, device=store.device)
     gram = _identity((*lead, vectors, pairs), torch.float64, store.device)
@@ -292,7 +324,8 @@ def _blank(store: Tensor, pairs: int) -> Pairs:
 
 
 def _identity(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[*shape, shape[-1]]. On the meta device, where sweeps measure states, torch.eye would load a compiler (2 s)."""
+    """[*shape, shape[-1]]. On the meta device, where sweeps measure states, torch.eye would load a
+    compiler (2 s)."""
     matrix = torch.zeros(*shape, shape[-1], dtype=dtype, device=device)
     matrix.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrix
@@ -309,12 +342,15 @@ def _append(state: Pairs, pair: Sequence[Tensor], verdict: Verdict) -> Pairs:
     return state._replace(
         head=torch.where(accept, (head + 1) % (slots - 1), head),
         held=torch.where(accept, (held + 1).clamp(max=state.cur.shape[-1]), held),
-        cur=torch.where(verdict.accept, torch.cat((state.cur[..., 1:], verdict.cur), -1), state.cur),
+        cur=torch.where(
+            verdict.accept, torch.cat((state.cur[..., 1:], verdict.cur), -1), state.cur
+        ),
     )
 
 
 def _grow(state: Pairs, of_y: Tensor, accept: Tensor) -> Pairs:
-    """Shift the Gram matrices by one pair: the products [*L, n, V] with the new y are last column and row."""
+    """Shift the Gram matrices by one pair: the products [*L, n, V] with the new y are last column
+    and row."""
     gram, accept = state.gram, accept[..., None]
     column = pad(of_y.mT, (gram.shape[-1] - of_y.shape[-2], 0))
     column = torch.where(accept, column, gram[..., -1])
@@ -331,7 +367,8 @@ def _newest(state: Pairs, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
 
 
 def _slots(state: Pairs, k: int) -> tuple[Tensor, Tensor]:
-    """The rows [*L, m V, d] in use by round k, and the slots [*L, n] of the newest n pairs, oldest first."""
+    """The rows [*L, m V, d] in use by round k, and the slots [*L, n] of the newest n pairs, oldest
+    first."""
     n, m = min(k, state.cur.shape[-1]), min(k, state.store.shape[-3] - 1)
     ages = torch.arange(-n, 0, device=state.head.device)
     # before the ring is full, modulo m only keeps the slots of absent pairs in range
@@ -351,6 +388,8 @@ def _project(state: Pairs, columns: Sequence[Tensor], k: int) -> Tensor:
 def _combine(state: Pairs, weights: Tensor, k: int) -> Tensor:
     """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype."""
     rows, slots = _slots(state, k)
-    by_slot = weights.new_zeros(*weights.shape[:-2], rows.shape[-2] // weights.shape[-1], weights.shape[-1])
+    by_slot = weights.new_zeros(
+        *weights.shape[:-2], rows.shape[-2] // weights.shape[-1], weights.shape[-1]
+    )
     by_slot.scatter_(-2, slots[..., None].expand_as(weights), weights)
     return (by_slot.flatten(-2)[..., None, :].to(rows.dtype) @ rows)[..., 0, :]

@@ -1,6 +1,7 @@
 """Symmetric matrices: what is sent instead of one, and solves that answer NaN instead of stopping.
 
-Matrices are X [..., d, d]; the lower triangle has n = d (d + 1) / 2 entries, packed row by row. |X| is Frobenius'.
+Matrices are X [..., d, d]; the lower triangle has n = d (d + 1) / 2 entries, packed row by row. |X|
+is Frobenius'.
 
     text         what is sent of X                          C(X), which the server makes of it
     none         the packed triangle                        X
@@ -10,9 +11,9 @@ Matrices are X [..., d, d]; the lower triangle has n = d (d + 1) / 2 entries, pa
                  of X G with G [d, R] Gaussian              eigenvalues of X decay
     randk:K      K random entries times n/K, their places   the mean is X, the variance at most (n/K - 1) |X|^2
 
-K below 1 is a share of n. Top-K ranks by the part in |X|: an entry off the diagonal, which stands for two, counts
-sqrt(2) times its size. PowerSGD's P (X P)^T is not symmetric. Its symmetric part is decoded: the orthogonal projection
-onto the symmetric matrices, where X lies, so no farther from X.
+K below 1 is a share of n. Top-K ranks by the part in |X|: an entry off the diagonal, which stands
+for two, counts sqrt(2) times its size. PowerSGD's P (X P)^T is not symmetric. Its symmetric part is
+decoded: the orthogonal projection onto the symmetric matrices, where X lies, so no farther from X.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def check_size(x: Tensor) -> None:
     if d > LARGEST:
         size = d * d * x.element_size() / 1e9
         raise InputError(
-            f"{d} parameters need {d} x {d} matrices, {size:.3g} GB at the server and at every client; "
-            f"at most {LARGEST} parameters are possible: use fedsso, which needs no matrix, or a smaller model"
+            f"{d} parameters need {d} x {d} matrices, {size:.3g} GB at the server and at every "
+            f"client; "
+            f"at most {LARGEST} parameters are possible: use fedsso, which needs no matrix, or a "
+            f"smaller model"
         )
 
 
@@ -60,7 +63,8 @@ def solve(X: Tensor, b: Tensor) -> Tensor:
 
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [..., d], ascending, and eigenvectors in float64; NaN and identity where X is not finite."""
+    """Eigenvalues [..., d], ascending, and eigenvectors in float64; NaN and identity where X is not
+    finite."""
     sane = X.isfinite().flatten(-2).all(-1)[..., None]
     values, vectors = torch.linalg.eigh(torch.where(sane[..., None], X.double(), 0.0))
     return torch.where(sane, values, torch.nan), vectors
@@ -69,8 +73,8 @@ def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
 def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
     """R eigenvalues [..., R] of largest size and their vectors [..., d, R].
 
-    Those of a large matrix are found in a Krylov space. Whatever the space, |X|^2 shrinks by the sum of their squares
-    when they are taken out of X.
+    Those of a large matrix are found in a Krylov space. Whatever the space, |X|^2 shrinks by the
+    sum of their squares when they are taken out of X.
     """
     d = X.shape[-1]
     R = min(R, d)
@@ -84,11 +88,14 @@ def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
     return values, basis.mT @ vectors
 
 
-def _settled(values: Tensor, vectors: Tensor, fixed: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _settled(
+    values: Tensor, vectors: Tensor, fixed: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """The eigenvalues of largest size, one for each row of `fixed`, and their vectors.
 
-    Among the vectors of equal eigenvalues, as a softmax model with equal weights has, those nearest to the fixed ones
-    are taken: rounding, which differs with the number of trials, would else choose.
+    Among the vectors of equal eigenvalues, as a softmax model with equal weights has, those nearest
+    to the fixed ones are taken: rounding, which differs with the number of trials, would else
+    choose.
     """
     width = TIE * torch.finfo(dtype).eps * values.abs().amax(-1, keepdim=True)
     ranked = (values.abs() + width * (values > 0)).topk(fixed.shape[-2]).indices
@@ -99,8 +106,9 @@ def _settled(values: Tensor, vectors: Tensor, fixed: Tensor, dtype: torch.dtype)
 
 
 def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
-    """Orthonormal rows [..., n, d] that span U X, U X^2, ..., U being the first R of n fixed rows (band Lanczos, all
-    rows reorthogonalised). Where that space is exhausted, later fixed rows go on.
+    """Orthonormal rows [..., n, d] that span U X, U X^2, ..., U being the first R of n fixed rows
+    (band Lanczos, all rows reorthogonalised). Where that space is exhausted, later fixed rows go
+    on.
     """
     least = 1e2 * torch.finfo(X.dtype).eps * torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
     basis = X.new_zeros(*X.shape[:-2], *fixed.shape)
@@ -140,8 +148,8 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 
 
 def _places(d: int, like: Tensor) -> Tensor:
-    """Rows and columns [2, n] of the triangle; without numbers on the meta device, where torch would load a compiler to
-    make them (2 s)."""
+    """Rows and columns [2, n] of the triangle; without numbers on the meta device, where torch
+    would load a compiler to make them (2 s)."""
     if like.is_meta:
         return torch.empty(2, entries(d), dtype=torch.int64, device=like.device)
     return torch.tril_indices(d, d, device=like.device)
@@ -205,7 +213,8 @@ def entries(d: int) -> int:
 
 @dataclass(frozen=True)
 class Compressor:
-    """A way to send X [M, trials, d, d]; what it sends knows how to become a matrix again: `dense(d)`."""
+    """A way to send X [M, trials, d, d]; what it sends knows how to become a matrix again:
+    `dense(d)`."""
 
     size: float = 0  # R or K
 
@@ -214,7 +223,8 @@ class Compressor:
         return 0
 
     def rate(self, d: int) -> float:  # noqa: ARG002
-        """The share of C(X) by which an estimate of X should move: 1, or 1/(1 + omega) if C has the variance omega."""
+        """The share of C(X) by which an estimate of X should move: 1, or 1/(1 + omega) if C has the
+        variance omega."""
         return 1.0
 
     def encode(self, X: Tensor, u: Tensor) -> Sent:
@@ -247,7 +257,9 @@ class TopK(Compressor):
     def encode(self, X: Tensor, u: Tensor) -> Sparse:  # noqa: ARG002
         packed, (i, j) = pack(X), _places(X.shape[-1], X)
         part = packed.abs() * torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
-        width = TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)  # equal up to rounding is equal
+        width = (
+            TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)
+        )  # equal up to rounding is equal
         places = (part / width).round().topk(self.count(X.shape[-1])).indices
         return Sparse(packed.gather(-1, places), places.int())
 
@@ -280,7 +292,12 @@ class RandK(Compressor):
         return Sparse(pack(X).gather(-1, places) / self.rate(d), places.int())
 
 
-KINDS: dict[str, type[Compressor]] = {"rank": Rank, "powersgd": PowerSGD, "topk": TopK, "randk": RandK}
+KINDS: dict[str, type[Compressor]] = {
+    "rank": Rank,
+    "powersgd": PowerSGD,
+    "topk": TopK,
+    "randk": RandK,
+}
 
 
 def parse(text: Any) -> Compressor:
@@ -294,6 +311,7 @@ def parse(text: Any) -> Compressor:
         if kind in KINDS and (share or (size.isdecimal() and len(size) < 10 and number >= 1)):
             return KINDS[kind](number)
     raise InputError(
-        f"unknown compressor {text!r}; use none, rank:R or powersgd:R with an integer R >= 1, or topk:K or randk:K "
+        f"unknown compressor {text!r}; use none, rank:R or powersgd:R with an integer R >= 1, or "
+        f"topk:K or randk:K "
         "with an integer K >= 1 or a share 0 < K < 1 of the triangle"
     )

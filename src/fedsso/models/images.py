@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from ..errors import InputError
 
 GROUPS = 8
-"""Groups of every GroupNorm: 2, 4 or 8 channels each. With one channel each it would be InstanceNorm, which takes
-away every channel's mean; with one group LayerNorm, where one strong channel sets the scale of all."""
+"""Groups of every GroupNorm: 2, 4 or 8 channels each. With one channel each it would be
+InstanceNorm, which takes away every channel's mean; with one group LayerNorm, where one strong
+channel sets the scale of all."""
 
 
 def cnn(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's small CNN as reconstructed from its parameter count and released curves (d = 6 230 on MNIST)."""
+    """The paper's small CNN as reconstructed from its parameter count and released curves (d = 6
+    230 on MNIST)."""
     c, h, w = _image(sample, "cnn")
     return nn.Sequential(
         nn.Conv2d(c, 1, 3, padding=1),
@@ -43,10 +45,11 @@ def cnn_small(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def lenet(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's LeNet: d = 49 402 on CIFAR-10; 44 426 on one-channel 28×28 images, whose second layer is wider.
+    """The paper's LeNet: d = 49 402 on CIFAR-10; 44 426 on one-channel 28×28 images, whose second
+    layer is wider.
 
-    The logits have no ReLU; the one-channel model of the released code has one, but a logit that it holds at zero
-    gets no gradient.
+    The logits have no ReLU; the one-channel model of the released code has one, but a logit that it
+    holds at zero gets no gradient.
     """
     c, h, w = _image(sample, "lenet", least=16)
     wide = 16 if c == 1 else 12
@@ -70,8 +73,8 @@ def lenet(sample: Sequence[int], outputs: int) -> nn.Module:
 def resnet20_gn(sample: Sequence[int], outputs: int) -> nn.Module:
     """ResNet-20 with GroupNorm in the place of BatchNorm (d = 275 572 on CIFAR-100).
 
-    Clients with skewed labels have statistics of their own, and averaging those suits none of them; GroupNorm needs
-    none, and has as many parameters.
+    Clients with skewed labels have statistics of their own, and averaging those suits none of them;
+    GroupNorm needs none, and has as many parameters.
     """
     c, _, _ = _image(sample, "resnet20-gn")
     widths = [16] * 3 + [32] * 3 + [64] * 3
@@ -88,7 +91,8 @@ def resnet20_gn(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters: every second pixel, and zeros for the new channels."""
+    """Two 3×3 convolutions and a shortcut without parameters: every second pixel, and zeros for the
+    new channels."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -25,7 +25,8 @@ def mlp(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def charmlp(sample: Sequence[int], outputs: int) -> nn.Module:
-    """Next character of a text: one hidden layer of 128 units on one-hot characters [window, alphabet].
+    """Next character of a text: one hidden layer of 128 units on one-hot characters [window,
+    alphabet].
 
     With a window of 50 and an alphabet of 65, d = 424 513; 256 units predict no better.
     """
@@ -33,10 +34,11 @@ def charmlp(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def textmlp(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's network for Sentiment140, hidden layers of 64 and 32 units, sizes that the paper does not give.
+    """The paper's network for Sentiment140, hidden layers of 64 and 32 units, sizes that the paper
+    does not give.
 
-    Without its dropout of 0.1, with which clients cannot be stacked: a round of 50 clients with batches of 10 rows
-    took 4 times as long with 1024 features, 7 times with 300.
+    Without its dropout of 0.1, with which clients cannot be stacked: a round of 50 clients with
+    batches of 10 rows took 4 times as long with 1024 features, 7 times with 300.
     """
     return _layers(prod(sample), 64, 32, outputs)
 

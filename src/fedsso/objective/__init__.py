@@ -1,4 +1,5 @@
-"""The clients' objective f_i(x): value, gradient, curvature and outputs at flat vectors, for many clients and trials.
+"""The clients' objective f_i(x): value, gradient, curvature and outputs at flat vectors, for many
+clients and trials.
 
 Four back ends compute the same function, and `objective()` picks one:
 
@@ -103,7 +104,8 @@ class Vmapped(Backend):
 
 
 class Looped(Backend):
-    """Plain autograd, one client and one trial after the other; padding is cut off before the module sees it."""
+    """Plain autograd, one client and one trial after the other; padding is cut off before the
+    module sees it."""
 
     stacks = False
 
@@ -132,13 +134,18 @@ class Looped(Backend):
         return value, grad
 
     def _each(self, x: Tensor, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
-        """Client, trial and the client's rows, with their point in the module; who has no rows is passed over."""
+        """Client, trial and the client's rows, with their point in the module; who has no rows is
+        passed over."""
         self.module.train()
         y = by_trial(batch.y, x.shape[1])
         for i, real in enumerate((batch.weight > 0).sum(1).tolist()):
             for t in range(x.shape[1] if real else 0):
                 self._load(x, i, t)
-                yield i, t, Batch(batch.x[i, :real], y[i, t, :real], batch.weight[i, :real], batch.key)
+                yield (
+                    i,
+                    t,
+                    Batch(batch.x[i, :real], y[i, t, :real], batch.weight[i, :real], batch.key),
+                )
 
     def _value(self, x: Tensor, batch: Batch) -> Tensor:
         """The loss in training mode, which leaves the buffers as they are."""
@@ -156,7 +163,8 @@ class Looped(Backend):
         return out
 
     def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
-        """Double backward of the identity's columns through one graph; torch cannot batch it for GroupNorm."""
+        """Double backward of the identity's columns through one graph; torch cannot batch it for
+        GroupNorm."""
         d = x.shape[-1]
         H = x.new_zeros(*x.shape, d)
         for i, t, rows in self._each(x, batch):
@@ -185,13 +193,17 @@ class Looped(Backend):
     def _product(self, rows: Batch) -> Callable[[Tensor], Tensor]:
         """The function v -> (Hessian) v."""
         with torch.enable_grad(), _twice(self.module):
-            parts = torch.autograd.grad(self._loss(rows), self.params, create_graph=True, materialize_grads=True)
+            parts = torch.autograd.grad(
+                self._loss(rows), self.params, create_graph=True, materialize_grads=True
+            )
             slope = torch.cat([g.reshape(-1) for g in parts])
 
         def product(v: Tensor) -> Tensor:
             if not slope.requires_grad:  # the gradient is constant
                 return torch.zeros_like(v)
-            parts = torch.autograd.grad(slope, self.params, v, retain_graph=True, materialize_grads=True)
+            parts = torch.autograd.grad(
+                slope, self.params, v, retain_graph=True, materialize_grads=True
+            )
             return torch.cat([g.reshape(-1) for g in parts])
 
         return product
@@ -250,11 +262,17 @@ def objective(
         return Dense(module, loss), "clients and trials stacked"
     if Chained.fits(module, sample) and (engine == "stacked" or device.type == "cuda"):
         return Chained(module, loss), "clients and trials stacked, convolutions as matrix products"
-    if engine == "auto" and device.type == "cpu" and any(isinstance(m, CONVOLUTIONS) for m in module.modules()):
+    if (
+        engine == "auto"
+        and device.type == "cpu"
+        and any(isinstance(m, CONVOLUTIONS) for m in module.modules())
+    ):
         return Looped(module, loss), "clients one by one: on a CPU convolutions are faster so"
     reason = _cannot_batch(module, loss, sample)
     if reason and engine == "stacked":
-        raise InputError(f"this model cannot be stacked ({reason}); use engine='auto' or engine='loop'")
+        raise InputError(
+            f"this model cannot be stacked ({reason}); use engine='auto' or engine='loop'"
+        )
     if reason:
         return Looped(module, loss), f"clients one by one: {reason}"
     return Vmapped(module, loss), "clients and trials stacked by torch.func"
@@ -263,7 +281,9 @@ def objective(
 def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> str:
     """Why torch.func cannot batch this module; empty if it can."""
     kinds = (nn.modules.batchnorm._NormBase, nn.RNNBase, nn.modules.dropout._DropoutNd)
-    by_row = nn.modules.instancenorm._InstanceNorm  # without statistics of its own it sees one row at a time
+    by_row = (
+        nn.modules.instancenorm._InstanceNorm
+    )  # without statistics of its own it sees one row at a time
     for m in module.modules():
         if isinstance(m, kinds) and not (isinstance(m, by_row) and not m.track_running_stats):
             return f"torch.func cannot batch {type(m).__name__}"

@@ -1,8 +1,9 @@
-"""What the back ends of the objective share: flat vectors and the functions that follow from outputs and products.
+"""What the back ends of the objective share: flat vectors and the functions that follow from
+outputs and products.
 
-The iterate is one flat vector x, as papers write it; this module ravels at the border. Outputs are laid out
-[clients, trials, classes, rows]: the softmax then runs over contiguous rows, which is several times faster on a CPU
-than classes last.
+The iterate is one flat vector x, as papers write it; this module ravels at the border. Outputs are
+laid out [clients, trials, classes, rows]: the softmax then runs over contiguous rows, which is
+several times faster on a CPU than classes last.
 """
 
 from __future__ import annotations
@@ -45,12 +46,17 @@ class Layout:
     def unravel(self, x: Tensor) -> dict[str, Tensor]:
         """Views of x [..., d] by parameter name, [..., *shape]."""
         parts = x.split_with_sizes(self.sizes, -1)
-        return {n: p.view((*x.shape[:-1], *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
+        return {
+            n: p.view((*x.shape[:-1], *s))
+            for n, s, p in zip(self.names, self.shapes, parts, strict=True)
+        }
 
 
 def ravel(module: nn.Module) -> Tensor:
     """The trainable parameters as one flat vector (a copy)."""
-    return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in Layout.of(module).names])
+    return torch.cat(
+        [module.get_parameter(n).detach().reshape(-1) for n in Layout.of(module).names]
+    )
 
 
 def unravel_into(module: nn.Module, x: Tensor) -> None:
@@ -76,8 +82,8 @@ def buffers_into(module: nn.Module, flat: Tensor) -> None:
 
 
 class Backend:
-    """A module's loss at flat points x [M, trials, d], plus l2/2 |x|^2; a subclass gives what the rows alone make of
-    it. `l2` and `buffers` [M, trials, b] are set by the engine."""
+    """A module's loss at flat points x [M, trials, d], plus l2/2 |x|^2; a subclass gives what the
+    rows alone make of it. `l2` and `buffers` [M, trials, b] are set by the engine."""
 
     stacks = True
     l2 = 0.0
@@ -88,7 +94,9 @@ class Backend:
         self.loss = loss
         self.buffers = torch.zeros(0)
 
-    def value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def value_and_grad(
+        self, x: Tensor, batch: Batch, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Weighted mean loss [M, trials] and its gradient [M, trials, d]."""
         value, grad = self._value_and_grad(x, batch, out)
         if self.l2:
@@ -113,7 +121,8 @@ class Backend:
         return H
 
     def _share(self, batch: Batch) -> Tensor:
-        """l2 [M, 1, 1] for these rows: pieces of a client's rows, whose weights sum to 1, share the penalty."""
+        """l2 [M, 1, 1] for these rows: pieces of a client's rows, whose weights sum to 1, share the
+        penalty."""
         return self.l2 * batch.weight.sum(-1)[:, None, None]
 
     def _penalty(self, x: Tensor, batch: Batch) -> Tensor:
@@ -130,7 +139,8 @@ class Backend:
         raise NotImplementedError
 
     def outputs(self, x: Tensor, batch: Batch) -> Tensor:
-        """Outputs [M, trials, classes, rows] in training mode, which leaves the buffers as they are."""
+        """Outputs [M, trials, classes, rows] in training mode, which leaves the buffers as they
+        are."""
         raise NotImplementedError
 
     def _value(self, x: Tensor, batch: Batch) -> Tensor:
@@ -149,11 +159,13 @@ class Backend:
         return mirrored(H)
 
     def targets(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """Targets [M, trials, B] drawn from the model's own distribution by uniform numbers u [M, B]."""
+        """Targets [M, trials, B] drawn from the model's own distribution by uniform numbers u [M,
+        B]."""
         return draw(self.loss, self.outputs(x, batch), by_trial(u, x.shape[1]))
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """The Gauss-Newton-Bartlett estimate [M, trials, d] of the Hessian's diagonal: B g^2 for drawn targets."""
+        """The Gauss-Newton-Bartlett estimate [M, trials, d] of the Hessian's diagonal: B g^2 for
+        drawn targets."""
         g = self._value_and_grad(x, batch._replace(y=self.targets(x, batch, u)), None)[1]
         rows = (batch.weight > 0).sum(-1).view(-1, 1, 1)
         return rows * g * g + self._share(batch)
@@ -165,7 +177,8 @@ def by_trial(y: Tensor, trials: int) -> Tensor:
 
 
 def columns(x: Tensor, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of columns of the identity [n, d] and where they lie, if one column takes that many numbers in memory."""
+    """Blocks of columns of the identity [n, d] and where they lie, if one column takes that many
+    numbers in memory."""
     d = x.shape[-1]
     width = d if x.is_meta else max(1, BLOCK // numbers)
     for start in range(0, d, width):

@@ -1,8 +1,10 @@
-"""The back end for chains of convolutions: clients and trials are leading axes of every layer, autograd does the rest.
+"""The back end for chains of convolutions: clients and trials are leading axes of every layer,
+autograd does the rest.
 
-Activations are [M, trials, channels, B, H, W] and, once flattened, [M, trials, features, B]. The rows are shared by the
-trials, so the first convolution is a matrix product of all trials' filters with each row's patches; later ones have a
-product for each client and trial. Each of these has a loss of its own: the gradient of the sum holds all gradients.
+Activations are [M, trials, channels, B, H, W] and, once flattened, [M, trials, features, B]. The
+rows are shared by the trials, so the first convolution is a matrix product of all trials' filters
+with each row's patches; later ones have a product for each client and trial. Each of these has a
+loss of its own: the gradient of the sum holds all gradients.
 """
 
 from __future__ import annotations
@@ -36,10 +38,17 @@ class Chained(Backend):
         """Whether the module is a plain chain that starts with a convolution and is flattened once."""
         chain = [m for m in sequence(module) if not isinstance(m, ELEMENTWISE)]
         flat = [i for i, m in enumerate(chain) if type(m) is nn.Flatten]
-        if len(sample) != 3 or len(flat) != 1 or len(set(map(id, chain))) != len(chain) or not is_plain(module):
+        if (
+            len(sample) != 3
+            or len(flat) != 1
+            or len(set(map(id, chain))) != len(chain)
+            or not is_plain(module)
+        ):
             return False
         images, vectors = chain[: flat[0]], chain[flat[0] + 1 :]
-        known = all(type(m) in POOLS or _is_simple(m) for m in images) and all(type(m) is nn.Linear for m in vectors)
+        known = all(type(m) in POOLS or _is_simple(m) for m in images) and all(
+            type(m) is nn.Linear for m in vectors
+        )
         return known and bool(images) and type(images[0]) is nn.Conv2d and bool(vectors)
 
     def _forward(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -91,14 +100,23 @@ class Chained(Backend):
 
 def _is_simple(layer: nn.Module) -> bool:
     """A convolution without groups, dilation or padding other than zeros."""
-    if not isinstance(layer, nn.Conv2d) or type(layer) is not nn.Conv2d or isinstance(layer.padding, str):
+    if (
+        not isinstance(layer, nn.Conv2d)
+        or type(layer) is not nn.Conv2d
+        or isinstance(layer.padding, str)
+    ):
         return False
     return layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
 
 
 def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-    """Filters [M, T, O, C, kh, kw] on images [M, T or 1, C, B, H, W]: a product with the patches of the images."""
-    (high, wide), (down, right), (top, left) = layer.kernel_size, layer.stride, cast(Any, layer.padding)
+    """Filters [M, T, O, C, kh, kw] on images [M, T or 1, C, B, H, W]: a product with the patches of
+    the images."""
+    (high, wide), (down, right), (top, left) = (
+        layer.kernel_size,
+        layer.stride,
+        cast(Any, layer.padding),
+    )
     windows = F.pad(a, (left, left, top, top)).unfold(4, high, down).unfold(5, wide, right)
     filters = weight.flatten(3)  # [M, trials, O, K]
     M, T, O = filters.shape[:3]
@@ -107,7 +125,8 @@ def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor)
         patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, -1, B * H * W)
         z = (filters @ patches).view(M, T, O, B, H, W)
         return z if bias is None else z + bias[..., None, None, None]
-    # all trials share the rows: a product for each row, or few threads would sum over all pixels in the way back
+    # all trials share the rows: a product for each row, or few threads would sum over all pixels in
+    # the way back
     patches = windows[:, 0].permute(0, 2, 1, 5, 6, 3, 4).reshape(M, B, -1, H * W)
     if bias is not None:  # a patch of ones, which saves two passes over the largest tensor
         filters = torch.cat([filters, bias.unsqueeze(-1)], -1)

@@ -1,4 +1,5 @@
-"""The back end for linear layers with activations between them: gradient, Hessian and its products by hand."""
+"""The back end for linear layers with activations between them: gradient, Hessian and its products
+by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Affine = list[tuple[Tensor, Tensor | None]]  # weight and bias of each linear la
 
 
 class Dense(Backend):
-    """Linear layers with element-wise activations between them; one matrix product per layer for all trials."""
+    """Linear layers with element-wise activations between them; one matrix product per layer for
+    all trials."""
 
     # a(z); its slope a' and the derivative of a' in a, both as functions of a
     ACTIVATIONS: ClassVar[dict[type[nn.Module], tuple[Elementwise, Elementwise, Elementwise]]] = {
@@ -29,12 +31,15 @@ class Dense(Backend):
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
-        self.layers = [m for m in sequence(self.module) if not isinstance(m, (nn.Flatten, nn.Identity))]
+        self.layers = [
+            m for m in sequence(self.module) if not isinstance(m, (nn.Flatten, nn.Identity))
+        ]
         self._kept: dict[str, Tensor] = {}
 
     @classmethod
     def fits(cls, module: nn.Module, sample: Sequence[int]) -> bool:
-        """Whether the module is [Flatten,] Linear, (activation, Linear)*, all distinct and trainable."""
+        """Whether the module is [Flatten,] Linear, (activation, Linear)*, all distinct and
+        trainable."""
         chain = [m for m in sequence(module) if type(m) is not nn.Identity]
         flat = len(sample) == 1
         if chain and type(chain[0]) is nn.Flatten:
@@ -54,7 +59,8 @@ class Dense(Backend):
         return out
 
     def _forward(self, x: Tensor, rows: Tensor) -> tuple[list[Tensor], Affine]:
-        """Inputs of each linear layer and the outputs last; the first input [M, F, B] is shared by the trials."""
+        """Inputs of each linear layer and the outputs last; the first input [M, F, B] is shared by
+        the trials."""
         weights = self._weights(x)
         trace = [rows.flatten(2).transpose(1, 2)]
         todo = iter(weights)
@@ -96,7 +102,8 @@ class Dense(Backend):
         return self.ACTIVATIONS[type(self.layers[2 * n - 1])]
 
     def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Both passes and, beside them, their derivatives along v (the R-operator): De is that of e."""
+        """Both passes and, beside them, their derivatives along v (the R-operator): De is that of
+        e."""
         trace, weights = self._forward(x, batch.x)
         along = self._weights(v)
         pushed = self._pushed(trace, weights, along)
@@ -133,11 +140,15 @@ class Dense(Backend):
         y, weight = by_trial(batch.y, z.shape[1]), batch.weight[:, None, None, :]
         unit = torch.eye(z.shape[2], dtype=z.dtype, device=z.device).unsqueeze(-1)
         return of_linear(
-            a, lambda o: bend(self.loss, z, y, unit[o].expand_as(z)) * weight, z.shape[2], bias is not None
+            a,
+            lambda o: bend(self.loss, z, y, unit[o].expand_as(z)) * weight,
+            z.shape[2],
+            bias is not None,
         )
 
     def _affine(self, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-        """W a + b for weights [M, T, O, I] and rows [M, I, B] shared by the trials (first layer), or [M, T, I, B]."""
+        """W a + b for weights [M, T, O, I] and rows [M, I, B] shared by the trials (first layer),
+        or [M, T, I, B]."""
         if a.dim() == 4:
             z = weight @ a
         else:
@@ -148,7 +159,8 @@ class Dense(Backend):
         return z if bias is None else z.add_(bias.unsqueeze(-1))
 
     def _outer(self, e: Tensor, a: Tensor, slot: tuple[Tensor, Tensor | None]) -> None:
-        """Write the gradients e a^T of the weights [M, T, O, I] and sum e of the bias into the flat gradient."""
+        """Write the gradients e a^T of the weights [M, T, O, I] and sum e of the bias into the flat
+        gradient."""
         into, bias = slot
         if bias is not None:
             torch.sum(e, -1, out=bias)
@@ -161,7 +173,8 @@ class Dense(Backend):
         into.copy_(product.view(into.shape))
 
     def _buffer(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """A matrix in one piece, kept between steps: products with the strided flat vector are a fifth slower."""
+        """A matrix in one piece, kept between steps: products with the strided flat vector are a
+        fifth slower."""
         size, kept = prod(shape), self._kept.get(name)
         if kept is None or len(kept) < size or kept.dtype != like.dtype:
             kept = self._kept[name] = like.new_empty(size)
@@ -169,11 +182,16 @@ class Dense(Backend):
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether every parameter is trainable and used once, and no hook changes what a module computes."""
+    """Whether every parameter is trainable and used once, and no hook changes what a module
+    computes."""
     every = [p for _, p in module.named_parameters(remove_duplicate=False)]
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     hooked = any(getattr(m, name) for m in module.modules() for name in hooks)
-    return not hooked and len(set(map(id, every))) == len(every) and all(p.requires_grad for p in every)
+    return (
+        not hooked
+        and len(set(map(id, every))) == len(every)
+        and all(p.requires_grad for p in every)
+    )
 
 
 def sequence(module: nn.Module) -> list[nn.Module]:
@@ -184,10 +202,12 @@ def sequence(module: nn.Module) -> list[nn.Module]:
 
 
 def of_linear(a: Tensor, bend: Callable[[int], Tensor], outputs: int, bias: bool) -> Tensor:
-    """Hessian [M, T, d, d] in the weights [outputs, I] and then the bias of z = W a + b, for inputs a [M, I, B].
+    """Hessian [M, T, d, d] in the weights [outputs, I] and then the bias of z = W a + b, for inputs
+    a [M, I, B].
 
-    It is the sum over rows of S (x) a a^T, where S is the loss's second derivative in z. bend(o) gives column o of
-    every S, weighted, as [M, T, outputs, B]. Only pairs of outputs o <= q are computed.
+    It is the sum over rows of S (x) a a^T, where S is the loss's second derivative in z. bend(o)
+    gives column o of every S, weighted, as [M, T, outputs, B]. Only pairs of outputs o <= q are
+    computed.
     """
     M, I, B = a.shape
     parts = [I, 1] if bias else [I]
@@ -204,11 +224,14 @@ def of_linear(a: Tensor, bend: Callable[[int], Tensor], outputs: int, bias: bool
 
 
 def _place(H: Tensor, G: Tensor, o: int, parts: list[int]) -> None:
-    """Write the blocks G [M, T, Q, n, n] of output o with itself and the Q - 1 after it, and their mirror images."""
+    """Write the blocks G [M, T, Q, n, n] of output o with itself and the Q - 1 after it, and their
+    mirror images."""
     outputs = o + G.shape[2]
     sizes = [outputs * i for i in parts]
     for half, rows in zip(torch.split(H, sizes, -2), torch.split(G, parts, -2), strict=True):
-        for quarter, block in zip(torch.split(half, sizes, -1), torch.split(rows, parts, -1), strict=True):
+        for quarter, block in zip(
+            torch.split(half, sizes, -1), torch.split(rows, parts, -1), strict=True
+        ):
             i, j = block.shape[-2:]
             view = quarter.view(*H.shape[:2], outputs, i, outputs, j)
             view[:, :, o, :, o:] = block.transpose(2, 3)

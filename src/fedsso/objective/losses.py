@@ -48,7 +48,8 @@ LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "bce": bce, "mse":
 
 
 def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
-    """A loss by name, or a user's callable (outputs [n, classes], targets [n]) -> one loss per row [n]."""
+    """A loss by name, or a user's callable (outputs [n, classes], targets [n]) -> one loss per row
+    [n]."""
     if not callable(loss) and not isinstance(loss, str):
         raise InputError(f"a loss is a name or a function, got loss={loss!r}")
     if isinstance(loss, str):
@@ -62,7 +63,8 @@ def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
         if not isinstance(value, Tensor) or value.shape != (y.numel(),):
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
-                f"a loss must return one value per row, shape ({y.numel()},), got {shape}; use reduction='none'"
+                f"a loss must return one value per row, shape ({y.numel()},), got {shape}; use "
+                f"reduction='none'"
             )
         return value.reshape(y.shape)
 
@@ -101,13 +103,18 @@ def bend(loss: RowLoss, z: Tensor, y: Tensor, u: Tensor) -> Tensor:
 
 
 def draw(loss: RowLoss, z: Tensor, u: Tensor) -> Tensor:
-    """Targets [..., rows] from the distribution whose negative log-likelihood is the loss, by uniform numbers u."""
+    """Targets [..., rows] from the distribution whose negative log-likelihood is the loss, by
+    uniform numbers u."""
     if loss is cross_entropy:
         below = torch.softmax(z, -2).cumsum(-2)
-        return (below < u.unsqueeze(-2) * below[..., -1:, :]).sum(-2)  # rounding may keep the last sum from being 1
+        return (below < u.unsqueeze(-2) * below[..., -1:, :]).sum(
+            -2
+        )  # rounding may keep the last sum from being 1
     if loss is bce:
         return (u < torch.sigmoid(_single(z, "bce"))).to(z.dtype)
     if loss is mse:  # the density exp(-(z - y)^2) has variance 1/2
         normal: Tensor = torch.special.ndtri(u).to(z.dtype)
         return _single(z, "mse") + sqrt(0.5) * normal
-    raise InputError("targets cannot be drawn from a loss of your own; use loss 'cross_entropy', 'bce' or 'mse'")
+    raise InputError(
+        "targets cannot be drawn from a loss of your own; use loss 'cross_entropy', 'bce' or 'mse'"
+    )

@@ -1,8 +1,9 @@
-"""The paper's figures: training loss and test accuracy of several algorithms, at the same α or each at its best.
+"""The paper's figures: training loss and test accuracy of several algorithms, at the same α or each
+at its best.
 
-A figure is a row of columns; a column is a task, the methods on it and, where all have the same client step, that α.
-Best settings are chosen as in Table 2, on the tasks that it does not have with one seed instead of three, and run with
-five seeds; the same α is run with three.
+A figure is a row of columns; a column is a task, the methods on it and, where all have the same
+client step, that α. Best settings are chosen as in Table 2, on the tasks that it does not have with
+one seed instead of three, and run with five seeds; the same α is run with three.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from .released import same_setting
 from .tasks import METHODS, SEEDS, TASKS, Task
 from .write import save_csv, save_picture, save_text, settings, table
 
-CONVEX = ("fedavg", "fedsgd", "scaffold", "feddane", "fedac", "fedadagrad", "fedadam", "fedsso", "fedsso-default")
+CONVEX = (
+    "fedavg",
+    "fedsgd",
+    "scaffold",
+    "feddane",
+    "fedac",
+    "fedadagrad",
+    "fedadam",
+    "fedsso",
+    "fedsso-default",
+)
 DEEP = tuple(name for name in CONVEX if name != "feddane")
 TEXT = ("fedavg", "scaffold", "feddane", "fedac", "fedadagrad", "fedsso", "fedsso-default")
 ENGINE = ("fedavg", "fedac", "fednl", "fedsso", "fedsso-default")
@@ -56,7 +67,8 @@ FIGURES = {
             Column("fashion-cnn", DEEP, 0.01),
         ),
         "α = 0.001 for MCLR, 0.01 for the CNN; η, μ and the like at each algorithm's default. Our default chooses "
-        "its α. FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' released curves.",
+        "its α. FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' released "
+        "curves.",
     ),
     "fig-optimal": Figure(
         "Every algorithm at its best setting",
@@ -101,7 +113,9 @@ class Shown(NamedTuple):
     told: bool = True
 
     def curve(self) -> report.Curve:
-        return self.setting.curve(f"{self.title} {settings(self.setting)}" if self.told else self.title)
+        return self.setting.curve(
+            f"{self.title} {settings(self.setting)}" if self.told else self.title
+        )
 
 
 class Drawn(NamedTuple):
@@ -123,7 +137,9 @@ def figure(lab: Lab, name: str) -> None:
     drawn = []
     for number, column in enumerate(chosen.columns, 1):
         lab.note(f"column {number} of {len(chosen.columns)}: {TASKS[column.task].title}")
-        drawn.append(_best(lab, column) if column.alpha is None else _same(lab, column, column.alpha))
+        drawn.append(
+            _best(lab, column) if column.alpha is None else _same(lab, column, column.alpha)
+        )
     _write(lab, name, chosen.title, chosen.remark, drawn)
 
 
@@ -135,15 +151,20 @@ def _best(lab: Lab, column: Column) -> Drawn:
     seeds = "one seed" if task.choosing == 1 or lab.quick else f"{task.choosing} seeds"
     grid = "a thin grid" if lab.quick else "the whole grid"
     rule = (
-        f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, or the best accuracy at the end where "
+        f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, or the best "
+        f"accuracy at the end where "
         f"that is not reached. Settings that reach it: {_shares(grids, task.deciding)}."
     )
-    return Drawn(task, "best settings", [Shown(_title(name), s) for name, s in best.items()], [rule])
+    return Drawn(
+        task, "best settings", [Shown(_title(name), s) for name, s in best.items()], [rule]
+    )
 
 
 def _shares(grids: Mapping[str, Study], target: float) -> str:
     tuned = {name: grid for name, grid in grids.items() if len(grid) > 1}
-    return ", ".join(f"{METHODS[n].title} {grid.working(target)} of {len(grid)}" for n, grid in tuned.items())
+    return ", ".join(
+        f"{METHODS[n].title} {grid.working(target)} of {len(grid)}" for n, grid in tuned.items()
+    )
 
 
 def _same(lab: Lab, column: Column, alpha: float) -> Drawn:
@@ -160,12 +181,15 @@ def _title(name: str) -> str:
 
 
 def local_updates(lab: Lab, name: str) -> None:
-    """FedSSO as published with one to fifty local steps, on MNIST over twenty clients and over three."""
+    """FedSSO as published with one to fifty local steps, on MNIST over twenty clients and over
+    three."""
     taus = TAUS[:4] if lab.quick else TAUS
     drawn = []
     for task in (TASKS["mnist-mclr"], TASKS["mnist3-mclr"]):
         lab.note(task.title)
-        found = lab.study(task, [METHODS["fedsso"].at(alpha=0.001)], lab.seeds, local_steps=list(taus))
+        found = lab.study(
+            task, [METHODS["fedsso"].at(alpha=0.001)], lab.seeds, local_steps=list(taus)
+        )
         runs = [Shown(f"FedSSO τ={t}", s, told=False) for t, s in zip(taus, found, strict=True)]
         drawn.append(Drawn(task, "α\u00a0=\u00a00.001, η\u00a0=\u00a01", runs))
     remark = "FedSSO as published, from zero; the paper has the 20 clients. Bytes in a round do not depend on τ."
@@ -175,11 +199,16 @@ def local_updates(lab: Lab, name: str) -> None:
 def newton(lab: Lab, name: str) -> None:
     """FedNL on a network so small that its d x d matrices fit, beside others."""
     task = TASKS["sentiment140-short"]
-    others = [METHODS[m].at(alpha=0.03) for m in ("fedavg", "feddane")] + METHODS["fedsso-default"].records()
+    others = [METHODS[m].at(alpha=0.03) for m in ("fedavg", "feddane")] + METHODS[
+        "fedsso-default"
+    ].records()
     titles = ["FedAvg", "FedDANE", _title("fedsso-default")]
     runs = [Shown(t, s) for t, s in zip(titles, lab.study(task, others, SEEDS[:1]), strict=True)]
     damped = METHODS["fednl"].records()[2 if lab.quick else 0 :]
-    runs += [Shown("FedNL", s) for s in lab.study(task, damped, SEEDS[:1], **({"rounds": 10} if lab.quick else {}))]
+    runs += [
+        Shown("FedNL", s)
+        for s in lab.study(task, damped, SEEDS[:1], **({"rounds": 10} if lab.quick else {}))
+    ]
     remark = "One seed; α = 0.03 for FedAvg and FedDANE, FedNL with its dampings η."
     _write(lab, name, "FedNL on a network for text", remark, [Drawn(task, "", runs)])
 
@@ -193,12 +222,16 @@ def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn])
     save_csv(lab.out / f"{name}.csv", [row for d in drawn for row in _numbers(d)])
     quick = "A quick look: one seed, few rounds, few settings." if lab.quick else ""
     how = (
-        "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not diverged. Rounds are "
-        "first hits, megabytes those of the whole federation; the final accuracy is the last round's, and 0 for a seed "
+        "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not "
+        "diverged. Rounds are "
+        "first hits, megabytes those of the whole federation; the final accuracy is the last "
+        "round's, and 0 for a seed "
         "that has diverged."
     )
     tables = [part for d in drawn for part in (f"## {d.title}", *_facts(lab, d), table(_rows(d)))]
-    save_text(lab.out / f"{name}.md", f"# {title}", quick, remark, how, f"![{title}]({name}.png)", *tables)
+    save_text(
+        lab.out / f"{name}.md", f"# {title}", quick, remark, how, f"![{title}]({name}.png)", *tables
+    )
 
 
 def _facts(lab: Lab, drawn: Drawn) -> list[str]:
@@ -215,7 +248,11 @@ def _dots(drawn: Drawn) -> list[figures.Dots]:
         for curve in same_setting(drawn.task, run.setting):
             last = len(run.setting.traces[0]) - 1
             kept = [(EVERY * i, a) for i, a in enumerate(curve.accuracy) if EVERY * i <= last]
-            dots.append(figures.Dots("released by the authors", run.setting.algorithm, *zip(*kept, strict=True)))
+            dots.append(
+                figures.Dots(
+                    "released by the authors", run.setting.algorithm, *zip(*kept, strict=True)
+                )
+            )
     return dots
 
 

@@ -1,4 +1,5 @@
-"""Runs what a table or figure needs, once: everything is kept below the folder of results and found there again."""
+"""Runs what a table or figure needs, once: everything is kept below the folder of results and found
+there again."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class Lab:
         rows = f"{len(fed.train_rows)} training and {len(fed.test_rows)} test rows"
         return f"Data: {fed.name}, {fed.clients} clients (partition {shared}), {rows}.{notes}"
 
-    def study(self, task: Task, records: Sequence[Algorithm], seeds: Iterable[int], **options: Any) -> Study:
+    def study(
+        self, task: Task, records: Sequence[Algorithm], seeds: Iterable[int], **options: Any
+    ) -> Study:
         """The records on a task, with the paper's τ = 5 and batches of 100 unless said otherwise."""
         rounds = (QUICK if task.convex else QUICK_DEEP) if self.quick else task.rounds
         common = {"rounds": rounds, "local_steps": TAU, "batch_size": BATCH, "device": self.device}

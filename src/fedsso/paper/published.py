@@ -27,7 +27,8 @@ EVERY = 5  # rounds between the accuracies of a released curve
 
 
 class Published(NamedTuple):
-    """One row of a block: the best steps found, rounds for each target (None: not reached), bytes of one client."""
+    """One row of a block: the best steps found, rounds for each target (None: not reached), bytes
+    of one client."""
 
     algorithm: str
     alpha: float
@@ -51,7 +52,9 @@ TABLE2: dict[str, Block] = {
         (
             Published("fedavg", 0.03, None, (1, 2, 27, 200, None), 12_560_000),
             Published("scaffold", 0.03, None, (1, 5, 14, 71, 149), 8_917_600),
-            Published("feddane", 0.003, None, (2, 30, 180, 186, 189), 22_361_600),  # a slip: 186 rounds are 23 361 600
+            Published(
+                "feddane", 0.003, None, (2, 30, 180, 186, 189), 22_361_600
+            ),  # a slip: 186 rounds are 23 361 600
             Published("fednl", 0.001, None, (5, 13, 143, 181, None), 11_366_800),
             Published("fedsso", 0.001, 1.0, (14, 14, 17, 20, 24), 1_256_000),
         ),
@@ -73,7 +76,8 @@ TABLE2: dict[str, Block] = {
         (
             Published("fedavg", 0.3, None, (6, 9, 20, 200, None), 9_968_000),
             Published("scaffold", 0.01, None, (24, 33, 82, None, None), 8_173_760),
-            # the released curve has 19 for 0.80 and 34 for 0.88: the third entry seems to be the fourth's
+            # the released curve has 19 for 0.80 and 34 for 0.88: the third entry seems to be the
+            # fourth's
             Published("fedsso", 0.07, 0.3, (10, 13, 34, 40, 192), 1_993_600),
         ),
     ),
@@ -81,7 +85,8 @@ TABLE2: dict[str, Block] = {
         (0.40, 0.60, 0.80, 0.81, 0.83),
         0.81,
         (
-            # both released curves rise above 0.81 last after round 196, and above 0.80 after 199 (FedAvg) and 198
+            # both released curves rise above 0.81 last after round 196, and above 0.80 after 199
+            # (FedAvg) and 198
             # (SCAFFOLD): the two columns seem to be exchanged
             Published("fedavg", 0.1, None, (5, 12, 196, 200, None), 9_968_000),
             Published("scaffold", 0.07, None, (6, 12, 196, 198, None), 19_736_640),
@@ -97,17 +102,20 @@ REMARKS = {
     "mnist-cnn": "The released FedSSO curve of this setting has 10, 13, 19, 34, 192: the paper's third entry seems to "
     "be the fourth's.",
     "fashion-cnn": "In FedAvg's and SCAFFOLD's released curves the last rise above 0.81 comes before that above 0.80: "
-    "the paper's third and fourth columns seem to be exchanged. Its FedSSO row is a released curve, exactly.",
+    "the paper's third and fourth columns seem to be exchanged. Its FedSSO row is a released "
+    "curve, exactly.",
 }
 
 
 class Released(NamedTuple):
-    """One curve that the authors released, 200 rounds long, with the rounds for its block's targets.
+    """One curve that the authors released, 200 rounds long, with the rounds for its block's
+    targets.
 
-    Where a file's name does not say the model, the loss at the start does: 2.3026 is `mclr` from zero, 2.479 `mclr` and
-    2.2975 (Fashion-MNIST: 2.3010) `cnn` from torch's default with seed 0. `eta` is 1 where the algorithm has no server
-    step; SCAFFOLD's curves are the same for every `eta` in their names, so theirs is 1, too. After divergence the
-    accuracies are those of predicting the first class.
+    Where a file's name does not say the model, the loss at the start does: 2.3026 is `mclr` from
+    zero, 2.479 `mclr` and 2.2975 (Fashion-MNIST: 2.3010) `cnn` from torch's default with seed 0.
+    `eta` is 1 where the algorithm has no server step; SCAFFOLD's curves are the same for every
+    `eta` in their names, so theirs is 1, too. After divergence the accuracies are those of
+    predicting the first class.
     """
 
     dataset: str
@@ -143,7 +151,11 @@ def released(block: str, algorithm: str | None = None, tau: int | None = None) -
     one_of("block", block, TABLE2)
     if algorithm is not None:
         one_of("algorithm", algorithm, ALGORITHMS)
-    return [c for c in _curves() if c.block == block and algorithm in (None, c.algorithm) and tau in (None, c.tau)]
+    return [
+        c
+        for c in _curves()
+        if c.block == block and algorithm in (None, c.algorithm) and tau in (None, c.tau)
+    ]
 
 
 @cache
@@ -153,5 +165,7 @@ def _curves() -> tuple[Released, ...]:
 
 
 def _curve(row: dict[str, Any]) -> Released:
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+    }
     return Released(**fields)

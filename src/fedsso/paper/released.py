@@ -31,16 +31,28 @@ def same_setting(task: Task, setting: Setting) -> list[Released]:
 
 
 def against_released(lab: Lab, task: Task, grids: Mapping[str, Study]) -> list[str]:
-    """A table of the released curves whose setting is in our grids and, for the convex model, FedAvg's with τ = 1."""
+    """A table of the released curves whose setting is in our grids and, for the convex model,
+    FedAvg's with τ = 1."""
     ours = [(name, setting) for name in NAMES for setting in grids[name]]
     if task.convex:
         alphas = sorted({c.alpha for c in released(task.name, "fedavg", 1) if c.init == "zero"})
-        single = lab.study(task, [METHODS["fedavg"].at(alpha=a) for a in alphas], SEEDS[: task.choosing], local_steps=1)
+        single = lab.study(
+            task,
+            [METHODS["fedavg"].at(alpha=a) for a in alphas],
+            SEEDS[: task.choosing],
+            local_steps=1,
+        )
         ours += [("fedavg", setting) for setting in single]
-    rows = [_row(name, curve, setting) for name, setting in ours for curve in same_setting(task, setting)]
+    rows = [
+        _row(name, curve, setting)
+        for name, setting in ours
+        for curve in same_setting(task, setting)
+    ]
     head = (
-        "Beside the authors' released curves (one run each; the CNN's start from the model of torch's seed 0, as our "
-        "seed 0 does). Inside: share of the compared rounds in which theirs lies within the range of our "
+        "Beside the authors' released curves (one run each; the CNN's start from the model of "
+        "torch's seed 0, as our "
+        "seed 0 does). Inside: share of the compared rounds in which theirs lies within the range "
+        "of our "
         "seeds, widened by 0.01:"
     )
     return [head, table(rows)] if rows else []
@@ -54,7 +66,8 @@ def _row(name: str, curve: Released, ours: Setting) -> dict[str, str]:
     lost = ours.diverged == len(ours.seeds) and theirs[-1] < LOST
     return {
         "algorithm": METHODS[name].title,
-        "setting": f"α={curve.alpha:g}" + (f" η={curve.eta:g}" if curve.algorithm == "fedsso" else ""),
+        "setting": f"α={curve.alpha:g}"
+        + (f" η={curve.eta:g}" if curve.algorithm == "fedsso" else ""),
         "τ": str(curve.tau),
         "theirs at the end": f"{theirs[-1]:.3f}",
         "ours": _range(values[:, -1]),

@@ -1,7 +1,7 @@
 """Table 2: rounds and bytes to accuracies, every algorithm at its best setting, counted both ways.
 
-A block is a task. Each method's whole grid is run with the first seeds, its best setting is chosen (once for each way
-of counting) and then run with all seeds.
+A block is a task. Each method's whole grid is run with the first seeds, its best setting is chosen
+(once for each way of counting) and then run with all seeds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ QUICK = 40  # rounds of a quick look
 
 
 def table2(lab: Lab, blocks: Sequence[str] = (), *, slow: bool = False) -> None:
-    """Run the blocks (none named: all, or in a quick look the paper's) and write table, numbers and pictures; of some
-    blocks under another name, beside the whole."""
-    names = [one_of("block", name, TABLE2) for name in blocks] or list(PUBLISHED if lab.quick else TABLE2)
+    """Run the blocks (none named: all, or in a quick look the paper's) and write table, numbers and
+    pictures; of some blocks under another name, beside the whole."""
+    names = [one_of("block", name, TABLE2) for name in blocks] or list(
+        PUBLISHED if lab.quick else TABLE2
+    )
     done = []
     for number, name in enumerate(names, 1):
         lab.note(f"block {number} of {len(names)}: {TABLE2[name].title}")
@@ -45,12 +47,16 @@ def _at_published(task: Task) -> dict[str, Algorithm]:
 def _untuned(lab: Lab, task: Task) -> Block:
     """The paper's own settings and our default, nothing chosen."""
     points = _at_published(task) | {"fedsso-default": METHODS["fedsso-default"].at()}
-    alone = replace(lab, jobs=1) if task.convex else lab  # other processes take longer to start than they save
+    alone = (
+        replace(lab, jobs=1) if task.convex else lab
+    )  # other processes take longer to start than they save
     found = alone.study(task, list(points.values()), lab.seeds, rounds=QUICK)
     chosen = dict(zip(points, found, strict=True))
     published = {name: setting for name, setting in chosen.items() if name != "fedsso-default"}
     grids = {name: Study([s]) for name, s in chosen.items()}
-    return Block(task, lab.federation(task).clients, grids, dict.fromkeys(COUNTS, chosen), published)
+    return Block(
+        task, lab.federation(task).clients, grids, dict.fromkeys(COUNTS, chosen), published
+    )
 
 
 def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
@@ -59,18 +65,23 @@ def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
     grids = lab.grids(task, [name for name in METHODS if name not in ("fednl", dear)])
     chosen = {}
     for count in COUNTS:
-        chosen[count] = lab.again(task, {name: grid.best(task.deciding, count) for name, grid in grids.items()})
+        chosen[count] = lab.again(
+            task, {name: grid.best(task.deciding, count) for name, grid in grids.items()}
+        )
     if slow:
         grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
         for count in COUNTS:
             chosen[count][dear] = grids[dear].best(task.deciding, count)
     points = _at_published(task)
-    seeds = lab.seeds if task.convex else lab.seeds[: task.choosing]  # the slower model has those of the grid
+    seeds = (
+        lab.seeds if task.convex else lab.seeds[: task.choosing]
+    )  # the slower model has those of the grid
     found = lab.study(task, list(points.values()), seeds) if points else ()
     published = dict(zip(points, found, strict=True))
     return Block(task, lab.federation(task).clients, grids, chosen, published)
 
 
 def _dear(task: Task) -> str:
-    """The method that costs more than all others: d x d matrices, or two passes over all rows in every round."""
+    """The method that costs more than all others: d x d matrices, or two passes over all rows in
+    every round."""
     return "fednl" if task.convex else "feddane"

@@ -18,11 +18,13 @@ from .released import against_released
 from .tasks import METHODS, Task
 from .write import save_csv, save_picture, save_text, settings, spread, table
 
-SLOW = "FedNL on the convex model and FedDANE on the CNN, each with one seed"  # cost more than all the rest
+# cost more than all the rest
+SLOW = "FedNL on the convex model and FedDANE on the CNN, each with one seed"
 
 
 class Block(NamedTuple):
-    """What was run of a task: grids by method, and by way of counting the chosen settings with all seeds."""
+    """What was run of a task: grids by method, and by way of counting the chosen settings with all
+    seeds."""
 
     task: Task
     clients: int
@@ -34,10 +36,21 @@ class Block(NamedTuple):
 def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
     """All files of the table."""
     out = lab.out
-    save_text(out / f"{name}.md", _head(lab, slow), *(part for block in blocks for part in _section(lab, block)))
-    save_text(out / f"{name}-summary.md", *(part for count in COUNTS for part in _summary(blocks, count)))
+    save_text(
+        out / f"{name}.md",
+        _head(lab, slow),
+        *(part for block in blocks for part in _section(lab, block)),
+    )
+    save_text(
+        out / f"{name}-summary.md", *(part for count in COUNTS for part in _summary(blocks, count))
+    )
     save_csv(out / f"{name}.csv", [row for block in blocks for row in _numbers(block)])
-    trials = [{"block": b.task.name, **row} for b in blocks for method in b.grids for row in _trials(b, method)]
+    trials = [
+        {"block": b.task.name, **row}
+        for b in blocks
+        for method in b.grids
+        for row in _trials(b, method)
+    ]
     save_csv(out / f"{name}-trials.csv", trials)
     most = max(len(s.traces[0]) - 1 for b in blocks for s in b.chosen["first hit"].values())
     bars = [(b.task.title, _bars(b)) for b in blocks]
@@ -51,7 +64,8 @@ def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
 def _head(lab: Lab, slow: bool) -> str:
     if lab.quick:
         return (
-            "# Table 2, a quick look\n\nThe paper's published settings, one seed, 40 rounds; a dash means: not within "
+            "# Table 2, a quick look\n\nThe paper's published settings, one seed, 40 rounds; a "
+            "dash means: not within "
             "them. Left out: FedNL, whose server solves a d × d system in every round."
         )
     aside = f"With one seed: {SLOW}." if slow else f"Left out: {SLOW} (`--slow` runs them)."
@@ -73,19 +87,30 @@ def _section(lab: Lab, block: Block) -> list[str]:
     task = block.task
     parts = [f"## {task.title}", lab.about(task)]
     for count in COUNTS:
-        parts += [f"Counted as {_count_name(count)}:", table(_rows(block, count)), _first(block, count)]
+        parts += [
+            f"Counted as {_count_name(count)}:",
+            table(_rows(block, count)),
+            _first(block, count),
+        ]
     if task.name in PUBLISHED:
         seeds = max((len(s.seeds) for s in block.published.values()), default=0)
         parts += [
-            f"At the paper's own settings, ours ({'one seed' if seeds == 1 else f'{seeds} seeds'}) and the paper's:",
+            f"At the paper's own settings, ours ({'one seed' if seeds == 1 else f'{seeds} seeds'}) "
+            f"and the paper's:",
             table(_paper_rows(block)),
         ]
-        parts += [REMARKS.get(task.name, ""), *([] if lab.quick else against_released(lab, task, block.grids))]
+        parts += [
+            REMARKS.get(task.name, ""),
+            *([] if lab.quick else against_released(lab, task, block.grids)),
+        ]
     return parts + ([] if lab.quick else [_edges(block)])
 
 
 def _count_name(count: str) -> str:
-    return {"first hit": "the first hit", "last below": "the last round below, which is the paper's way"}[count]
+    return {
+        "first hit": "the first hit",
+        "last below": "the last round below, which is the paper's way",
+    }[count]
 
 
 def _rows(block: Block, count: str) -> list[dict[str, str]]:
@@ -94,8 +119,19 @@ def _rows(block: Block, count: str) -> list[dict[str, str]]:
         hits = {_head_of(task, t): spread(setting.rounds(t, count)) for t in task.targets}
         sent = spread(_megabytes(block, setting, count), 2)
         lost = f" ({setting.diverged} diverged)" if setting.diverged else ""
-        ends = {"at the end": f"{setting.final():.4f}{lost}", "works": _works(block.grids[name], task.deciding)}
-        rows.append({"algorithm": _name(block, count, name), "setting": settings(setting), **hits, "MB": sent, **ends})
+        ends = {
+            "at the end": f"{setting.final():.4f}{lost}",
+            "works": _works(block.grids[name], task.deciding),
+        }
+        rows.append(
+            {
+                "algorithm": _name(block, count, name),
+                "setting": settings(setting),
+                **hits,
+                "MB": sent,
+                **ends,
+            }
+        )
     return rows
 
 
@@ -119,10 +155,16 @@ def _edges(block: Block) -> str:
     told = []
     for name, setting in block.chosen["first hit"].items():
         tuned = axes(setting.algorithm) if METHODS[name].tuned else {}
-        steps = {key: values for key, values in tuned.items() if key != "eta"}  # η = 1, the whole step, is no end
+        steps = {
+            key: values for key, values in tuned.items() if key != "eta"
+        }  # η = 1, the whole step, is no end
         if any(setting.spec.hyper[key] in (values[0], values[-1]) for key, values in steps.items()):
             told.append(METHODS[name].title)
-    return f"Best settings (first hit) at an end of the grid in α or μ: {', '.join(told)}." if told else ""
+    return (
+        f"Best settings (first hit) at an end of the grid in α or μ: {', '.join(told)}."
+        if told
+        else ""
+    )
 
 
 def _head_of(task: Task, target: float) -> str:
@@ -132,7 +174,10 @@ def _head_of(task: Task, target: float) -> str:
 def _megabytes(block: Block, setting: Setting, count: str) -> list[float | None]:
     """Of one client, both ways, seed by seed."""
     pairs = zip(setting.traces, setting.rounds(block.task.deciding, count), strict=True)
-    return [None if hit is None else _sent(trace, max(hit, 0)) / block.clients / 1e6 for trace, hit in pairs]
+    return [
+        None if hit is None else _sent(trace, max(hit, 0)) / block.clients / 1e6
+        for trace, hit in pairs
+    ]
 
 
 def _sent(trace: Trace, hit: int) -> int:
@@ -170,14 +215,18 @@ def _their_row(task: Task, row: Published) -> dict[str, str]:
 
 
 def ranking(block: Block, count: str) -> list[tuple[str, float]]:
-    """Methods by mean rounds to the deciding accuracy; not those that miss it with a seed, or have fewer seeds."""
+    """Methods by mean rounds to the deciding accuracy; not those that miss it with a seed, or have
+    fewer seeds."""
     whole = {n: s for n, s in block.chosen[count].items() if len(s.seeds) == _seeds(block, count)}
     means = {name: s.mean_rounds(block.task.deciding, count) for name, s in whole.items()}
-    return sorted(((name, m) for name, m in means.items() if m < math.inf), key=lambda pair: pair[1])
+    return sorted(
+        ((name, m) for name, m in means.items() if m < math.inf), key=lambda pair: pair[1]
+    )
 
 
 def _first(block: Block, count: str) -> str:
-    """Plain sentences on who gets there first, where FedSSO is, and whose setting misses with some seeds."""
+    """Plain sentences on who gets there first, where FedSSO is, and whose setting misses with some
+    seeds."""
     order, where = ranking(block, count), f"{block.task.deciding:.2f}"
     if not order:
         return f"Nobody reaches {where} with every seed."
@@ -196,7 +245,11 @@ def _misses(block: Block, count: str) -> list[str]:
         hits = [hit for hit in setting.rounds(block.task.deciding, count) if hit is not None]
         if 0 < len(hits) < len(setting.seeds):
             missed.append(f"{METHODS[name].title} ({len(hits)} of {len(setting.seeds)})")
-    return [f"The chosen setting gets there with some seeds only: {', '.join(missed)}."] if missed else []
+    return (
+        [f"The chosen setting gets there with some seeds only: {', '.join(missed)}."]
+        if missed
+        else []
+    )
 
 
 def _summary(blocks: Sequence[Block], count: str) -> list[str]:
@@ -233,7 +286,10 @@ def _numbers(block: Block) -> list[dict[str, Any]]:
 def _trials(block: Block, name: str) -> list[dict[str, Any]]:
     """Every trial of a grid, the deciding target alone."""
     rows = block.grids[name].rows([block.task.deciding])
-    return [{"method": name, **{k.replace(f" {block.task.deciding:g}", ""): v for k, v in r.items()}} for r in rows]
+    return [
+        {"method": name, **{k.replace(f" {block.task.deciding:g}", ""): v for k, v in r.items()}}
+        for r in rows
+    ]
 
 
 def _bars(block: Block) -> list[figures.Bar]:
@@ -251,7 +307,11 @@ def _bars(block: Block) -> list[figures.Bar]:
 def _draw_grids(block: Block, lab: Lab, name: str) -> None:
     task = block.task
     tuned = {METHODS[n].title: grid for n, grid in block.grids.items() if len(grid) > 1}
-    maps = [heat._replace(title=title) for title, grid in tuned.items() for heat in grid.maps(task.deciding)]
+    maps = [
+        heat._replace(title=title)
+        for title, grid in tuned.items()
+        for heat in grid.maps(task.deciding)
+    ]
     title = f"{task.title}: rounds to {task.deciding:g} over the grid, mean of seeds 0 to {task.choosing - 1}"
     path = lab.out / f"{name}-grid-{task.name}"
     save_picture(path, lambda where: figures.heat_maps(where, maps, title=title, most=task.rounds))

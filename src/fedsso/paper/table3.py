@@ -1,9 +1,10 @@
-"""The paper's Table 3, measured: bytes sent in a round and bytes kept, beside the formulas it prints.
+"""The paper's Table 3, measured: bytes sent in a round and bytes kept, beside the formulas it
+prints.
 
     n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model: 4 d
 
-The paper counts the model that a client works on; measured is what stays there from round to round. Its squares are
-meant as d x d numbers: the square of a number of bytes is no number of bytes.
+The paper counts the model that a client works on; measured is what stays there from round to round.
+Its squares are meant as d x d numbers: the square of a number of bytes is no number of bytes.
 """
 
 from __future__ import annotations
@@ -88,15 +89,24 @@ ENTRIES = (
         f"no matrix: 45 {PAIRS.format(20)}",
     ),
     Entry("FedAC", "fedac", {}, Printed(), "not in the paper's table; two models travel each way"),
-    Entry("FedAdaGrad", "fedadagrad", {}, Printed(), "not in the paper's table; momentum and squares at the server"),
+    Entry(
+        "FedAdaGrad",
+        "fedadagrad",
+        {},
+        Printed(),
+        "not in the paper's table; momentum and squares at the server",
+    ),
 )
 LEGEND = (
-    "Measured in float32 on the second round. n_c: bytes that FedAvg sends in a round, down and up, 8d; n_m: bytes of "
-    "one model, 4d. A client's memory is what it keeps from round to round; the paper also counts the model it works "
+    "Measured in float32 on the second round. n_c: bytes that FedAvg sends in a round, down and "
+    "up, 8d; n_m: bytes of "
+    "one model, 4d. A client's memory is what it keeps from round to round; the paper also counts "
+    "the model it works "
     "on. The paper's squares are meant as d × d numbers."
 )
 HEADER = (
-    "| algorithm | exchanges | round | n_c | paper | server keeps | n_m | paper | client keeps | n_m | paper "
+    "| algorithm | exchanges | round | n_c | paper | server keeps | n_m | paper | client keeps | "
+    "n_m | paper "
     "| where the paper is off, and notes |\n"
     "|---|---:|---:|---:|---|---:|---:|---|---:|---:|---|---|"
 )

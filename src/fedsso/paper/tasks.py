@@ -1,4 +1,5 @@
-"""What the paper trains, and with what: learning tasks and methods, each with the grid that is searched."""
+"""What the paper trains, and with what: learning tasks and methods, each with the grid that is
+searched."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DIGITS, CLOTHES = (0.40, 0.60, 0.80, 0.88, 0.90), (0.40, 0.60, 0.80, 0.83, 0.84)
 
 @dataclass(frozen=True)
 class Task:
-    """A federation, a model, and the accuracies that are counted; the deciding one chooses settings."""
+    """A federation, a model, and the accuracies that are counted; the deciding one chooses
+    settings."""
 
     name: str
     title: str
@@ -104,7 +106,9 @@ def _methods(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
 
-AS_PRINTED = {"guard": "none"}  # Algorithm 1 as printed; R = 200 would reset B in the last of 200 rounds
+AS_PRINTED = {
+    "guard": "none"
+}  # Algorithm 1 as printed; R = 200 would reset B in the last of 200 rounds
 METHODS = _methods(
     Method("fedavg", "FedAvg", "fedavg"),
     Method("fedsgd", "FedSGD", "fedsgd"),

@@ -22,7 +22,9 @@ SAID = ("guard", "form")  # part of a method's name
 def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows with the same keys, the first line their names; None is an empty cell."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(path, text.getvalue())
@@ -43,7 +45,10 @@ def settings(setting: Setting) -> str:
     """The hyper-parameters in short, those that are tuned first, as α=0.01 η=0.3."""
     hyper, changed = setting.spec.hyper, setting.spec.short
     tuned = {name: hyper[name] for name in axes(setting.algorithm)}
-    shown = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in tuned.items()}
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in tuned.items()
+    }
     shown |= {name: value for name, value in changed.items() if name not in SAID}
     return " ".join(f"{SHORT.get(k, k)}={v}" for k, v in shown.items())
 

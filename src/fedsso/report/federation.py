@@ -1,7 +1,7 @@
 """A federation to look at: figures of its skew, a picture in plain text and one for a paper.
 
-Symbols: N clients, n_i rows of client i (training and test together), n all rows, q_ic the share of label c among
-the rows of client i, q_c its share among all rows.
+Symbols: N clients, n_i rows of client i (training and test together), n all rows, q_ic the share of
+label c among the rows of client i, q_c its share among all rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 def skew(fed: Federation) -> dict[str, float]:
-    """How unequal the clients are, in a few numbers; those of labels are left out where targets are real.
+    """How unequal the clients are, in a few numbers; those of labels are left out where targets are
+    real.
 
     clients, rows       N and n
     rows_min ...        the least, the median and the most of n_i
@@ -86,7 +87,8 @@ BAR = 10  # columns that the bar of rows has at least
 
 
 def text(fed: Federation, width: int = 100) -> str:
-    """One line for each client, its labels as shades and its rows as a bar, then the figures; no line is wider."""
+    """One line for each client, its labels as shades and its rows as a bar, then the figures; no
+    line is wider."""
     table, legend = _table(fed, integer("width", width, 40))
     notes = [f"note: {note}" for note in fed.notes]
     below = [line for said in (*legend, *_sentences(fed), *notes) for line in _wrapped(said, width)]
@@ -94,7 +96,8 @@ def text(fed: Federation, width: int = 100) -> str:
 
 
 def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
-    """Heading and clients, column by column from what is left of the width; and what the signs mean."""
+    """Heading and clients, column by column from what is left of the width; and what the signs
+    mean."""
     rows, names = _rows(fed), _names(fed)
     shown = _shown(rows)
     blocks = [_name_column([names[i] for i in shown], min(16, width // 5))]
@@ -111,7 +114,10 @@ def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
     if len(shown) < fed.clients:
         half = LINES // 2
         table.insert(1 + half, "⋮")
-        legend.append(f"The {half} largest and the {half} smallest clients; {fed.clients - LINES} between them.")
+        legend.append(
+            f"The {half} largest and the {half} smallest clients; {fed.clients - LINES} between "
+            f"them."
+        )
     return table, legend
 
 
@@ -188,7 +194,9 @@ def _heading(columns: int, per: int, cell: int) -> str:
     marks = [str(c * per) for c in range(0, columns, step)]
     if len(marks[-1]) > columns * cell - (len(marks) - 1) * step * cell:
         marks[-1] = ""  # half a number would be another one
-    return "".join(mark.ljust(step * cell) for mark in marks)[: columns * cell].ljust(columns * cell)
+    return "".join(mark.ljust(step * cell) for mark in marks)[: columns * cell].ljust(
+        columns * cell
+    )
 
 
 def _bars(fed: Federation, shown: Sequence[int], length: int) -> list[str]:
@@ -203,7 +211,8 @@ def _sentences(fed: Federation) -> list[str]:
     """The figures in words."""
     f = skew(fed)
     sizes = (
-        f"Rows of a client: {f['rows_min']} to {f['rows_max']}, median {f['rows_median']:g}; Gini {f['size_gini']:.2f} "
+        f"Rows of a client: {f['rows_min']} to {f['rows_max']}, median {f['rows_median']:g}; Gini "
+        f"{f['size_gini']:.2f} "
         f"(0: equal sizes); the largest client's share {f['largest_share']:.3f}."
     )
     if not fed.classes:
@@ -229,14 +238,19 @@ CLIENTS, LABELS = 60, 100  # that have room for bubbles; more become a heat map
 
 
 def picture(fed: Federation, path: str | Path, title: str = "") -> Path:
-    """Who holds how many rows of which label, beside the clients' sizes, as PNG, PDF or SVG by the path's suffix."""
+    """Who holds how many rows of which label, beside the clients' sizes, as PNG, PDF or SVG by the
+    path's suffix."""
     return draw(path, lambda figure: _draw(figure, fed, title))
 
 
 def _size(fed: Federation) -> tuple[float, float]:
     """Inches: a line for each client as long as lines can be read, columns that keep labels apart."""
     lines = fed.clients
-    panel = lines * min(0.3, max(0.16, 5.4 / lines)) if lines <= CLIENTS else min(9.0, max(5.0, 0.02 * lines))
+    panel = (
+        lines * min(0.3, max(0.16, 5.4 / lines))
+        if lines <= CLIENTS
+        else min(9.0, max(5.0, 0.02 * lines))
+    )
     wide = min(14.0, 10 + 0.08 * max(0, fed.classes - 25)) if fed.classes else 8.0
     return wide, panel + HEAD + 1.1
 
@@ -271,7 +285,11 @@ def _head(figure: Figure, fed: Federation, title: str) -> None:
     own = title or (f"{fed.name}, partition {partition}" if partition else fed.name)
     said = [f"{fed.clients:,} client{'s' * (fed.clients > 1)}", f"{f['rows']:,} rows"]
     said += [f"label skew {f['label_skew']:.3f}"] if fed.classes else ["real targets"]
-    said += [f"area of a bubble: rows, {fed.label_counts().max():,} at most"] if fed.classes and _few(fed) else []
+    said += (
+        [f"area of a bubble: rows, {fed.label_counts().max():,} at most"]
+        if fed.classes and _few(fed)
+        else []
+    )
     inch = 1 / figure.get_figheight()
     own = _cut(own, int(8 * figure.get_figwidth()))
     figure.text(0.012, 1 - 0.1 * inch, own, va="top", fontsize=13, fontweight="bold")
@@ -302,15 +320,22 @@ def _label_axis(axes: Axes, classes: int) -> None:
 
 
 def _bubbles(axes: Axes, fed: Federation) -> None:
-    """A circle for each label of a client, its area the rows, the largest as wide as a line; never less than a dot."""
+    """A circle for each label of a client, its area the rows, the largest as wide as a line; never
+    less than a dot."""
     from matplotlib.collections import EllipseCollection
 
     counts = fed.label_counts().cpu().numpy()
     clients, labels = counts.nonzero()
     wide = 0.95 * np.maximum(np.sqrt(counts[clients, labels] / counts.max()), 0.12)
     places = np.column_stack([labels, clients])
-    circles: dict[str, Any] = {"units": _narrow(axes), "offsets": places, "offset_transform": axes.transData}
-    axes.add_collection(EllipseCollection(wide, wide, np.zeros_like(wide), color=TRAIN, lw=0, **circles))
+    circles: dict[str, Any] = {
+        "units": _narrow(axes),
+        "offsets": places,
+        "offset_transform": axes.transData,
+    }
+    axes.add_collection(
+        EllipseCollection(wide, wide, np.zeros_like(wide), color=TRAIN, lw=0, **circles)
+    )
     axes.grid(True)
 
 
@@ -321,7 +346,8 @@ def _narrow(axes: Axes) -> str:
 
 
 def _heat_map(axes: Axes, fed: Federation) -> None:
-    """The share of each label in a client's rows; where clients outnumber pixels, the mean of neighbours."""
+    """The share of each label in a client's rows; where clients outnumber pixels, the mean of
+    neighbours."""
     lines = np.array_split(_shares(fed), min(fed.clients, PIXELS))
     box = (-0.5, fed.classes - 0.5, fed.clients - 0.5, -0.5)
     q = np.array([line.mean(0) for line in lines])
@@ -340,7 +366,9 @@ def _sizes(axes: Axes, fed: Federation) -> None:
     _row_axis(axes, int(rows.max()))
     if fed.clients <= CLIENTS:
         for i, n in enumerate(rows):
-            axes.annotate(f"{n:,}", (n, i), (3, -0.5), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(
+                f"{n:,}", (n, i), (3, -0.5), textcoords="offset points", va="center", fontsize=8
+            )
     else:
         axes.grid(True, axis="x")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0.2)
@@ -356,10 +384,13 @@ def _bars_between(axes: Axes, start: NDArray[Any], end: NDArray[Any], **look: An
 
 
 def _row_axis(axes: Axes, most: int) -> None:
-    """Few enough ticks for long numbers; the layout makes room for the number beside the longest bar."""
+    """Few enough ticks for long numbers; the layout makes room for the number beside the longest
+    bar."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set(xlim=(0, 1.02 * most), xlabel="rows")
-    axes.xaxis.set_major_locator(MaxNLocator(4 if most < 100_000 else 3, steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(4 if most < 100_000 else 3, steps=[1, 2, 2.5, 5, 10], integer=True)
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(length=0)

@@ -1,4 +1,5 @@
-"""Figures of several panels: curves beside published ones, grids of settings as heat maps, rounds as bars."""
+"""Figures of several panels: curves beside published ones, grids of settings as heat maps, rounds
+as bars."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Dots(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One column of a figure; a curve's label is a name, then its settings, as in "FedSSO α=0.001 η=1"."""
+    """One column of a figure; a curve's label is a name, then its settings, as in "FedSSO α=0.001
+    η=1"."""
 
     title: str
     curves: Sequence[report.Curve]
@@ -58,8 +60,8 @@ SETTINGS = re.compile(r"[\s,(]+(\w+ ?=.*?)\)?$")
 def panels(path: str | Path, columns: Sequence[Panel], *, title: str = "") -> None:
     """Training loss above test accuracy, a column for each panel, one legend for all.
 
-    Where a name has different settings from panel to panel the legend shows the name, and the settings stand below
-    their column.
+    Where a name has different settings from panel to panel the legend shows the name, and the
+    settings stand below their column.
     """
     if not columns:
         raise InputError("there is no panel to draw; give at least one")
@@ -76,7 +78,9 @@ def _check_panel(panel: Panel) -> None:
     for dots in panel.dots:
         if len(dots.rounds) != len(dots.accuracy):
             lengths = f"{len(dots.rounds)} rounds and {len(dots.accuracy)} accuracies"
-            raise InputError(f"dots {dots.label!r} have {lengths}; give one accuracy for each round")
+            raise InputError(
+                f"dots {dots.label!r} have {lengths}; give one accuracy for each round"
+            )
 
 
 class _Line(NamedTuple):
@@ -97,7 +101,8 @@ def _panels(figure: Figure, columns: Sequence[Panel], title: str) -> None:
     for axes in pairs[1:].flat:
         axes.set_ylabel("")
     below = max(
-        _settings(axes, lines, width / len(columns) - 0.25) for axes, lines in zip(pairs[:, 1], drawn, strict=True)
+        _settings(axes, lines, width / len(columns) - 0.25)
+        for axes, lines in zip(pairs[:, 1], drawn, strict=True)
     )
     report.heading(figure, fill(title, int(width / 0.11)))
     rows = report.legend(figure, _handles(columns, drawn), width)
@@ -111,11 +116,15 @@ def _lines(columns: Sequence[Panel]) -> list[list[_Line]]:
     for curve in (c for panel in columns for c in panel.curves):
         first.setdefault((names[curve.label][0], curve.algorithm), curve)
     looks = dict(zip(first, report.styles(list(first.values())), strict=True))
-    return [[_Line(c, *names[c.label], looks[names[c.label][0], c.algorithm]) for c in p.curves] for p in columns]
+    return [
+        [_Line(c, *names[c.label], looks[names[c.label][0], c.algorithm]) for c in p.curves]
+        for p in columns
+    ]
 
 
 def _names(columns: Sequence[Panel]) -> dict[str, tuple[str, str]]:
-    """Name and settings of each label; the whole label is the name unless only panels tell its settings apart."""
+    """Name and settings of each label; the whole label is the name unless only panels tell its
+    settings apart."""
     divided = {curve.label: _divided(curve.label) for panel in columns for curve in panel.curves}
     names = [[divided[curve.label][0] for curve in panel.curves] for panel in columns]
     twice = any(len(set(own)) < len(own) for own in names)
@@ -140,25 +149,33 @@ def _column(loss: Axes, accuracy: Axes, panel: Panel, lines: Sequence[_Line]) ->
         report.lines(loss, line.curve, line.look, "train_loss")
         report.lines(accuracy, line.curve, line.look, "test_accuracy")
     for dots in panel.dots:
-        accuracy.plot(dots.rounds, dots.accuracy, color=report.style(dots.algorithm).color, zorder=4, **DOT)
+        accuracy.plot(
+            dots.rounds, dots.accuracy, color=report.style(dots.algorithm).color, zorder=4, **DOT
+        )
     loss.set_xlabel("")
 
 
 def _cut_dips(axes: Axes, curves: Sequence[report.Curve]) -> None:
     """Where curves start high, short dips of a few rounds do not decide the scale."""
-    calm = [report.series([t for t in c.traces if t.diverged is None], "test_accuracy")[1] for c in curves]
+    calm = [
+        report.series([t for t in c.traces if t.diverged is None], "test_accuracy")[1]
+        for c in curves
+    ]
     every = [report.series(c.traces, "test_accuracy")[1] for c in curves]
     if not any(values.size for values in calm):
         return
     bottom = min(float(np.nanmin(values)) for values in every if values.size)
     top = max(float(np.nanmax(values)) for values in every if values.size)
-    low = min(min(float(np.nanmean(v[:, 0])), float(np.nanquantile(v, 0.1))) for v in calm if v.size)
+    low = min(
+        min(float(np.nanmean(v[:, 0])), float(np.nanquantile(v, 0.1))) for v in calm if v.size
+    )
     if low - bottom > 0.3 * (top - bottom):
         axes.set_ylim(low - 0.15 * (top - low), top + 0.1 * (top - low))
 
 
 def _settings(axes: Axes, lines: Sequence[_Line], width: float) -> int:
-    """The settings of a panel's curves below it, where the legend does not tell them; returns how many rows."""
+    """The settings of a panel's curves below it, where the legend does not tell them; returns how
+    many rows."""
     from matplotlib.transforms import ScaledTranslation
 
     told = [line for line in lines if line.settings]
@@ -191,7 +208,10 @@ def _handles(columns: Sequence[Panel], drawn: Sequence[Sequence[_Line]]) -> list
     return [
         *report.keys([name for name, _ in looks], list(looks.values())),
         *report.marks([line.curve for lines in drawn for line in lines]),
-        *(Line2D([], [], color=min(c) if len(c) == 1 else GREY, label=label, **DOT) for label, c in colors.items()),
+        *(
+            Line2D([], [], color=min(c) if len(c) == 1 else GREY, label=label, **DOT)
+            for label, c in colors.items()
+        ),
     ]
 
 
@@ -199,7 +219,8 @@ def _handles(columns: Sequence[Panel], drawn: Sequence[Sequence[_Line]]) -> list
 
 
 class Heat(NamedTuple):
-    """Rounds to a target over the settings of one algorithm: NaN where it is not reached, `lost` where runs diverge."""
+    """Rounds to a target over the settings of one algorithm: NaN where it is not reached, `lost`
+    where runs diverge."""
 
     title: str
     down: str
@@ -226,7 +247,13 @@ class _Scale(NamedTuple):
     colours: Colormap
 
 
-STAR: dict[str, Any] = {"marker": "*", "markersize": 11, "markeredgecolor": "white", "color": "#D55E00", "ls": "none"}
+STAR: dict[str, Any] = {
+    "marker": "*",
+    "markersize": 11,
+    "markeredgecolor": "white",
+    "color": "#D55E00",
+    "ls": "none",
+}
 FULL = 12.0  # inches that a row of maps may take
 CELL = (0.42, 0.3)
 LEGIBLE = 0.3  # the narrowest cell that holds a number
@@ -245,10 +272,15 @@ def heat_maps(path: str | Path, maps: Sequence[Heat], *, title: str, most: int) 
 def _check_heat(heat: Heat, most: int) -> None:
     wanted = (len(heat.rows), len(heat.columns))
     if 0 in wanted:
-        raise InputError(f"map {heat.title!r} has {wanted[0]} rows and {wanted[1]} columns; give at least one of each")
+        raise InputError(
+            f"map {heat.title!r} has {wanted[0]} rows and {wanted[1]} columns; give at least one "
+            f"of each"
+        )
     for name, cells in (("values", heat.values), ("lost", heat.lost)):
         if cells.shape != wanted:
-            raise InputError(f"map {heat.title!r} needs {name} of shape {wanted}, got {cells.shape}")
+            raise InputError(
+                f"map {heat.title!r} needs {name} of shape {wanted}, got {cells.shape}"
+            )
     if not np.all(np.isnan(heat.values) | (heat.values >= 0) & (heat.values <= most)):
         raise InputError(f"map {heat.title!r} needs rounds from 0 to most={most}, or NaN for never")
 
@@ -257,12 +289,18 @@ def _heat_maps(figure: Figure, maps: Sequence[Heat], title: str, most: int) -> N
     figure.set_layout_engine("none")  # cells of equal size: every place is known
     cell = min(CELL[0], (FULL - 2) / max(len(heat.columns) for heat in maps))
     places = _places(maps, (cell, cell * CELL[1] / CELL[0]))
-    width = max(6.5, 0.3 + 0.105 * len(title), *(_right(heat, place) for heat, place in zip(maps, places, strict=True)))
+    width = max(
+        6.5,
+        0.3 + 0.105 * len(title),
+        *(_right(heat, place) for heat, place in zip(maps, places, strict=True)),
+    )
     height = max(place.top + place.height for place in places) + 1.7
     figure.set_size_inches(width, height)
     scale = _scale(maps, most)
     for heat, (left, top, wide, high) in zip(maps, places, strict=True):
-        axes = figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))
+        axes = figure.add_axes(
+            (left / width, 1 - (top + high) / height, wide / width, high / height)
+        )
         _heat(axes, heat, scale, numbers=cell >= LEGIBLE)
     figure.text(0.15 / width, 1 - 0.15 / height, title, va="top", fontsize=13, fontweight="bold")
     _foot(figure, scale, most)
@@ -289,7 +327,8 @@ def _right(heat: Heat, place: _Place) -> float:
 
 
 def _scale(maps: Sequence[Heat], most: int) -> _Scale:
-    """From the fewest rounds on any map, dark, to all of them, bright; few rounds differ as much as many."""
+    """From the fewest rounds on any map, dark, to all of them, bright; few rounds differ as much as
+    many."""
     import matplotlib as mpl
     from matplotlib.colors import LogNorm
 
@@ -299,7 +338,9 @@ def _scale(maps: Sequence[Heat], most: int) -> _Scale:
 
 
 def _heat(axes: Axes, heat: Heat, scale: _Scale, *, numbers: bool) -> None:
-    axes.pcolormesh(heat.values, cmap=scale.colours, norm=scale.norm, edgecolors="white", linewidth=1)
+    axes.pcolormesh(
+        heat.values, cmap=scale.colours, norm=scale.norm, edgecolors="white", linewidth=1
+    )
     axes.invert_yaxis()
     axes.set_title(heat.title, loc="left", fontsize=10, fontweight="bold")
     axes.set_yticks(np.arange(len(heat.rows)) + 0.5, heat.rows)
@@ -318,7 +359,15 @@ def _numbers(axes: Axes, heat: Heat, scale: _Scale) -> None:
         value = heat.values[row, column]
         bright = np.dot(scale.colours(scale.norm(value))[:3], (0.3, 0.59, 0.11)) > 0.5
         ink = "#222222" if bright else "white"
-        axes.text(column + 0.5, row + 0.54, f"{value:.0f}", ha="center", va="center", fontsize=SMALL, color=ink)
+        axes.text(
+            column + 0.5,
+            row + 0.54,
+            f"{value:.0f}",
+            ha="center",
+            va="center",
+            fontsize=SMALL,
+            color=ink,
+        )
 
 
 def _signs(axes: Axes, heat: Heat, *, numbers: bool) -> None:
@@ -328,10 +377,17 @@ def _signs(axes: Axes, heat: Heat, *, numbers: bool) -> None:
         if never[row, column] or not numbers:
             axes.plot(column + 0.5, row + 0.5, color="#444444", **report.CROSS)
         else:
-            axes.plot(column + 0.84, row + 0.22, color="#444444", **{**report.CROSS, "markersize": 6})
+            axes.plot(
+                column + 0.84, row + 0.22, color="#444444", **{**report.CROSS, "markersize": 6}
+            )
     if not never.all():
         for row, column in np.argwhere(heat.values == np.nanmin(heat.values)):
-            axes.plot(column + (0.15 if numbers else 0.5), row + (0.22 if numbers else 0.5), clip_on=False, **STAR)
+            axes.plot(
+                column + (0.15 if numbers else 0.5),
+                row + (0.22 if numbers else 0.5),
+                clip_on=False,
+                **STAR,
+            )
 
 
 def _foot(figure: Figure, scale: _Scale, most: int) -> None:
@@ -355,17 +411,27 @@ def _foot(figure: Figure, scale: _Scale, most: int) -> None:
         Line2D([], [], color="#444444", label="diverged", **report.CROSS),
         Line2D([], [], label="fewest rounds of its map", **STAR),
     ]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(3.6 / width, 0.88 / height), frameon=False)
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(3.6 / width, 0.88 / height),
+        frameon=False,
+    )
 
 
 # ---- bars ----
 
-Bar = tuple[str, str, float | None, float | None]  # label, algorithm, mean rounds (None: never) and their deviation
+Bar = tuple[
+    str, str, float | None, float | None
+]  # label, algorithm, mean rounds (None: never) and their deviation
 OURS = "fedsso"
 
 
-def rounds_bars(path: str | Path, groups: Sequence[tuple[str, Sequence[Bar]]], *, title: str = "", most: int) -> None:
-    """Rounds to a target as bars, the fewest on top in each group; FedSSO stands out from the paler others."""
+def rounds_bars(
+    path: str | Path, groups: Sequence[tuple[str, Sequence[Bar]]], *, title: str = "", most: int
+) -> None:
+    """Rounds to a target as bars, the fewest on top in each group; FedSSO stands out from the paler
+    others."""
     integer("most", most, 1)
     if not groups:
         raise InputError("there is no group of bars to draw; give at least one")
@@ -379,14 +445,25 @@ def _check_bars(name: str, bars: Sequence[Bar], most: int) -> None:
         raise InputError(f"group {name!r} is empty; give it at least one bar")
     for label, _, mean, sd in bars:
         if not (0 <= (mean or 0) <= most and 0 <= (sd or 0) < inf):
-            raise InputError(f"bar {label!r} needs rounds from 0 to most={most}, or None; got mean={mean}, sd={sd}")
+            raise InputError(
+                f"bar {label!r} needs rounds from 0 to most={most}, or None; got mean={mean}, "
+                f"sd={sd}"
+            )
 
 
-def _rounds_bars(figure: Figure, groups: Sequence[tuple[str, Sequence[Bar]]], title: str, most: int) -> None:
+def _rounds_bars(
+    figure: Figure, groups: Sequence[tuple[str, Sequence[Bar]]], title: str, most: int
+) -> None:
     across = 1 if len(groups) < 3 else 2
-    lengths = [max(len(bars) for _, bars in groups[i : i + across]) for i in range(0, len(groups), across)]
-    grid = figure.subplots(len(lengths), across, squeeze=False, height_ratios=[n + 0.2 for n in lengths])
-    for axes, (name, bars), length in zip(grid.flat, groups, np.repeat(lengths, across), strict=False):
+    lengths = [
+        max(len(bars) for _, bars in groups[i : i + across]) for i in range(0, len(groups), across)
+    ]
+    grid = figure.subplots(
+        len(lengths), across, squeeze=False, height_ratios=[n + 0.2 for n in lengths]
+    )
+    for axes, (name, bars), length in zip(
+        grid.flat, groups, np.repeat(lengths, across), strict=False
+    ):
         axes.set_ylim(length - 0.4, -0.6)  # bars of one thickness
         _group(axes, name, sorted(bars, key=_rank), most)
     for axes in grid.flat[len(groups) :]:
@@ -409,7 +486,11 @@ def _group(axes: Axes, name: str, bars: Sequence[Bar], most: int) -> None:
     axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     axes.grid(True, axis="x")
     axes.set_xticks(
-        [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10], integer=True).tick_values(0, most) if tick <= most]
+        [
+            tick
+            for tick in MaxNLocator(5, steps=[1, 2, 5, 10], integer=True).tick_values(0, most)
+            if tick <= most
+        ]
     )
     axes.set_xlim(0, 1.28 * most)  # with room for the numbers
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
@@ -418,7 +499,11 @@ def _group(axes: Axes, name: str, bars: Sequence[Bar], most: int) -> None:
     for place, (bar, tick) in enumerate(zip(bars, axes.get_yticklabels(), strict=True)):
         weight = "bold" if bar[1] == OURS else "normal"
         tick.set_fontweight(weight)
-        text, end = _never(axes, place, most) if bar[2] is None else _bar(axes, place, bar[1], bar[2], bar[3])
+        text, end = (
+            _never(axes, place, most)
+            if bar[2] is None
+            else _bar(axes, place, bar[1], bar[2], bar[3])
+        )
         axes.text(end + 0.015 * most, place, text, va="center", fontsize=SMALL, fontweight=weight)
 
 
@@ -428,10 +513,14 @@ def _never(axes: Axes, place: int, most: int) -> tuple[str, float]:
     return f"not with every seed in {most} rounds", 0.0
 
 
-def _bar(axes: Axes, place: int, algorithm: str, mean: float, sd: float | None) -> tuple[str, float]:
+def _bar(
+    axes: Axes, place: int, algorithm: str, mean: float, sd: float | None
+) -> tuple[str, float]:
     """A bar with its deviation; what to write, and where."""
     color = report.style(algorithm).color
-    axes.barh(place, mean, height=0.72, color=color if algorithm == OURS else report.shade(color, 0.5))
+    axes.barh(
+        place, mean, height=0.72, color=color if algorithm == OURS else report.shade(color, 0.5)
+    )
     if sd is None:
         return f"{mean:.0f}", mean
     axes.errorbar(mean, place, xerr=sd, color="#444444", lw=1, capsize=2.5)

@@ -1,4 +1,5 @@
-"""Runs as one HTML page that needs no other file and no network: cards, interactive curves, tables, maps, settings.
+"""Runs as one HTML page that needs no other file and no network: cards, interactive curves, tables,
+maps, settings.
 
 Every series stands in the page once, as base64 of float32; `assets/report.js` draws it with Plotly.
 """
@@ -28,9 +29,15 @@ from ..version import __version__
 from .tables import Curve, Numbers, Style, default_targets, numbers, rounds_table, styles
 
 ASSETS = Path(__file__).with_name("assets")
-MARK = '<meta name="generator" content="fedsso">'  # in assets/report.html: tells our pages from others
+MARK = (
+    '<meta name="generator" content="fedsso">'  # in assets/report.html: tells our pages from others
+)
 FEW = 10  # curves that are all drawn at first; of more only the best of each algorithm
-METRICS = {"test_accuracy": "Test accuracy", "train_loss": "Training loss", "test_loss": "Test loss"}
+METRICS = {
+    "test_accuracy": "Test accuracy",
+    "train_loss": "Training loss",
+    "test_loss": "Test loss",
+}
 DIAGNOSTICS = {
     "ys": ("yᵀs", "curvature along the last step; negative: the estimate cannot use it as it is"),
     "grad_norm": ("‖g‖", "length of the averaged gradient"),
@@ -51,9 +58,11 @@ POLICY = (
 
 
 class Entry(NamedTuple):
-    """A curve with the hyper-parameters that place it on its algorithm's map, one for each `origin`.
+    """A curve with the hyper-parameters that place it on its algorithm's map, one for each
+    `origin`.
 
-    If some entries of an origin lead, its others are background: on its maps, but in no card, and drawn on demand.
+    If some entries of an origin lead, its others are background: on its maps, but in no card, and
+    drawn on demand.
     """
 
     curve: Curve
@@ -61,7 +70,9 @@ class Entry(NamedTuple):
     lead: bool = False
     origin: str = ""
     data: str = ""  # the federation; curves of different ones are not compared
-    ends: tuple[float, ...] = ()  # accuracy at the end as a sweep counts it, seed by seed; none: the last evaluation
+    ends: tuple[
+        float, ...
+    ] = ()  # accuracy at the end as a sweep counts it, seed by seed; none: the last evaluation
 
 
 class Recipe(NamedTuple):
@@ -85,7 +96,8 @@ class Holding(NamedTuple):
 class Content:
     """What a page is made of; blank lines in `text` part paragraphs.
 
-    The best setting has the fewest rounds to `goal`, infinity standing for the best end; None: to a target that suits.
+    The best setting has the fewest rounds to `goal`, infinity standing for the best end; None: to a
+    target that suits.
     """
 
     entries: Sequence[Entry]
@@ -137,7 +149,9 @@ def check_targets(targets: Sequence[float]) -> None:
     """Refuse a target that no accuracy can reach."""
     for target in targets:
         if not 0 < target <= 1:
-            raise InputError(f"a target is an accuracy above 0 and at most 1, such as 0.9; got {target:g}")
+            raise InputError(
+                f"a target is an accuracy above 0 and at most 1, such as 0.9; got {target:g}"
+            )
 
 
 def _hash(script: str) -> str:
@@ -151,7 +165,9 @@ def _json(value: Any) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    return "\n".join(f"<p>{escape(part.strip())}</p>" for part in text.split("\n\n") if part.strip())
+    return "\n".join(
+        f"<p>{escape(part.strip())}</p>" for part in text.split("\n\n") if part.strip()
+    )
 
 
 def _notes(notes: Sequence[str]) -> str:
@@ -164,7 +180,11 @@ def _recipes(recipes: Sequence[Recipe]) -> str:
     blocks = "\n".join(map(_recipe, recipes))
     if len(recipes) > FEW:
         blocks = f"<details><summary>{len(recipes)} settings</summary>\n{blocks}\n</details>"
-    return f'<section id="settings"><h2>Settings to reproduce</h2>\n{blocks}\n</section>' if recipes else ""
+    return (
+        f'<section id="settings"><h2>Settings to reproduce</h2>\n{blocks}\n</section>'
+        if recipes
+        else ""
+    )
 
 
 def _recipe(recipe: Recipe) -> str:
@@ -181,15 +201,23 @@ class _View:
         self.content, self.entries, self.curves = content, content.entries, content.curves
         self.apart = len({entry.data for entry in self.entries}) > 1
         wished = default_targets(self.curves) if content.targets is None else content.targets
-        self.targets = sorted({*wished, *([content.goal] if content.goal is not None and content.goal <= 1 else [])})
+        self.targets = sorted(
+            {*wished, *([content.goal] if content.goal is not None and content.goal <= 1 else [])}
+        )
         counted = numbers(self.curves, self.targets)
-        self.numbers = [_ended(n, entry.ends) for n, entry in zip(counted, self.entries, strict=True)]
+        self.numbers = [
+            _ended(n, entry.ends) for n, entry in zip(counted, self.entries, strict=True)
+        ]
         self.rows = rounds_table(self.curves, self.targets)
         for row, n, entry in zip(self.rows, self.numbers, self.entries, strict=True):
             row |= {"final accuracy": _end_text(n)} if entry.ends else {}
-        self.hits = {(i, t): _hits(curve, t) for i, curve in enumerate(self.curves) for t in self.targets}
+        self.hits = {
+            (i, t): _hits(curve, t) for i, curve in enumerate(self.curves) for t in self.targets
+        }
         led = {entry.origin for entry in self.entries if entry.lead}
-        self.front = [i for i, entry in enumerate(self.entries) if entry.lead or entry.origin not in led]
+        self.front = [
+            i for i, entry in enumerate(self.entries) if entry.lead or entry.origin not in led
+        ]
         self.algorithms = list(dict.fromkeys(self.curves[i].algorithm for i in self.front))
         self.title = content.title or f"fedsso: {', '.join(self.algorithms)}"
         self.target = self._wished_target() or self._common_target()
@@ -209,9 +237,11 @@ class _View:
         return self.hits[i, target]
 
     def _common_target(self) -> float | None:
-        """The highest target that every algorithm reaches with some setting, else the highest that one does."""
+        """The highest target that every algorithm reaches with some setting, else the highest that
+        one does."""
         able = {
-            t: {self.curves[i].algorithm for i in self.front if self._reached(i, t) is not None} for t in self.targets
+            t: {self.curves[i].algorithm for i in self.front if self._reached(i, t) is not None}
+            for t in self.targets
         }
         found = [t for t, names in able.items() if len(names) == len(self.algorithms)]
         return max(found or [t for t, names in able.items() if names], default=None)
@@ -228,7 +258,10 @@ class _View:
         if final is not None:
             return -final
         traces = self.curves[i].traces
-        losses = [float(np.mean([trace.final(name) for trace in traces])) for name in ("test_loss", "train_loss")]
+        losses = [
+            float(np.mean([trace.final(name) for trace in traces]))
+            for name in ("test_loss", "train_loss")
+        ]
         return next((loss for loss in losses if np.isfinite(loss)), np.inf)
 
     def best(self, indices: Sequence[int]) -> list[int]:
@@ -237,24 +270,36 @@ class _View:
         for i in sorted(indices, key=self._rank):
             found.setdefault((self.entries[i].data, self.curves[i].algorithm), i)
         every = dict.fromkeys(entry.data for entry in self.entries)
-        return [found[data, name] for data in every for name in self.algorithms if (data, name) in found]
+        return [
+            found[data, name] for data in every for name in self.algorithms if (data, name) in found
+        ]
 
     def _shown(self) -> list[int]:
         return self.front if len(self.front) <= FEW else self.best(self.front)
 
     def _looks(self) -> dict[int, Style]:
-        """The curves shown at first have their algorithms' own colours; the others are shades of them."""
+        """The curves shown at first have their algorithms' own colours; the others are shades of
+        them."""
         others = [i for i in range(len(self.curves)) if i not in self.shown]
         groups = (self.shown, others)
-        return {i: look for own in groups for i, look in zip(own, styles([self.curves[i] for i in own]), strict=True)}
+        return {
+            i: look
+            for own in groups
+            for i, look in zip(own, styles([self.curves[i] for i in own]), strict=True)
+        }
 
     # ---- words ----
 
     def about(self) -> str:
         traces = [trace for curve in self.curves for trace in curve.traces]
-        settings, rounds = len(self.curves), max(int(trace["round"].max(initial=0)) for trace in traces)
+        settings, rounds = (
+            len(self.curves),
+            max(int(trace["round"].max(initial=0)) for trace in traces),
+        )
         counted = ((settings, "setting"), (len(traces), "run"), (rounds, "round"))
-        return " · ".join([*(f"{n:,} {word}{'s' * (n != 1)}" for n, word in counted), f"fedsso {__version__}"])
+        return " · ".join(
+            [*(f"{n:,} {word}{'s' * (n != 1)}" for n, word in counted), f"fedsso {__version__}"]
+        )
 
     def cards(self) -> Iterator[str]:
         """The main findings, each with its sentence; of different federations none that compares."""
@@ -263,7 +308,9 @@ class _View:
         lost = sum(len(n["diverged"]) for n in self.numbers)
         runs = sum(n["seeds"] for n in self.numbers)
         who = ", ".join(dict.fromkeys(n["algorithm"] for n in self.numbers if n["diverged"]))
-        yield self._card("Diverged", f"{lost} of {runs}", f"of {who}" if lost else "every run stayed finite")
+        yield self._card(
+            "Diverged", f"{lost} of {runs}", f"of {who}" if lost else "every run stayed finite"
+        )
 
     def _findings(self) -> Iterator[str]:
         ends = [i for i in self.front if self.numbers[i]["final_accuracy"]["mean"] is not None]
@@ -282,14 +329,22 @@ class _View:
         for i in sorted((i for i in self.front if self._reached(i, target) is not None), key=order):
             fastest.setdefault(self.curves[i].algorithm, i)
         first, *others = fastest.values()
-        said = ", ".join(f"{self.curves[i].algorithm} {_rounds(self._reached(i, target))}" for i in others[:3])
+        said = ", ".join(
+            f"{self.curves[i].algorithm} {_rounds(self._reached(i, target))}" for i in others[:3]
+        )
         text = self.curves[first].label + (f"; {said}" if said else "")
-        return self._card(f"Fewest rounds to {target:g}", _rounds(self._reached(first, target)), text, first)
+        return self._card(
+            f"Fewest rounds to {target:g}", _rounds(self._reached(first, target)), text, first
+        )
 
     def _saved(self, target: float) -> Iterator[str]:
-        """Bytes until the target, against FedAvg's best setting; nothing where bytes were not counted."""
+        """Bytes until the target, against FedAvg's best setting; nothing where bytes were not
+        counted."""
         spent = {i: cost for i in self.front if (cost := _spent(self.curves[i], target))}
-        ours, others = ([i for i in spent if (self.curves[i].algorithm == "fedavg") is own] for own in (True, False))
+        ours, others = (
+            [i for i in spent if (self.curves[i].algorithm == "fedavg") is own]
+            for own in (True, False)
+        )
         if ours and others:
             base, i = min(spent[i] for i in ours), min(others, key=spent.__getitem__)
             share = spent[i] / base - 1
@@ -323,7 +378,9 @@ class _View:
         rivals = [] if self.apart else indices
         top = [_best(name, [cells[i][column] for i in rivals]) for column, name in enumerate(names)]
         body = "\n".join(f"<tr>{self._cells(i, cells[i], top)}</tr>" for i in indices)
-        caption = f"<caption>{escape(title)}</caption>" if len(self.shown) < len(self.curves) else ""
+        caption = (
+            f"<caption>{escape(title)}</caption>" if len(self.shown) < len(self.curves) else ""
+        )
         return (
             f'<div class="table" tabindex="0" role="region" aria-label="{escape(title)}">'
             f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
@@ -332,15 +389,24 @@ class _View:
     def _values(self, n: Numbers) -> list[float | str | None]:
         """What a row is sorted by; None for what was not reached."""
         cost = n["megabytes"]
-        rounds = [stat["mean"] if stat["count"] == n["seeds"] else None for stat in n["rounds_to"].values()]
+        rounds = [
+            stat["mean"] if stat["count"] == n["seeds"] else None
+            for stat in n["rounds_to"].values()
+        ]
         return [n["label"], *rounds, cost and cost["mean"], n["final_accuracy"]["mean"]]
 
-    def _cells(self, i: int, values: Sequence[float | str | None], top: Sequence[float | None]) -> str:
+    def _cells(
+        self, i: int, values: Sequence[float | str | None], top: Sequence[float | None]
+    ) -> str:
         label, *texts = self.rows[i].values()
-        cells = [f'<th scope="row" data-value="{escape(label)}">{_swatch(self.looks[i])}{escape(label)}</th>']
+        cells = [
+            f'<th scope="row" data-value="{escape(label)}">{_swatch(self.looks[i])}{escape(label)}</th>'
+        ]
         for text, value, best in zip(texts, values[1:], top[1:], strict=True):
             mark = ' class="best"' if best is not None and value == best else ""
-            cells.append(f'<td{mark} data-value="{"" if value is None else value}">{escape(text)}</td>')
+            cells.append(
+                f'<td{mark} data-value="{"" if value is None else value}">{escape(text)}</td>'
+            )
         return "".join(cells)
 
     # ---- numbers for the script ----
@@ -348,17 +414,33 @@ class _View:
     def data(self) -> dict[str, Any]:
         arrays = _Arrays()
         curves = [self._curve(i, arrays) for i in range(len(self.curves))]
-        own = [name for c in curves for t in c["traces"] for name in t["columns"] if name.startswith("test_")]
+        own = [
+            name
+            for c in curves
+            for t in c["traces"]
+            for name in t["columns"]
+            if name.startswith("test_")
+        ]
         names = {
             **METRICS,
-            **{name: name.removeprefix("test_").replace("_", " ") for name in own if name not in METRICS},
+            **{
+                name: name.removeprefix("test_").replace("_", " ")
+                for name in own
+                if name not in METRICS
+            },
         }
         present = {name for c in curves for t in c["traces"] for name in t["columns"]}
         return {
             "curves": curves,
-            "metrics": [{"key": key, "name": name} for key, name in names.items() if key in present],
+            "metrics": [
+                {"key": key, "name": name} for key, name in names.items() if key in present
+            ],
             "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
-            "diagnostics": [{"key": k, "name": n, "about": a} for k, (n, a) in DIAGNOSTICS.items() if k in present],
+            "diagnostics": [
+                {"key": k, "name": n, "about": a}
+                for k, (n, a) in DIAGNOSTICS.items()
+                if k in present
+            ],
             "targets": self.targets,
             "judged": self._judged(),
             "maps": list(_maps(self.entries)),
@@ -367,7 +449,8 @@ class _View:
         }
 
     def _judged(self) -> str:
-        """What the maps show at first: rounds to the goal, else to the highest target, by its place; or the end."""
+        """What the maps show at first: rounds to the goal, else to the highest target, by its
+        place; or the end."""
         goal, last = self.content.goal, len(self.targets) - 1
         place = self.targets.index(goal) if goal in self.targets else last
         return "final" if last < 0 else str(place)
@@ -383,7 +466,9 @@ class _View:
             "rounds": [self._reached(i, target) for target in self.targets],
             "final": n["final_accuracy"]["mean"],
             "lost": len(n["diverged"]),
-            "traces": [{"diverged": t.diverged, "columns": _columns(t, arrays)} for t in curve.traces],
+            "traces": [
+                {"diverged": t.diverged, "columns": _columns(t, arrays)} for t in curve.traces
+            ],
         }
 
 
@@ -396,7 +481,9 @@ class _Arrays:
 
     def add(self, values: NDArray[Any]) -> int:
         """The place of a series."""
-        with np.errstate(over="ignore"):  # what single precision cannot hold is infinite, and not drawn
+        with np.errstate(
+            over="ignore"
+        ):  # what single precision cannot hold is infinite, and not drawn
             raw = values.astype("<f4").tobytes()
         if raw not in self._places:
             self._places[raw] = len(self.texts)
@@ -420,7 +507,8 @@ def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
 
 
 def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """Each algorithm's grid: the place of every setting's curve; from the third axis on, a map for each value."""
+    """Each algorithm's grid: the place of every setting's curve; from the third axis on, a map for
+    each value."""
     grids: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for i, entry in enumerate(entries):
         if entry.hyper:
@@ -428,7 +516,9 @@ def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     for (name, origin), own in grids.items():
         others = list(_axes(list(own.values())))[2:]
         for fixed in _in_order([{key: hyper[key] for key in others} for hyper in own.values()]):
-            within = {i: hyper for i, hyper in own.items() if all(hyper[k] == v for k, v in fixed.items())}
+            within = {
+                i: hyper for i, hyper in own.items() if all(hyper[k] == v for k, v in fixed.items())
+            }
             title = [name, *(f"{SYMBOLS.get(k, k)}={_tidy(v)}" for k, v in fixed.items()), origin]
             yield from _map(" ".join(title).strip(), within)
 
@@ -454,7 +544,8 @@ def _map(title: str, within: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[s
 
 
 def _axes(grid: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The hyper-parameters with several values, in order: the client step and the server step first."""
+    """The hyper-parameters with several values, in order: the client step and the server step
+    first."""
     keys = [key for key in (grid[0] if grid else {}) if all(key in hyper for hyper in grid)]
     found = {key: _in_order([hyper[key] for hyper in grid]) for key in keys}
     wide = {key: values for key, values in found.items() if len(values) > 1}
@@ -546,7 +637,9 @@ def _best(name: str, values: Sequence[float | str | None]) -> float | None:
 
 
 def _dashes(look: Style, scale: float) -> list[float]:
-    return [] if look.linestyle == "-" else [round(scale * length, 1) for length in look.linestyle[1]]
+    return (
+        [] if look.linestyle == "-" else [round(scale * length, 1) for length in look.linestyle[1]]
+    )
 
 
 def _swatch(look: Style) -> str:

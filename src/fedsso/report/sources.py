@@ -1,4 +1,5 @@
-"""Paths become a report's content: run folders, sweeps, runs on Flower and bare traces, several beside each other."""
+"""Paths become a report's content: run folders, sweeps, runs on Flower and bare traces, several
+beside each other."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ from .tables import Curve
 
 PARTS, TRIALS, SETTINGS = "parts", "trials.csv", "sweep.toml"
 HELP = (
-    "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir of a run on Flower, "
+    "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir "
+    "of a run on Flower, "
     "or a trace.csv"
 )
 UNSEEN = "Who holds which labels is not shown"
@@ -71,14 +73,21 @@ class Data(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether it comes from the own data folder, by the name of a data set: no path that somebody else chose."""
+        """Whether it comes from the own data folder, by the name of a data set: no path that
+        somebody else chose."""
         known = {one.name: one for one in datasets()}
         name = self.table.get("name")
-        return isinstance(name, str) and name in known and bool(known[name].forms) and not PATHS & self.table.keys()
+        return (
+            isinstance(name, str)
+            and name in known
+            and bool(known[name].forms)
+            and not PATHS & self.table.keys()
+        )
 
 
 class Source(NamedTuple):
-    """What one path holds; entries and recipes name their federation by its key, "" where it is unknown."""
+    """What one path holds; entries and recipes name their federation by its key, "" where it is
+    unknown."""
 
     name: str
     entries: list[Entry]
@@ -89,11 +98,16 @@ class Source(NamedTuple):
 
 
 def content(
-    paths: Sequence[str | Path], *, title: str = "", targets: Sequence[float] | None = None, with_data: bool = False
+    paths: Sequence[str | Path],
+    *,
+    title: str = "",
+    targets: Sequence[float] | None = None,
+    with_data: bool = False,
 ) -> Content:
     """Everything that the paths hold, for one page.
 
-    The settings of a run or a sweep may be somebody else's: files that they name are read `with_data` only.
+    The settings of a run or a sweep may be somebody else's: files that they name are read
+    `with_data` only.
     """
     if not paths:
         raise InputError(f"there is nothing to report: {HELP}")
@@ -102,7 +116,10 @@ def content(
     sources, left_out = _sources(places, with_data)
     feds = {key: data for one in sources for key, data in one.federations.items()}
     names = _data_names({key: feds[key].table if key in feds else {} for key in _keys(sources)})
-    apart = [f"These runs are of different data: {'; '.join(names.values())}. Numbers compare within one."]
+    apart = [
+        f"These runs are of different data: {'; '.join(names.values())}. Numbers compare within "
+        f"one."
+    ]
     notes = [note for one in sources for note in one.notes]
     held, missing = _holdings(list(feds.values()), with_data)
     own, recipes = _together(sources, names)
@@ -113,7 +130,11 @@ def content(
 
 def _sources(paths: Sequence[Path], with_data: bool) -> tuple[list[Source], list[str]]:
     """What the paths hold, each folder once, and why something below them is left out."""
-    places = {Path(os.path.realpath(place)): place for path in paths for place in _places(path, LEVELS) or [path]}
+    places = {
+        Path(os.path.realpath(place)): place
+        for path in paths
+        for place in _places(path, LEVELS) or [path]
+    }
     found: list[Source] = []
     notes: list[str] = []
     for true, place in places.items():
@@ -168,7 +189,10 @@ def _keys(sources: Sequence[Source]) -> list[str]:
 
 def _data_names(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """A name for each federation: the data set's, with what differs where several have it."""
-    plain = {key: str(table.get("name", "own arrays" if key else "unknown data")) for key, table in tables.items()}
+    plain = {
+        key: str(table.get("name", "own arrays" if key else "unknown data"))
+        for key, table in tables.items()
+    }
     found = {}
     for key, table in tables.items():
         alike = [tables[other] for other in tables if plain[other] == plain[key]]
@@ -202,22 +226,36 @@ def _is_part(path: Path) -> bool:
         return False
 
 
-def _together(sources: Sequence[Source], names: Mapping[str, str]) -> tuple[list[Entry], list[Recipe]]:
-    """All entries and recipes; labels tell the data where these differ, and the source where several have the same."""
+def _together(
+    sources: Sequence[Source], names: Mapping[str, str]
+) -> tuple[list[Entry], list[Recipe]]:
+    """All entries and recipes; labels tell the data where these differ, and the source where
+    several have the same."""
 
     def on(label: str, data: str) -> str:
         return f"{label} on {names[data]}" if len(names) > 1 else label
 
-    labels = [{(e.curve.label, e.data): on(e.curve.label, e.data) for e in one.entries} for one in sources]
+    labels = [
+        {(e.curve.label, e.data): on(e.curve.label, e.data) for e in one.entries} for one in sources
+    ]
     count = Counter(label for own in labels for label in own.values())
     found, recipes = [], []
     for one, own in zip(sources, labels, strict=True):
-        shown = {key: f"{label} ({one.name})" if count[label] > 1 else label for key, label in own.items()}
+        shown = {
+            key: f"{label} ({one.name})" if count[label] > 1 else label
+            for key, label in own.items()
+        }
         for entry in one.entries:
             curve = entry.curve._replace(label=shown[entry.curve.label, entry.data])
             place = [on("", entry.data).strip(), f"({one.name})" if len(sources) > 1 else ""]
-            found.append(entry._replace(curve=curve, origin=" ".join(filter(None, place)), data=names[entry.data]))
-        recipes += [r._replace(title=shown.get((r.title, data), r.title)) for data, r in one.recipes]
+            found.append(
+                entry._replace(
+                    curve=curve, origin=" ".join(filter(None, place)), data=names[entry.data]
+                )
+            )
+        recipes += [
+            r._replace(title=shown.get((r.title, data), r.title)) for data, r in one.recipes
+        ]
     return found, recipes
 
 
@@ -227,22 +265,30 @@ def _name(path: Path) -> str:
 
 
 def _holdings(feds: Sequence[Data], with_data: bool) -> tuple[list[Holding], list[str]]:
-    """Who holds what in each federation, and why some are not shown; nothing that a file holds is quoted."""
+    """Who holds what in each federation, and why some are not shown; nothing that a file holds is
+    quoted."""
     found: list[Holding] = []
     notes: list[str] = []
     for data in feds[:MOST]:
         if data.table and not (data.named or with_data):
-            notes.append(f"{UNSEEN}: the data are no set by name; --with-data (in Python with_data=True) reads them.")
+            notes.append(
+                f"{UNSEEN}: the data are no set by name; --with-data (in Python with_data=True) "
+                f"reads them."
+            )
             continue
         try:
             one = holding(data.load())
         except InputError as error:
             notes.append(f"{UNSEEN}: {error if data.named or not data.table else error.kind}.")
         else:
-            if one is not None and not any(np.array_equal(one.counts, other.counts) for other in found):
+            if one is not None and not any(
+                np.array_equal(one.counts, other.counts) for other in found
+            ):
                 found.append(one)
     if len(feds) > MOST:
-        notes.append(f"Who holds which labels is shown for the first {MOST} of {len(feds)} federations.")
+        notes.append(
+            f"Who holds which labels is shown for the first {MOST} of {len(feds)} federations."
+        )
     return found, list(dict.fromkeys(notes))
 
 
@@ -259,7 +305,9 @@ def _runs(path: Path) -> Source:
         if trace is not None:
             pairs.setdefault(spec.digest, []).append((spec, trace))
     if not pairs:
-        raise InputError(f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it")
+        raise InputError(
+            f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it"
+        )
     found, recipes = [], []
     for digest, own in pairs.items():
         told = _told_apart([spec for spec, _ in own])
@@ -291,7 +339,10 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
         return None, f"{folder} has no round yet; {again}"
     done, rounds = len(trace) - 1, spec.options["rounds"]
     if done == rounds:
-        return trace, f"{folder} has a damaged checkpoint; its trace is shown as it stands, and {again}"
+        return (
+            trace,
+            f"{folder} has a damaged checkpoint; its trace is shown as it stands, and {again}",
+        )
     return trace, f"{folder} is not finished: {done} of {rounds} rounds; {again}"
 
 
@@ -300,7 +351,9 @@ def _told_apart(specs: Sequence[Spec]) -> list[Spec]:
     found = []
     for spec in specs:
         alike = [_plain(other) for other in specs if other.label == spec.label]
-        varied = {k: v for k, v in _plain(spec).items() if any(other.get(k) != v for other in alike)}
+        varied = {
+            k: v for k, v in _plain(spec).items() if any(other.get(k) != v for other in alike)
+        }
         found.append(replace(spec, short={**spec.short, **{k: str(v) for k, v in varied.items()}}))
     return found
 
@@ -308,14 +361,20 @@ def _told_apart(specs: Sequence[Spec]) -> list[Spec]:
 def _plain(spec: Spec) -> dict[str, Any]:
     """What makes two runs different, but the seed."""
     options = {k: v for k, v in spec.options.items() if k not in (*FREE, "seed")}
-    data = {"partition_seed" if k == "seed" else k: v for k, v in spec.data.items()} or {"data": spec.digest[:8]}
+    data = {"partition_seed" if k == "seed" else k: v for k, v in spec.data.items()} or {
+        "data": spec.digest[:8]
+    }
     return {"model": spec.model, **options, **data}
 
 
 # ---- sweeps ----
 
-Groups = dict[tuple[str, str], list[tuple[Trace, float | None]]]  # each trial with its listed accuracy at the end
-Pool = dict[tuple[str, int], list[Trace]]  # by label and seed; a folder may hold several sweeps' trials
+Groups = dict[
+    tuple[str, str], list[tuple[Trace, float | None]]
+]  # each trial with its listed accuracy at the end
+Pool = dict[
+    tuple[str, int], list[Trace]
+]  # by label and seed; a folder may hold several sweeps' trials
 
 
 def _sweep(path: Path, with_data: bool) -> Source:
@@ -323,34 +382,57 @@ def _sweep(path: Path, with_data: bool) -> Source:
     listed, notes = is_file(path / TRIALS), []
     if not listed and is_file(path / SETTINGS):
         again = "run the same `fedsso sweep` command again to complete it"
-        notes.append(f"The sweep in {path} is not finished, and the trials so far are shown: {again}.")
+        notes.append(
+            f"The sweep in {path} is not finished, and the trials so far are shown: {again}."
+        )
     table = read_sealed_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
     if is_file(path / SETTINGS) and check_seal(read_bytes(path / SETTINGS)) is None:
-        notes.append(f"{path / SETTINGS} carries no checksum: an earlier version wrote it, or somebody changed it.")
-    groups, missing = _listed(path / TRIALS, pool) if listed else (_unlisted(pool, table.get("select") == "val"), 0)
+        notes.append(
+            f"{path / SETTINGS} carries no checksum: an earlier version wrote it, or somebody "
+            f"changed it."
+        )
+    groups, missing = (
+        _listed(path / TRIALS, pool)
+        if listed
+        else (_unlisted(pool, table.get("select") == "val"), 0)
+    )
     if missing:
         again = "run the same `fedsso sweep` command again to have them"
-        notes.append(f"{missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: {again}.")
+        notes.append(
+            f"{missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
+            f"{again}."
+        )
     rest = sum(map(len, pool.values()))
     if rest:
-        notes.append(f"{path} holds {rest} more trials, of another sweep or of one under way; they are not shown.")
+        notes.append(
+            f"{path} holds {rest} more trials, of another sweep or of one under way; they are not "
+            f"shown."
+        )
     chosen = any(by == "val" for _, by in groups)
     if chosen:
         notes.append(
-            "Settings were chosen by held-out training rows, on which the grids are judged; the best of each "
+            "Settings were chosen by held-out training rows, on which the grids are judged; the "
+            "best of each "
             "algorithm was then run on all training rows and is judged by the test rows."
         )
     feds = _sweep_data(table, with_data)
     data = next(iter(feds), "")
-    own = [_entry(label, by, trials, chosen)._replace(data=data) for (label, by), trials in groups.items()]
+    own = [
+        _entry(label, by, trials, chosen)._replace(data=data)
+        for (label, by), trials in groups.items()
+    ]
     goal = _target(path / SETTINGS, table.get("target"))
-    return Source(_name(path), own, notes, _sweep_recipe(path, table), feds, goal if table else None)
+    return Source(
+        _name(path), own, notes, _sweep_recipe(path, table), feds, goal if table else None
+    )
 
 
 def _pool(folder: Path) -> Pool:
     there = list(held(folder).values())
     if not there:
-        raise InputError(f"{folder} holds no finished trial of this version of fedsso; run the sweep to its end")
+        raise InputError(
+            f"{folder} holds no finished trial of this version of fedsso; run the sweep to its end"
+        )
     pool: Pool = {}
     for one, trace in zip(there, read(there), strict=True):
         pool.setdefault((str(one.meta["label"]), one.meta["seed"]), []).append(trace)
@@ -358,23 +440,35 @@ def _pool(folder: Path) -> Pool:
 
 
 def _listed(path: Path, pool: Pool) -> tuple[Groups, int]:
-    """The trials that a finished sweep lists, by label and by the rows they are judged by; and how many are missing."""
+    """The trials that a finished sweep lists, by label and by the rows they are judged by; and how
+    many are missing."""
     groups: Groups = {}
     missing = 0
     for row in read_csv(path):
         try:
-            label, by, own = row["setting"], row["judged_by"], pool.get((row["setting"], int(row["seed"])), [])
+            label, by, own = (
+                row["setting"],
+                row["judged_by"],
+                pool.get((row["setting"], int(row["seed"])), []),
+            )
             ends, end = f"{row['last']} {row['diverged']}", _accuracy(row["final"], row["last"])
         except (KeyError, ValueError) as error:
-            raise InputError(f"{path} is not the list of a sweep's trials ({error}); run the sweep again") from error
-        found = next((t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends), None)
+            raise InputError(
+                f"{path} is not the list of a sweep's trials ({error}); run the sweep again"
+            ) from error
+        found = next(
+            (t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends),
+            None,
+        )
         if found is None:
             missing += 1
             continue
         own.remove(found)
         groups.setdefault((label, by), []).append((found, end))
     if not groups:
-        raise InputError(f"none of the trials that {path} lists are in {PARTS}; run the sweep again")
+        raise InputError(
+            f"none of the trials that {path} lists are in {PARTS}; run the sweep again"
+        )
     return groups, missing
 
 
@@ -389,16 +483,22 @@ def _accuracy(final: str, last: str) -> float | None:
 
 
 def _unlisted(pool: Pool, held_out: bool) -> Groups:
-    """One trial of each label and seed; where one of two was judged by held-out rows, neither: they look alike."""
+    """One trial of each label and seed; where one of two was judged by held-out rows, neither: they
+    look alike."""
     groups: Groups = {}
     for label, seed in sorted(pool, key=lambda key: key[1]):
         if not (held_out and len(pool[label, seed]) > 1):
-            groups.setdefault((label, "val" if held_out else "test"), []).append((pool[label, seed].pop(), None))
+            groups.setdefault((label, "val" if held_out else "test"), []).append(
+                (pool[label, seed].pop(), None)
+            )
     return groups
 
 
-def _entry(label: str, by: str, trials: Sequence[tuple[Trace, float | None]], chosen: bool) -> Entry:
-    """A setting of a grid; where settings were chosen by held-out rows, the grid is those and the test rows lead."""
+def _entry(
+    label: str, by: str, trials: Sequence[tuple[Trace, float | None]], chosen: bool
+) -> Entry:
+    """A setting of a grid; where settings were chosen by held-out rows, the grid is those and the
+    test rows lead."""
     algorithm, lead = label.split(" ")[0], chosen and by == "test"
     shown = f"{label} on held-out rows" if by == "val" else label
     curve = Curve(shown, tuple(trace for trace, _ in trials), algorithm)
@@ -410,7 +510,9 @@ def _hyper(label: str) -> dict[str, Any]:
     """An algorithm's fields as a label tells them, the others at their defaults."""
     algorithm, *told = label.split(" ")
     fields = fields_of(ALGORITHMS[algorithm]) if algorithm in ALGORITHMS else ()
-    return {f.name: f.default for f in fields} | {k: _value(v) for k, _, v in (one.partition("=") for one in told)}
+    return {f.name: f.default for f in fields} | {
+        k: _value(v) for k, _, v in (one.partition("=") for one in told)
+    }
 
 
 def _value(text: str) -> float | str:
@@ -422,7 +524,11 @@ def _value(text: str) -> float | str:
 
 def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
     command = f"fedsso sweep --config {SETTINGS}"
-    return [("", Recipe(f"{_name(path)}, the whole sweep", to_toml(table), command, SETTINGS))] if table else []
+    return (
+        [("", Recipe(f"{_name(path)}, the whole sweep", to_toml(table), command, SETTINGS))]
+        if table
+        else []
+    )
 
 
 def _target(path: Path, target: object) -> float:
@@ -430,12 +536,16 @@ def _target(path: Path, target: object) -> float:
     if target is None:
         return math.inf
     if not isinstance(target, int | float) or not 0 < target <= 1:
-        raise InputError(f"{path}: target must be an accuracy in (0, 1], got {repr(target)[:40]}; correct that line")
+        raise InputError(
+            f"{path}: target must be an accuracy in (0, 1], got {repr(target)[:40]}; correct that "
+            f"line"
+        )
     return float(target)
 
 
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
-    """The federation by its digest, as runs have it, or by its settings if it is not or cannot be loaded."""
+    """The federation by its digest, as runs have it, or by its settings if it is not or cannot be
+    loaded."""
     data = table.get("data")
     if not isinstance(data, dict):
         return {}
@@ -460,7 +570,8 @@ def _loaded(table: Mapping[str, Any]) -> Federation:
 
 
 def _trace(path: Path) -> Source:
-    """A trace alone; the checkpoint beside that of a run on Flower tells its algorithm and settings."""
+    """A trace alone; the checkpoint beside that of a run on Flower tells its algorithm and
+    settings."""
     try:
         trace = Trace.load(path)
     except InputError as error:
@@ -472,14 +583,17 @@ def _trace(path: Path) -> Source:
     name = _name(path.parent if path.name == TRACE else path)
     words = re.split(r"[^a-z0-9]+", name.lower())
     guess = next((known for known in ALGORITHMS if known in words), name)
-    algorithm = next((known for known, cls in ALGORITHMS.items() if told.startswith(f"{cls.__name__}(")), guess)
+    algorithm = next(
+        (known for known, cls in ALGORITHMS.items() if told.startswith(f"{cls.__name__}(")), guess
+    )
     label = f"{algorithm} on Flower" if told else name
     recipes = [("", Recipe(label, told))] if told else []
     return Source(name, [Entry(Curve(label, (trace,), algorithm))], [], recipes, {})
 
 
 def _ended(trace: Trace) -> Trace:
-    """A trace does not say that its run has diverged, but from there on the accuracy is 0 and no loss is a number."""
+    """A trace does not say that its run has diverged, but from there on the accuracy is 0 and no
+    loss is a number."""
     going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
     first = int(going[-1]) + 1 if len(going) else len(trace)
     return replace(trace, diverged=int(trace["round"][first])) if first < len(trace) else trace
@@ -493,7 +607,8 @@ def _eval_every(trace: Trace) -> int:
 
 
 def _flower(path: Path) -> str:
-    """The settings of a run on Flower as its checkpoint tells them; none where it is another file, or none."""
+    """The settings of a run on Flower as its checkpoint tells them; none where it is another file,
+    or none."""
     try:
         return str(parse_json(checkpoint.text_of(checkpoint.load(path)["about"]), path)["settings"])
     except (InputError, KeyError, TypeError, ValueError):

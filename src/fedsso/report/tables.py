@@ -67,7 +67,9 @@ def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
         "label": curve.label,
         "algorithm": curve.algorithm,
         "seeds": len(curve.traces),
-        "rounds_to": {_name(t): _stat([trace.rounds_to(t) for trace in curve.traces]) for t in targets},
+        "rounds_to": {
+            _name(t): _stat([trace.rounds_to(t) for trace in curve.traces]) for t in targets
+        },
         "megabytes": _megabytes(curve.traces, targets),
         "final_accuracy": _stat([trace.final() for trace in curve.traces]),
         "diverged": [trace.diverged for trace in curve.traces if trace.diverged is not None],
@@ -113,7 +115,9 @@ def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
     start, best = max(values[0] for values in reached), max(values.max() for values in reached)
     for coarse, fine in ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001)):
         steps = zip((0.5, 0.8, 0.9, 0.95), (coarse, coarse, fine, fine), strict=True)
-        targets = sorted({_round_down(start + share * (best - start), step) for share, step in steps})
+        targets = sorted(
+            {_round_down(start + share * (best - start), step) for share, step in steps}
+        )
         if len(targets) == 4 and targets[0] > start:
             break
     return tuple(t for t in targets if t > start)
@@ -147,7 +151,11 @@ def _rounds(stat: Stat, seeds: int) -> str:
 
 
 def _cost(stat: Megabytes | None) -> str:
-    return f"{_spread(stat, _decimals(stat['mean'] or 0))} (to {_name(stat['target'])})" if stat else "–"
+    return (
+        f"{_spread(stat, _decimals(stat['mean'] or 0))} (to {_name(stat['target'])})"
+        if stat
+        else "–"
+    )
 
 
 def _decimals(value: float) -> int:
@@ -176,12 +184,15 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
         return ""
     rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
     cells = [list(rows[0]), rule, *(list(row.values()) for row in rows)]
-    return "".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in cells)
+    return "".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in cells
+    )
 
 
 # ---- the picture ----
 
-FAMILIES = {  # hues that colour-blind readers tell apart; relatives share one and differ in their dashes
+# hues that colour-blind readers tell apart; relatives share one and differ in their dashes
+FAMILIES = {
     "#D55E00": ("fedsso", "fedsophia", "fednew"),
     "#0072B2": ("fedavg", "fedprox", "fednova", "fedavgm"),
     "#009E73": ("feddane", "dane", "done", "giant"),
@@ -192,7 +203,12 @@ FAMILIES = {  # hues that colour-blind readers tell apart; relatives share one a
     "#6B6B6B": ("fedsgd", "ldsgd", "fedper"),
 }
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-CROSS: dict[str, Any] = {"marker": "X", "markersize": 9, "markeredgecolor": "white", "linestyle": "none"}
+CROSS: dict[str, Any] = {
+    "marker": "X",
+    "markersize": 9,
+    "markeredgecolor": "white",
+    "linestyle": "none",
+}
 
 
 class Style(NamedTuple):
@@ -206,7 +222,9 @@ def style(algorithm: str) -> Style:
         if algorithm in names:
             return Style(color, DASHES[names.index(algorithm)])
     number = int.from_bytes(blake2b(algorithm.encode(), digest_size=4).digest(), "big")
-    return Style(list(FAMILIES)[number % len(FAMILIES)], DASHES[number // len(FAMILIES) % len(DASHES)])
+    return Style(
+        list(FAMILIES)[number % len(FAMILIES)], DASHES[number // len(FAMILIES) % len(DASHES)]
+    )
 
 
 def styles(curves: Sequence[Curve]) -> Iterator[Style]:
@@ -216,7 +234,9 @@ def styles(curves: Sequence[Curve]) -> Iterator[Style]:
         place, of = seen[curve.algorithm], count[curve.algorithm]
         seen[curve.algorithm] += 1
         base = style(curve.algorithm)
-        yield base._replace(color=shade(base.color, 0.9 * place / (of - 1) - 0.4)) if of > 1 else base
+        yield (
+            base._replace(color=shade(base.color, 0.9 * place / (of - 1) - 0.4)) if of > 1 else base
+        )
 
 
 def shade(color: str, light: float) -> str:
@@ -226,9 +246,11 @@ def shade(color: str, light: float) -> str:
     return "#" + "".join(f"{round(p + abs(light) * (goal - p)):02X}" for p in parts)
 
 
-def plot(curves: Sequence[Curve], path: str | Path, *, title: str = "", targets: Sequence[float] = ()) -> None:
-    """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a band; what was measured
-    only once has no curve."""
+def plot(
+    curves: Sequence[Curve], path: str | Path, *, title: str = "", targets: Sequence[float] = ()
+) -> None:
+    """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a
+    band; what was measured only once has no curve."""
     if not curves:
         raise InputError("there is no curve to draw; give at least one")
     picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
@@ -236,9 +258,13 @@ def plot(curves: Sequence[Curve], path: str | Path, *, title: str = "", targets:
 
 def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
     metrics = ("test_accuracy", "train_loss")
-    shown = [m for m in metrics if any(len(series(curve.traces, m)[0]) > 1 for curve in curves)] or metrics
+    shown = [
+        m for m in metrics if any(len(series(curve.traces, m)[0]) > 1 for curve in curves)
+    ] or metrics
     looks, width = list(styles(curves)), 10 if len(shown) > 1 else 6
-    for axes, metric in zip(figure.subplots(1, len(shown), sharex=True, squeeze=False)[0], shown, strict=True):
+    for axes, metric in zip(
+        figure.subplots(1, len(shown), sharex=True, squeeze=False)[0], shown, strict=True
+    ):
         axes.grid(True)
         round_axis(axes)
         if metric == "test_accuracy":
@@ -260,7 +286,8 @@ def heading(figure: Figure, title: str) -> None:
 
 
 def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
-    """Mean and range of the seeds that stayed finite; each of the others alone, thin, up to a cross."""
+    """Mean and range of the seeds that stayed finite; each of the others alone, thin, up to a
+    cross."""
     rounds, values = series([t for t in curve.traces if t.diverged is None], metric)
     if len(rounds):
         marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) <= 25 else {}
@@ -270,7 +297,9 @@ def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
     for trace in curve.traces:
         if trace.diverged is not None:
             rounds, values = series([trace], metric)
-            finite = rounds < trace.diverged  # from there on the accuracy is a 0 that stands for nothing
+            finite = (
+                rounds < trace.diverged
+            )  # from there on the accuracy is a 0 that stands for nothing
             _lost(axes, rounds[finite], values[0, finite], look)
 
 
@@ -282,9 +311,12 @@ def _lost(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -
 
 
 def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The rounds where some seed has a value, and the values [seeds, rounds], NaN where a seed has none."""
+    """The rounds where some seed has a value, and the values [seeds, rounds], NaN where a seed has
+    none."""
     finite = [np.isfinite(trace[metric]) for trace in traces]
-    rounds = np.unique([r for t, f in zip(traces, finite, strict=True) for r in t["round"][f].tolist()])
+    rounds = np.unique(
+        [r for t, f in zip(traces, finite, strict=True) for r in t["round"][f].tolist()]
+    )
     values = np.full((len(traces), len(rounds)), np.nan)
     for row, t, f in zip(values, traces, finite, strict=True):
         row[np.searchsorted(rounds, t["round"][f])] = t[metric][f]
@@ -306,7 +338,9 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
     where = axes.get_yaxis_transform()
     for target in targets:
         axes.axhline(target, color="#888888", lw=0.8, ls=(0, (2, 3)), zorder=1)
-        axes.text(1.01, target, _name(target), transform=where, va="center", fontsize=8, color="#777777")
+        axes.text(
+            1.01, target, _name(target), transform=where, va="center", fontsize=8, color="#777777"
+        )
 
 
 def loss_axis(axes: Axes, low: float, high: float) -> None:
@@ -342,7 +376,10 @@ def keys(labels: Sequence[str], looks: Sequence[Style]) -> list[Any]:
     """Lines for a legend."""
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], lw=1.8, label=label, **look._asdict()) for label, look in zip(labels, looks, strict=True)]
+    return [
+        Line2D([], [], lw=1.8, label=label, **look._asdict())
+        for label, look in zip(labels, looks, strict=True)
+    ]
 
 
 def marks(curves: Sequence[Curve]) -> list[Any]:
@@ -360,13 +397,18 @@ def marks(curves: Sequence[Curve]) -> list[Any]:
 
 def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
     """Below the panels of a figure that is `width` inches wide; returns how many rows it takes."""
-    rows, columns = legend_shape([0.7 + 0.08 * len(handle.get_label()) for handle in handles], width - 0.4)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6)
+    rows, columns = legend_shape(
+        [0.7 + 0.08 * len(handle.get_label()) for handle in handles], width - 0.4
+    )
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6
+    )
     return rows
 
 
 def legend_shape(widths: Sequence[float], room: float) -> tuple[int, int]:
-    """The fewest rows, and their columns, that hold entries of these widths, which go down column by column."""
+    """The fewest rows, and their columns, that hold entries of these widths, which go down column
+    by column."""
     for rows in range(1, len(widths)):
         columns = -(-len(widths) // rows)
         if sum(float(own.max()) for own in np.array_split(np.array(widths), columns)) <= room:

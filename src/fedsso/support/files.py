@@ -22,15 +22,18 @@ LONGEST = 200  # letters of a file's name that its temporary name repeats
 
 def unwritable(path: str | Path, error: OSError) -> InputError:
     """The error for a path that cannot be written, with the remedy."""
-    remedy = "free some space" if error.errno in FULL else "give a path in a folder that can be written"
+    remedy = (
+        "free some space" if error.errno in FULL else "give a path in a folder that can be written"
+    )
     return InputError(f"cannot write {path}: {error.strerror}; {remedy}")
 
 
 def write_atomic(path: str | Path, data: bytes | bytearray | str, keep: Path | None = None) -> None:
-    """Write a file under a temporary name and rename it, so that a reader sees the old or the new one.
+    """Write a file under a temporary name and rename it, so that a reader sees the old or the new
+    one.
 
-    With `keep` the old file stays under that name. A process that dies between the two renamings leaves the old file
-    there and none in its place.
+    With `keep` the old file stays under that name. A process that dies between the two renamings
+    leaves the old file there and none in its place.
     """
     target = Path(os.path.realpath(path))  # a link keeps pointing at the file behind it
     if os.path.exists(target) and not os.path.isfile(target):
@@ -62,7 +65,8 @@ def write_then_rename(
 
 
 def _settle(folder: Path) -> None:
-    """Bring the names in a folder to the disk as well: after a power failure a file must have its new name."""
+    """Bring the names in a folder to the disk as well: after a power failure a file must have its
+    new name."""
     with suppress(OSError):  # not every file system can
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -107,7 +111,9 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML forbids it
+    return json.dumps(text, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # JSON leaves DEL bare, TOML forbids it
 
 
 def _value(name: str, value: object) -> str:
@@ -122,4 +128,6 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(name, item) for item in value) + "]"
     kind = type(value).__name__
-    raise InputError(f"cannot write {name} = {value!r} as TOML: use text, numbers or lists, not {kind}")
+    raise InputError(
+        f"cannot write {name} = {value!r} as TOML: use text, numbers or lists, not {kind}"
+    )

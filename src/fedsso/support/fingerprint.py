@@ -1,7 +1,8 @@
 """What a user's object computes, as text: the same in another process, another one after a change.
 
-Runs are told apart by it. Code is compared as Python's bytecode; torch's own goes by its name, so that a newer torch
-does not make another run. What lies behind a global name of a function is not followed.
+Runs are told apart by it. Code is compared as Python's bytecode; torch's own goes by its name, so
+that a newer torch does not make another run. What lies behind a global name of a function is not
+followed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
 def describe(thing: Any, above: tuple[int, ...] = ()) -> str:
-    """A text of the object's values and code; `above` holds what it is part of, as a function may hold itself."""
+    """A text of the object's values and code; `above` holds what it is part of, as a function may
+    hold itself."""
     if isinstance(thing, PLAIN):
         return repr(thing)
     if id(thing) in above:
@@ -44,7 +46,9 @@ def _numbers(array: Any) -> str:
     """A tensor or an array of numpy."""
     free = getattr(array, "requires_grad", False)
     values = array.detach().cpu().double().numpy() if isinstance(array, Tensor) else array
-    return f"{array.dtype} {tuple(array.shape)} {free} {hashlib.sha256(values.tobytes()).hexdigest()}"
+    return (
+        f"{array.dtype} {tuple(array.shape)} {free} {hashlib.sha256(values.tobytes()).hexdigest()}"
+    )
 
 
 def _parts(thing: Any) -> Any:
@@ -65,7 +69,8 @@ def _parts(thing: Any) -> Any:
 
 
 def _held(cell: CellType) -> Any:
-    """What a function closes over; a list that it fills as it runs does not make it another function."""
+    """What a function closes over; a list that it fills as it runs does not make it another
+    function."""
     try:
         held = cell.cell_contents
     except ValueError:  # not yet assigned
@@ -74,7 +79,8 @@ def _held(cell: CellType) -> Any:
 
 
 def _module(module: nn.Module) -> Any:
-    """Architecture, parameters (and which are trained), buffers, settings, and the code of own forward functions."""
+    """Architecture, parameters (and which are trained), buffers, settings, and the code of own
+    forward functions."""
     values = [*module.named_parameters(), *module.named_buffers()]
     return repr(module), values, [(name, _object(m)) for name, m in module.named_modules()]
 

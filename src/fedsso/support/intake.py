@@ -1,4 +1,5 @@
-"""The one place where files of others come in: regular files only, within limits, damage told from absence.
+"""The one place where files of others come in: regular files only, within limits, damage told from
+absence.
 
 Whatever is wrong with a file is an InputError that names the file, the place in it and the remedy:
 `Unreadable` (not there, no permission, not a regular file), `TooLarge` (beyond one of the `Limits`,
@@ -42,7 +43,13 @@ DAMAGE = (EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipf
 BLOCK = 1 << 20  # bytes read at a time
 SMALL = 1 << 26  # bytes: up to here a packed file may expand by any factor
 CONTENTS = 1 << 22  # bytes of the list of contents of an archive
-KINDS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
+KINDS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",
+}
 NUMBERS = "biuf"  # kinds of numpy's formats
 
 
@@ -69,7 +76,8 @@ class Damaged(InputError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is read of a file. The defaults keep a file that lies about its size below 2 GB."""
+    """The most that is read of a file. The defaults keep a file that lies about its size below 2
+    GB."""
 
     bytes: int = 1 << 30
     """Bytes of a file that is read as a whole."""
@@ -144,7 +152,9 @@ def user_path(what: str, path: object) -> Path:
         if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
             return found  # something for the reader to find
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({why})") from None
+        raise InputError(
+            f"{what} must be the path of a file or folder, got {path!r} ({why})"
+        ) from None
     return found
 
 
@@ -198,7 +208,8 @@ def _unreadable(path: PathLike, error: Exception) -> Unreadable:
 
 @contextmanager
 def opened(path: PathLike) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; a pipe, a device or a folder is refused without waiting for it."""
+    """A regular file, open for reading; a pipe, a device or a folder is refused without waiting for
+    it."""
     with os.fdopen(_handle(path), "rb") as file:
         yield file
 
@@ -206,14 +217,18 @@ def opened(path: PathLike) -> Iterator[BinaryIO]:
 def _handle(path: PathLike) -> int:
     """The open file's number."""
     try:
-        handle = os.open(path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_NOCTTY") | _flag("O_BINARY"))
+        handle = os.open(
+            path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_NOCTTY") | _flag("O_BINARY")
+        )
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
         kind = IRREGULAR.get(stat.S_IFMT(mode), "something else")
-        raise Unreadable(f"cannot read {path}: it is {kind}, not a regular file; give the name of a file")
+        raise Unreadable(
+            f"cannot read {path}: it is {kind}, not a regular file; give the name of a file"
+        )
     return handle
 
 
@@ -222,7 +237,12 @@ def _flag(name: str) -> int:
     return int(getattr(os, name, 0))
 
 
-IRREGULAR = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+IRREGULAR = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
@@ -236,7 +256,9 @@ def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
         except OSError as error:
             raise _unreadable(path, error) from None
     if len(data) == size + BLOCK:
-        raise Unreadable(f"cannot read {path}: it grows while it is read; copy it, and give the copy")
+        raise Unreadable(
+            f"cannot read {path}: it grows while it is read; copy it, and give the copy"
+        )
     return data
 
 
@@ -251,7 +273,9 @@ def decoded(data: bytes, where: object) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Damaged(f"cannot read {where}: line {line} is not UTF-8 text; save the file as UTF-8") from None
+        raise Damaged(
+            f"cannot read {where}: line {line} is not UTF-8 text; save the file as UTF-8"
+        ) from None
 
 
 # ---- TOML and JSON ----
@@ -293,16 +317,20 @@ QUOTED = re.compile(
     r"|#[^\n]*",
     re.DOTALL,
 )
-"""Texts and comments, in which brackets, dots and digits mean nothing; one that is not closed goes on to the end."""
+"""Texts and comments, in which brackets, dots and digits mean nothing; one that is not closed goes
+on to the end."""
 
 
 def _check_shape(text: str, where: object) -> None:
-    """Hold the limits of nesting and digits before a parser sees the text, whose time and stack they bound."""
+    """Hold the limits of nesting and digits before a parser sees the text, whose time and stack
+    they bound."""
     most = limits()
     bare = QUOTED.sub(lambda found: re.sub(r"[^\n]", "q", found[0]), text)
     long = re.search(rf"(?<![0-9_])[0-9][0-9_]{{{most.digits},}}", bare)
     if long:
-        raise most.beyond("digits", _line(where, bare, long.start()), f"has a number of {len(long[0])} digits")
+        raise most.beyond(
+            "digits", _line(where, bare, long.start()), f"has a number of {len(long[0])} digits"
+        )
     chain = re.search(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{most.nesting},}}", bare)
     if chain:
         has = f"has a name of {chain[0].count('.') + 1} parts"
@@ -324,7 +352,8 @@ def _line(where: object, text: str, place: int) -> str:
 
 @contextmanager
 def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked where they are gzip, bzip2 or xz, or the one text file in a zip archive.
+    """The bytes of a file, unpacked where they are gzip, bzip2 or xz, or the one text file in a zip
+    archive.
 
     What comes out is bounded by the limits `unpacked` and `expansion`.
     """
@@ -336,13 +365,20 @@ def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
             head = cast(io.BufferedReader, raw).peek(6)
             kind = next((name for magic, name in KINDS.items() if head.startswith(magic)), kind)
             inner = stack.enter_context(_unpacking(raw, kind, path))
-            yield cast(IO[bytes], stack.enter_context(io.BufferedReader(_Metered(inner, path, size, most), 1 << 16)))
+            yield cast(
+                IO[bytes],
+                stack.enter_context(io.BufferedReader(_Metered(inner, path, size, most), 1 << 16)),
+            )
     except MemoryError:
-        raise InputError(f"{path}: is too large for the memory of this machine; use a part of it") from None
+        raise InputError(
+            f"{path}: is too large for the memory of this machine; use a part of it"
+        ) from None
     except (OSError, *DAMAGE) as error:
         if isinstance(error, OSError) and error.errno:
             raise _unreadable(path, error) from None
-        raise Damaged(f"{path}: cannot be read as {kind}, corrupt or cut short ({error}): fetch it again") from None
+        raise Damaged(
+            f"{path}: cannot be read as {kind}, corrupt or cut short ({error}): fetch it again"
+        ) from None
 
 
 class _Metered(io.RawIOBase):
@@ -381,7 +417,9 @@ def check_expansion(given: int, size: int, where: object, most: Limits) -> None:
     """Raise TooLarge where a file of `size` bytes gives too many."""
     most.check("unpacked", given, where, "or more bytes, unpacked")
     if given > max(SMALL, most.expansion * size):
-        raise most.beyond("expansion", where, f"becomes {given / max(size, 1):.0f} times larger, unpacked")
+        raise most.beyond(
+            "expansion", where, f"becomes {given / max(size, 1):.0f} times larger, unpacked"
+        )
 
 
 def lines(path: PathLike) -> Iterator[bytes]:
@@ -399,9 +437,13 @@ def lines(path: PathLike) -> Iterator[bytes]:
 
 
 def text_lines(path: PathLike) -> Iterator[str]:
-    """The lines of a UTF-8 file as text, unpacked, with the ends that they have; limited as `lines` are."""
+    """The lines of a UTF-8 file as text, unpacked, with the ends that they have; limited as `lines`
+    are."""
     most = limits()
-    with unpacked(path) as file, io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+    with (
+        unpacked(path) as file,
+        io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text,
+    ):
         n = 0
         while line := text.readline(most.line + 1):
             n += 1
@@ -409,8 +451,12 @@ def text_lines(path: PathLike) -> Iterator[str]:
                 raise most.beyond("rows", path, f"has more than {most.rows} lines")
             if len(line) > most.line:
                 raise most.beyond("line", f"{path}: line {n}", "is longer")
-            if "\0" in line or (not line.isascii() and any("\ud800" <= c <= "\udfff" for c in line)):
-                raise Damaged(f"cannot read {path}: line {n} is not UTF-8 text; save the file as UTF-8")
+            if "\0" in line or (
+                not line.isascii() and any("\ud800" <= c <= "\udfff" for c in line)
+            ):
+                raise Damaged(
+                    f"cannot read {path}: line {n} is not UTF-8 text; save the file as UTF-8"
+                )
             yield line
 
 
@@ -431,13 +477,17 @@ def _only_text(archive: zipfile.ZipFile, path: PathLike) -> zipfile.ZipInfo:
     texts = [one for one in archive.infolist() if one.filename.endswith((".txt", ".csv"))]
     if len(texts) != 1:
         found = ", ".join(one.filename for one in texts[:10]) or "none"
-        raise InputError(f"{path}: need one .txt or .csv file in it, got {found}: unpack it and name the one to use")
+        raise InputError(
+            f"{path}: need one .txt or .csv file in it, got {found}: unpack it and name the one to "
+            f"use"
+        )
     _deflated(texts[0])
     return texts[0]
 
 
 class Pieces:
-    """A file for zipfile or tarfile, which read a list of contents, or a name, as long as the archive says it is."""
+    """A file for zipfile or tarfile, which read a list of contents, or a name, as long as the
+    archive says it is."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
         self.file, self.seek, self.tell, self.seekable = file, file.seek, file.tell, file.seekable
@@ -445,7 +495,9 @@ class Pieces:
     def read(self, size: int = -1) -> bytes:
         """So many bytes, which must not be more than a list of contents ought to have."""
         if size > CONTENTS:
-            raise zipfile.BadZipFile(f"it asks for {size} bytes at once, at most {CONTENTS} are read")
+            raise zipfile.BadZipFile(
+                f"it asks for {size} bytes at once, at most {CONTENTS} are read"
+            )
         return self.file.read(size)
 
 
@@ -457,7 +509,9 @@ def zip_archive(file: IO[bytes]) -> zipfile.ZipFile:
 def _deflated(member: zipfile.ZipInfo) -> None:
     """The other methods unpack a block into any number of bytes at once."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise zipfile.BadZipFile(f"{member.filename} is packed by method {member.compress_type}, need 0 or 8")
+        raise zipfile.BadZipFile(
+            f"{member.filename} is packed by method {member.compress_type}, need 0 or 8"
+        )
 
 
 # ---- arrays ----
@@ -474,19 +528,23 @@ def read_npz(path: PathLike, names: Collection[str] | None = None) -> dict[str, 
 def parse_npz(data: bytes, where: object, names: Collection[str] | None = None) -> dict[str, Array]:
     """The arrays of an .npz file's bytes: numbers only, nothing pickled.
 
-    The sizes that the file states are checked against the limits and each other before anything is allocated.
+    The sizes that the file states are checked against the limits and each other before anything is
+    allocated.
     """
     return _npz(io.BytesIO(data), len(data), where, names)
 
 
-def _npz(file: IO[bytes], size: int, where: object, names: Collection[str] | None) -> dict[str, Array]:
+def _npz(
+    file: IO[bytes], size: int, where: object, names: Collection[str] | None
+) -> dict[str, Array]:
     try:
         with zip_archive(file) as archive:
             held = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
             missing = [name for name in names or () if name not in held]
             if missing:
                 raise Damaged(
-                    f"{where}: has no array {missing[0]!r}, only {', '.join(list(held)[:10]) or 'none'}: fetch it again"
+                    f"{where}: has no array {missing[0]!r}, only "
+                    f"{', '.join(list(held)[:10]) or 'none'}: fetch it again"
                 )
             wanted = {name: held[name] for name in (held if names is None else names)}
             whole = sum(one.file_size for one in wanted.values())
@@ -497,11 +555,15 @@ def _npz(file: IO[bytes], size: int, where: object, names: Collection[str] | Non
     except InputError:
         raise
     except MemoryError:
-        raise TooLarge(f"{where}: is too large for the memory of this machine; use a part of it") from None
+        raise TooLarge(
+            f"{where}: is too large for the memory of this machine; use a part of it"
+        ) from None
     except Exception as error:  # numpy and zipfile let through whatever damaged bytes lead to
         if isinstance(error, OSError) and error.errno:
             raise _unreadable(str(where), error) from None
-        raise Damaged(f"{where}: cannot be read as .npz, corrupt or cut short ({error}): fetch it again") from None
+        raise Damaged(
+            f"{where}: cannot be read as .npz, corrupt or cut short ({error}): fetch it again"
+        ) from None
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
@@ -513,7 +575,9 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
             raise ValueError(f"{member.filename} holds {dtype}, which are no numbers")
         size, left = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
         if size != left or min(shape, default=0) < 0:
-            raise ValueError(f"{member.filename} tells of {list(shape)} {dtype}, {size} bytes, and has {left}")
+            raise ValueError(
+                f"{member.filename} tells of {list(shape)} {dtype}, {size} bytes, and has {left}"
+            )
         content, place = bytearray(size), 0
         while block := file.read(BLOCK):
             content[place : place + len(block)] = block
@@ -525,7 +589,10 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     if version not in readers:
         raise ValueError(f"it has a header of version {version}, need (1, 0) or (2, 0)")
     shape, fortran, dtype = readers[version](file)
@@ -542,12 +609,17 @@ def read_csv(path: PathLike) -> list[dict[str, str]]:
     found = []
     for line, cells in rows:
         if len(cells) != len(header):
-            raise Damaged(f"{path}: line {line}: has {len(cells)} cells for {len(header)} columns; correct that line")
+            raise Damaged(
+                f"{path}: line {line}: has {len(cells)} cells for {len(header)} columns; correct "
+                f"that line"
+            )
         found.append(dict(zip(header, cells, strict=True)))
     return found
 
 
-def csv_rows(path: PathLike, text: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def csv_rows(
+    path: PathLike, text: Iterable[str], delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
     """The line where each row starts and its cells, within the limits; empty lines are passed over."""
     most, line = limits(), 1
     csv.field_size_limit(max(csv.field_size_limit(), most.field))
@@ -563,5 +635,9 @@ def csv_rows(path: PathLike, text: Iterable[str], delimiter: str = ",") -> Itera
             line = reader.line_num + 1
     except csv.Error as error:
         if "field limit" in str(error):
-            raise most.beyond("field", f"{path}: line {line}", "has more characters in a cell") from None
-        raise Damaged(f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes") from None
+            raise most.beyond(
+                "field", f"{path}: line {line}", "has more characters in a cell"
+            ) from None
+        raise Damaged(
+            f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes"
+        ) from None

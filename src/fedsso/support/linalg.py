@@ -9,7 +9,8 @@ CACHED = 1 << 18  # float64 numbers that are widened at a time
 
 
 def gram(*vectors: Tensor) -> Tensor:
-    """All inner products of n vectors [..., d] in float64, [..., n, n]; they are widened block by block, in cache."""
+    """All inner products of n vectors [..., d] in float64, [..., n, n]; they are widened block by
+    block, in cache."""
     first, n = vectors[0], len(vectors)
     lead, d = first.shape[:-1], first.shape[-1]
     width = min(d, max(1024, CACHED // max(1, n * first[..., 0].numel()))) if first.is_cpu else d
@@ -36,10 +37,12 @@ def norm(a: Tensor) -> Tensor:
 
 
 def solve(A: Tensor, b: Tensor) -> Tensor:
-    """A^-1 b for A [..., d, d] and b [..., d]; NaN where A is singular, which costs no neighbour its answer.
+    """A^-1 b for A [..., d, d] and b [..., d]; NaN where A is singular, which costs no neighbour
+    its answer.
 
-    Large matrices, and all on a CPU, one after the other: a GPU's batched routines are made for small ones, and with
-    several of more than some hundred rows, on more than one thread, torch 2.13 fails in its LU factorisation on a CPU.
+    Large matrices, and all on a CPU, one after the other: a GPU's batched routines are made for
+    small ones, and with several of more than some hundred rows, on more than one thread, torch 2.13
+    fails in its LU factorisation on a CPU.
     """
     if A.dim() > 2 and (A.is_cpu or A.shape[-1] > 512):
         parts = [solve(one, v) for one, v in zip(A.flatten(0, -3), b.flatten(0, -2), strict=True)]

@@ -1,7 +1,8 @@
 """One writer for a folder: a lock that dies with its process.
 
-The lock is the operating system's (flock) on a file `.lock` in the folder, which names host and process for whoever
-finds the folder taken. A killed process leaves the file and loses the lock; the next writer takes both over.
+The lock is the operating system's (flock) on a file `.lock` in the folder, which names host and
+process for whoever finds the folder taken. A killed process leaves the file and loses the lock; the
+next writer takes both over.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _open: set[int] = set()  # the lock files
 
 
 def _let_go() -> None:
-    """In a child of this process: the folders are the parent's, and must be free when the parent ends."""
+    """In a child of this process: the folders are the parent's, and must be free when the parent
+    ends."""
     for file in _open:
         os.close(file)
     _open.clear()
@@ -36,7 +38,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """Keeps other writers out of a folder: `with Lock(folder): ...`; the thread that holds it may take it again.
+    """Keeps other writers out of a folder: `with Lock(folder): ...`; the thread that holds it may
+    take it again.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Lock(folder):
@@ -54,12 +57,16 @@ class Lock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release()
 
     def acquire(self) -> None:
-        """Take the folder, which is made where it is not there; InputError if another writer has it."""
+        """Take the folder, which is made where it is not there; InputError if another writer has
+        it."""
         if self._key not in _held:
             self._file = _taken(self.folder)
             _open.add(self._file)
@@ -94,7 +101,9 @@ def _taken(folder: Path) -> int:
         if not _locked(file):
             holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
             os.close(file)
-            raise InputError(f"{folder} is being written by {holder}; wait until it ends, or give another folder")
+            raise InputError(
+                f"{folder} is being written by {holder}; wait until it ends, or give another folder"
+            )
         if _is_still(path, file):
             break
         os.close(file)  # its holder has meanwhile removed it
@@ -115,7 +124,9 @@ def _locked(file: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        log.warning("this file system has no locks (%s): see to it that only one process writes", error)
+        log.warning(
+            "this file system has no locks (%s): see to it that only one process writes", error
+        )
     return True
 
 

@@ -38,7 +38,8 @@ LOOK = {
 
 
 def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
-    """Let a function draw onto an empty figure and write it as PNG, PDF or SVG, by the path's suffix."""
+    """Let a function draw onto an empty figure and write it as PNG, PDF or SVG, by the path's
+    suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise unknown("picture format", suffix, FORMATS)
@@ -52,7 +53,9 @@ def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
     with mpl.rc_context(LOOK), warnings.catch_warnings():  # type: ignore[arg-type]
         figure = Figure(layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07))
         onto(figure)
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script that the font lacks
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # a name in a script that the font lacks
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
     write_atomic(path, buffer.getvalue())
     return Path(path)

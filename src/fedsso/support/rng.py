@@ -1,4 +1,5 @@
-"""Randomness as data: every draw is a pure function of (seed, purpose, ...), so no generator is ever saved."""
+"""Randomness as data: every draw is a pure function of (seed, purpose, ...), so no generator is
+ever saved."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Files that notice damage: each carries the SHA-256 of its own bytes.
 
-A sealed file holds, in a place that its format leaves free (a comment, a metadata field), the mark `fedsso-sha256:`
-and 64 hexadecimal digits: the SHA-256 of the whole file with zeros in the place of the digits. So every bit counts,
-and the file stays what it is: TOML, an npz archive, a safetensors file that other programs read.
+A sealed file holds, in a place that its format leaves free (a comment, a metadata field), the mark
+`fedsso-sha256:` and 64 hexadecimal digits: the SHA-256 of the whole file with zeros in the place of
+the digits. So every bit counts, and the file stays what it is: TOML, an npz archive, a safetensors
+file that other programs read.
 
 A seal finds damage. It is no signature: who can change a file can seal it again.
 """
@@ -49,11 +50,13 @@ def sealed_toml(table: Mapping[str, object]) -> bytes:
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:
-    """Read a TOML file that fedsso wrote; refuses one that was changed since. Earlier versions wrote no seal."""
+    """Read a TOML file that fedsso wrote; refuses one that was changed since. Earlier versions
+    wrote no seal."""
     data = read_bytes(path, "settings")
     if check(data) is False:
         raise Damaged(
-            f"{path} is not as fedsso wrote it: its checksum is not that of its content; restore it from a copy"
+            f"{path} is not as fedsso wrote it: its checksum is not that of its content; restore "
+            f"it from a copy"
         )
     return parse_toml(decoded(data, path), path)
 

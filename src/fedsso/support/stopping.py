@@ -43,7 +43,8 @@ def at_once(*_: object) -> None:
 
 
 def unwind(*_: object) -> None:
-    """Leave through every `finally`, so that no half-written file stays; the next signal does not wait."""
+    """Leave through every `finally`, so that no half-written file stays; the next signal does not
+    wait."""
     listen(at_once)
     with suppress(RuntimeError, OSError):  # the signal may have come in the middle of a write
         print("interrupted", file=sys.stderr)

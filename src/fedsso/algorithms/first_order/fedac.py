@@ -6,10 +6,10 @@
     g        gradient of a client at md                 mu        strong convexity of f, or a guess of it
     r        w - x                                      K         local steps of the client
 
-Every local step is one of an accelerated method; both sequences are averaged. gamma = max(alpha, sqrt(alpha/(mu K))),
-then option I: a = 1/(gamma mu), b = a + 1; option II: a = 3/(2 gamma mu) - 1/2, b = (2 a^2 - 1)/(a - 1).
-Needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so heterogeneous or noisy clients can diverge where
-FedAvg converges: raise mu or lower alpha.
+Every local step is one of an accelerated method; both sequences are averaged. gamma = max(alpha,
+sqrt(alpha/(mu K))), then option I: a = 1/(gamma mu), b = a + 1; option II: a = 3/(2 gamma mu) -
+1/2, b = (2 a^2 - 1)/(a - 1). Needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so
+heterogeneous or noisy clients can diverge where FedAvg converges: raise mu or lower alpha.
 """
 
 from __future__ import annotations
@@ -62,10 +62,14 @@ class Coupling(NamedTuple):
     gamma: Scalar
 
 
-def accelerated(f: Objective, start: Pair, local: Local, alpha: Scalar, c: Coupling) -> tuple[Pair, Tensor]:
-    """Local accelerated SGD: the changes of both sequences [M, trials, d], and the mean mini-batch loss [M, trials].
+def accelerated(
+    f: Objective, start: Pair, local: Local, alpha: Scalar, c: Coupling
+) -> tuple[Pair, Tensor]:
+    """Local accelerated SGD: the changes of both sequences [M, trials, d], and the mean mini-batch
+    loss [M, trials].
 
-    As in `local.sgd` the changes are carried, and step j acts only on clients that still have a step to do.
+    As in `local.sgd` the changes are carried, and step j acts only on clients that still have a
+    step to do.
     """
     x = w = torch.zeros_like(solver.at_clients(start.x, local))
     apart, total = start.w - start.x, x.new_zeros(())
@@ -89,16 +93,22 @@ class FedAC(Algorithm):
     """
 
     alpha: Step = param(default=0.01, doc="client step α (the paper's η)")
-    mu: Scalar = param(default=0.01, doc="strong convexity μ of f; without one, tune it between 1e-4 and 1")
+    mu: Scalar = param(
+        default=0.01, doc="strong convexity μ of f; without one, tune it between 1e-4 and 1"
+    )
     option: str = param(default="I", doc="couplings of FedAc-I or FedAc-II: I or II")
     a: float | None = param(default=None, doc="the paper's α; none: from the option")
     b: float | None = param(default=None, doc="the paper's β; none: from the option")
-    gamma: float | None = param(default=None, doc="step γ of the sequence w; none: max(α, √(α/(μK)))")
+    gamma: float | None = param(
+        default=None, doc="step γ of the sequence w; none: max(α, √(α/(μK)))"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "alpha")
         positive(self, "mu", schedules=False)
-        positive(self, *(n for n in ("a", "b", "gamma") if getattr(self, n) is not None), schedules=False)
+        positive(
+            self, *(n for n in ("a", "b", "gamma") if getattr(self, n) is not None), schedules=False
+        )
         if self.option not in OPTIONS:
             raise unknown("option", self.option, OPTIONS)
         if self.option == "II" and self.a is not None and self.a <= 1 and self.b is None:

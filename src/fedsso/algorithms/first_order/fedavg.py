@@ -1,10 +1,11 @@
-"""FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+"""FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017.
 
     x          global model x_k              alpha      client step
     delta      x_{k,tau} - x_k of a client   eta        server step, 1 in the paper
 
-Clients take tau local SGD steps from x_k; the server averages. With tau > 1 and unequal clients the fixed point is
-not the minimiser of f.
+Clients take tau local SGD steps from x_k; the server averages. With tau > 1 and unequal clients the
+fixed point is not the minimiser of f.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedAdaGrad, FedAdam, FedYogi. Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
-FedAvgM. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-arXiv 1909.06335.
+FedAvgM. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", arXiv 1909.06335.
 
     x        global model x_t                     alpha    client step, eta_l in the paper
     delta    mean of the clients' updates         eta      server step
@@ -8,9 +8,9 @@ arXiv 1909.06335.
     v        second moment, first eps^2           beta2    weight of the past in v
                                                   eps      adaptivity, tau in the paper
 
-Clients are FedAvg's; the server treats -delta as a gradient. There is no bias correction. A small eps makes
-coordinates explode that had almost no gradient so far; a large one turns FedAdaGrad into FedAvg with the server step
-eta / (2 eps) and momentum beta1.
+Clients are FedAvg's; the server treats -delta as a gradient. There is no bias correction. A small
+eps makes coordinates explode that had almost no gradient so far; a large one turns FedAdaGrad into
+FedAvg with the server step eta / (2 eps) and momentum beta1.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class FedAdaGrad(_Adaptive):
     """
 
     eta: Step = param(default=0.1, doc="server step η")
-    beta1: Scalar = param(default=0.9, doc="momentum β₁: 0 in Reddi et al., 0.9 where FedSSO's authors compare with it")
+    beta1: Scalar = param(
+        default=0.9,
+        doc="momentum β₁: 0 in Reddi et al., 0.9 where FedSSO's authors compare with it",
+    )
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
@@ -151,7 +154,9 @@ class FedAvgM(Algorithm):
     """
 
     alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=0.1, doc="server step η; 1 - β₁ moves as far as FedAvg, 1 is Hsu et al.'s")
+    eta: Step = param(
+        default=0.1, doc="server step η; 1 - β₁ moves as far as FedAvg, 1 is Hsu et al.'s"
+    )
     beta1: Scalar = param(default=0.9, doc="momentum β")
 
     def __post_init__(self) -> None:

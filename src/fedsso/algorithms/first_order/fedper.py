@@ -3,8 +3,8 @@
     x      the shared part, base layers W_B        alpha   client step
     own    a client's part, its head W_P           layers  how many of the last layers stay with the client, K_P
 
-Clients take tau local SGD steps on all layers; the server averages the base, the heads never leave. Every client has
-a model of its own. The heads of clients that take part rarely are old.
+Clients take tau local SGD steps on all layers; the server averages the base, the heads never leave.
+Every client has a model of its own. The heads of clients that take part rarely are old.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class FedPer(Algorithm):
 
     alpha: Step = param(default=0.01, doc="client step α")
     layers: int = param(default=1, doc="last layers that stay with the client, K_P")
-    own: int = param(default=0, doc="numbers at the end of x that stay with the client; 0: those of `layers`")
+    own: int = param(
+        default=0, doc="numbers at the end of x that stay with the client; 0: those of `layers`"
+    )
     personal = True
 
     def __post_init__(self) -> None:
@@ -64,7 +66,8 @@ class FedPer(Algorithm):
         if own >= sum(sizes):
             kept = f"own={self.own}" if self.own else f"layers={self.layers}"
             raise InputError(
-                f"{kept} leaves nothing to share in a model of {len(sizes)} layers with {sum(sizes)} numbers; "
+                f"{kept} leaves nothing to share in a model of {len(sizes)} layers with "
+                f"{sum(sizes)} numbers; "
                 "keep fewer, or use a model with more layers (mlp)"
             )
         return replace(self, own=own)

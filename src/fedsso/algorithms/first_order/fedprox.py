@@ -3,9 +3,9 @@
     x        global model w^t                    alpha    client step
     delta    y - x, the update of a client       mu       strength of the proximal term mu/2 |y - x|^2
 
-Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2; the server averages. The term holds unequal clients back, so
-mu trades speed for a smaller bias of the fixed point. A large mu needs a small alpha: from alpha (L + mu) = 2 on
-the local steps themselves no longer settle.
+Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2; the server averages. The term holds unequal
+clients back, so mu trades speed for a smaller bias of the fixed point. A large mu needs a small
+alpha: from alpha (L + mu) = 2 on the local steps themselves no longer settle.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class FedProx(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k), lambda delta: self.mu * delta)
+        delta, loss = solver.sgd(
+            f, x, local, at(self.alpha, local.k), lambda delta: self.mu * delta
+        )
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:

@@ -1,5 +1,5 @@
-"""FedSGD. The baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017.
+"""FedSGD. The baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017.
 
     x          global model x_k              alpha      client step
     g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps

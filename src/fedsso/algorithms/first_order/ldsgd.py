@@ -4,9 +4,10 @@
     delta    update of a client                        I2       steps of a round that end in an average
                                                        I1       tau - 1, those before that do not
 
-A round is I1 local SGD steps, then I2 steps each followed by an average. The paper's workers average with their
-neighbours; here all are neighbours, with their weights p_i: I2 exchanges over the server. I2 = 1 is FedAvg.
-Averaged steps follow the gradient of f itself and pull back what the local ones drifted, at the price of I2 messages.
+A round is I1 local SGD steps, then I2 steps each followed by an average. The paper's workers
+average with their neighbours; here all are neighbours, with their weights p_i: I2 exchanges over
+the server. I2 = 1 is FedAvg. Averaged steps follow the gradient of f itself and pull back what the
+local ones drifted, at the price of I2 messages.
 """
 
 from __future__ import annotations

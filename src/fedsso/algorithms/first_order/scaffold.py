@@ -1,14 +1,16 @@
-"""SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+"""SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
 
     x      global model                       alpha   client step eta_l
     c_i    control variate of client i        eta     server step eta_g
     c      sum p_i c_i over all clients       tau     local steps K
     dy     y_i - x, update of client i        dc      c_i^+ - c_i
 
-Every local gradient is corrected by c - c_i, so clients do not drift towards their own minima: the limit is the
-minimiser of f for any tau. c_i^+ is the full gradient at x (option I) or the mean gradient of the local steps
-(option II). The first round, without variates yet, is FedAvg's. Clients that are rarely drawn hold stale variates;
-on non-convex models it needs a smaller alpha than FedAvg.
+Every local gradient is corrected by c - c_i, so clients do not drift towards their own minima: the
+limit is the minimiser of f for any tau. c_i^+ is the full gradient at x (option I) or the mean
+gradient of the local steps (option II). The first round, without variates yet, is FedAvg's. Clients
+that are rarely drawn hold stale variates; on non-convex models it needs a smaller alpha than
+FedAvg.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class SCAFFOLD(Algorithm):
 
     alpha: Step = param(default=0.01, doc="client step α")
     eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
-    option: str = param(default="II", doc="new variate: I, the full gradient at x; II, the mean of the local steps")
+    option: str = param(
+        default="II", doc="new variate: I, the full gradient at x; II, the mean of the local steps"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

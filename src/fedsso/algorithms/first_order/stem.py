@@ -1,5 +1,5 @@
-"""STEM. Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal Sample and
-Communication Complexities for Federated Learning", NeurIPS 2021.
+"""STEM. Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal
+Sample and Communication Complexities for Federated Learning", NeurIPS 2021.
 
     x     mean of the clients' models         alpha     first step, kappa in the paper (with its w_t = 1)
     y     model of a client                   sigma2    decay: eta_t = alpha / (1 + sigma2 t)^(1/3)
@@ -8,8 +8,9 @@ Communication Complexities for Federated Learning", NeurIPS 2021.
 
     y+ = y - eta_t d        d+ = grad f_i(y+; xi) + (1 - a_t) (d - grad f_i(y; xi))
 
-d removes the noise of mini-batches, not the clients' drift. It goes on across rounds: a round begins with the server's
-step x - eta_t d, which is the model, and the first of all has d = 0 and a = 1. Two gradients a step. a = 1 is FedAvg.
+d removes the noise of mini-batches, not the clients' drift. It goes on across rounds: a round
+begins with the server's step x - eta_t d, which is the model, and the first of all has d = 0 and a
+= 1. Two gradients a step. a = 1 is FedAvg.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ...algorithm import (
     param,
     positive,
 )
+from ...algorithm import local as solver
 
 
 class State(NamedTuple):
@@ -59,7 +61,9 @@ class STEM(Algorithm):
 
     alpha: Scalar = param(default=0.01, doc="step α at the beginning (the paper's κ)")
     sigma2: Scalar = param(default=0.1, doc="decay σ² of the step η_t = α/(1 + σ² t)^(1/3)")
-    c: Scalar = param(default=1.0, doc="share of the new gradient a_t = min(1, c (η_t/α)²); the paper's c is c/α²")
+    c: Scalar = param(
+        default=1.0, doc="share of the new gradient a_t = min(1, c (η_t/α)²); the paper's c is c/α²"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "c", schedules=False)

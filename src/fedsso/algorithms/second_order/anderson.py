@@ -1,5 +1,6 @@
-"""Anderson acceleration at the server. Walker & Ni, "Anderson Acceleration for Fixed-Point Iterations", SIAM J. Numer.
-Anal. 49, 2011 (type II); for local updates of federated clients: Feng, Laiu & Strohmer, "FedOSAA", CPAL 2025.
+"""Anderson acceleration at the server. Walker & Ni, "Anderson Acceleration for Fixed-Point
+Iterations", SIAM J. Numer. Anal. 49, 2011 (type II); for local updates of federated clients: Feng,
+Laiu & Strohmer, "FedOSAA", CPAL 2025.
 
     x      global model x_k                              alpha   client step
     r      residual v_k - x_k of FedAvg's round map      eta     mixing, Walker & Ni's beta
@@ -7,9 +8,10 @@ Anal. 49, 2011 (type II); for local updates of federated clients: Feng, Laiu & S
     dR     the last m differences r_k - r_{k-1}          reg     Tikhonov strength, relative to each |dR_j|^2
     gamma  argmin |r - dR gamma|^2                       cosine  least cosine of step and r
 
-Clients are FedAvg's, unchanged, and so is the fixed point; with m >= d a linear round map is solved in d + 1 rounds,
-up to reg. |r| may also shrink uphill or towards a saddle: a step that does not follow r is replaced by FedAvg's.
-Under partial participation r_k - r_{k-1} compares different clients, and FedAvg is faster.
+Clients are FedAvg's, unchanged, and so is the fixed point; with m >= d a linear round map is solved
+in d + 1 rounds, up to reg. |r| may also shrink uphill or towards a saddle: a step that does not
+follow r is replaced by FedAvg's. Under partial participation r_k - r_{k-1} compares different
+clients, and FedAvg is faster.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Anderson(Algorithm):
     eta: Step = param(default=1.0, doc="mixing β of the residual; 1 is FedAvg's step")
     m: int = param(default=5, doc="window of differences")
     reg: Scalar = param(default=1e-10, doc="relative Tikhonov strength of the least squares")
-    cosine: Scalar = param(default=0.1, doc="least cosine of step and residual, else FedAvg's step; -1: never")
+    cosine: Scalar = param(
+        default=0.1, doc="least cosine of step and residual, else FedAvg's step; -1: never"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")
@@ -83,7 +87,9 @@ class Anderson(Algorithm):
 
     def server(self, server: State, r: Tensor, cohort: Cohort) -> State:
         x, s, eta = server.x, server.s, at(self.eta, cohort.k)
-        y = torch.where(norm(s) > 0, r - server.r, 0.0)  # before the first step there is no difference
+        y = torch.where(
+            norm(s) > 0, r - server.r, 0.0
+        )  # before the first step there is no difference
         dX = torch.cat((server.dX[:, 1:], s[:, None]), 1)
         dR = torch.cat((server.dR[:, 1:], y[:, None]), 1)
         gamma = _gamma(gram(*dR.unbind(1), r), self.reg).to(x.dtype)[:, None]
@@ -91,7 +97,9 @@ class Anderson(Algorithm):
         step = plain - (gamma @ dX)[:, 0] - eta * (gamma @ dR)[:, 0]
         products = gram(step, r)
         length = products.diagonal(dim1=-2, dim2=-1).sqrt().prod(-1, keepdim=True)
-        follows = products[:, 0, 1:] >= self.cosine * length  # false for NaN, where no gamma was found
+        follows = (
+            products[:, 0, 1:] >= self.cosine * length
+        )  # false for NaN, where no gamma was found
         new = x + torch.where(follows, step, plain)
         return State(new, new - x, r, dX, dR, norm(r) / (at(self.alpha, cohort.k) * cohort.steps))
 
@@ -107,12 +115,15 @@ def _cosine(value: Scalar) -> float:
 
 
 def _gamma(products: Tensor, reg: Scalar) -> Tensor:
-    """argmin |r - dR gamma|^2 + reg sum_j |dR_j|^2 gamma_j^2 from the inner products of (dR, r); [trials, m].
+    """argmin |r - dR gamma|^2 + reg sum_j |dR_j|^2 gamma_j^2 from the inner products of (dR, r);
+    [trials, m].
 
     The columns are scaled to length 1: those of late rounds are small, but tell most.
     """
     square = products[..., :-1, :-1].diagonal(dim1=-2, dim2=-1)
     length = torch.where(square > 0, square, 1.0).sqrt()
     G = products[..., :-1, :-1] / (length[..., None] * length[..., None, :])
-    G.diagonal(dim1=-2, dim2=-1).add_(torch.where(square > 0, reg * torch.ones_like(square), 1.0))  # absent: gamma 0
+    G.diagonal(dim1=-2, dim2=-1).add_(
+        torch.where(square > 0, reg * torch.ones_like(square), 1.0)
+    )  # absent: gamma 0
     return solve(G, products[..., :-1, -1] / length) / length

@@ -1,5 +1,5 @@
-"""DANE. Shamir, Srebro, Zhang, "Communication-Efficient Distributed Optimization using an Approximate Newton-type
-Method", ICML 2014.
+"""DANE. Shamir, Srebro, Zhang, "Communication-Efficient Distributed Optimization using an
+Approximate Newton-type Method", ICML 2014.
 
     x        global model w                               eta   weight of the global gradient
     g        mean of the clients' full gradients at x     mu    proximal strength
@@ -9,8 +9,9 @@ After the clients' gradients are collected, each minimises
 
     f_i(y) - <grad f_i(x) - eta g, y> + mu/2 |y - x|^2
 
-exactly (Newton's method) and the server averages: on quadratics a step of the mean of the inverses of A_i + mu I.
-It lives on similar clients. Where their Hessians differ more than mu allows it diverges.
+exactly (Newton's method) and the server averages: on quadratics a step of the mean of the inverses
+of A_i + mu I. It lives on similar clients. Where their Hessians differ more than mu allows it
+diverges.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class DANE(Algorithm):
     needs_all: ClassVar[str] = "feddane"
 
     eta: Step = param(default=1.0, doc="weight η of the global gradient")
-    mu: Scalar = param(default=0.3, doc="proximal strength μ; 0 is the original, for clients with like Hessians")
+    mu: Scalar = param(
+        default=0.3, doc="proximal strength μ; 0 is the original, for clients with like Hessians"
+    )
     newton_steps: int = param(default=5, doc="Newton steps of a client")
     cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
     tol: float = param(default=1e-4, doc="relative residual at which these end")

@@ -1,14 +1,14 @@
-"""DONE. Dinh et al., "DONE: Distributed Approximate Newton-type Method for Federated Edge Learning", IEEE Transactions
-on Parallel and Distributed Systems 2022, arXiv 2012.05625.
+"""DONE. Dinh et al., "DONE: Distributed Approximate Newton-type Method for Federated Edge
+Learning", IEEE Transactions on Parallel and Distributed Systems 2022, arXiv 2012.05625.
 
     x    global model w                               alpha   step of Richardson's iteration
     g    mean of the clients' full gradients at x     R       its length
     d    direction of a client                        eta     server step
 
-After the gradient is collected, each client runs R steps of Richardson's iteration d <- (I - alpha H_i) d - alpha g
-from d = 0, which tends to -H_i^-1 g, and the server moves along the mean. R = 1 is gradient descent with step
-alpha eta; a finite R damps directions without curvature. Needs alpha < 2 / (largest eigenvalue of any H_i); diverges
-where an H_i is indefinite.
+After the gradient is collected, each client runs R steps of Richardson's iteration d <- (I - alpha
+H_i) d - alpha g from d = 0, which tends to -H_i^-1 g, and the server moves along the mean. R = 1 is
+gradient descent with step alpha eta; a finite R damps directions without curvature. Needs alpha < 2
+/ (largest eigenvalue of any H_i); diverges where an H_i is indefinite.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Two exchanges with two samples of clients: the first collects g, in the second c
     f_i(y) + <g - grad f_i(x), y - x> + mu/2 |y - x|^2
 
 by tau SGD steps or by Newton's method (solver="exact"), and the server averages. Small samples make
-g - grad f_i(x) mostly noise: then, and on non-convex models, it diverges unless mu is large or alpha small.
+g - grad f_i(x) mostly noise: then, and on non-convex models, it diverges unless mu is large or
+alpha small.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class FedDANE(Algorithm):
     """
 
     alpha: Step = param(default=0.01, doc="client step α of solver sgd")
-    mu: Scalar = param(default=0.001, doc="proximal strength μ, the paper's; more (0.1, 1) if it diverges")
+    mu: Scalar = param(
+        default=0.001, doc="proximal strength μ, the paper's; more (0.1, 1) if it diverges"
+    )
     solver: str = param(default="sgd", doc="sgd: τ local steps; exact: Newton's method")
     newton_steps: int = param(default=5, doc="Newton steps of solver exact")
     cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
@@ -97,7 +100,9 @@ class FedDANE(Algorithm):
         if self.solver == "exact":
             precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
             return Reply(solver.newton(f, x, local, precision, tilt, self.mu), own, loss)
-        delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k), lambda delta: tilt + self.mu * delta)
+        delta, loss = solver.sgd(
+            f, x, local, at(self.alpha, local.k), lambda delta: tilt + self.mu * delta
+        )
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, _: Cohort) -> State:

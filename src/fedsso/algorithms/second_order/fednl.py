@@ -1,17 +1,19 @@
-"""FedNL. Safaryan et al., "FedNL: Making Newton-Type Methods Applicable to Federated Learning", ICML 2022.
+"""FedNL. Safaryan et al., "FedNL: Making Newton-Type Methods Applicable to Federated Learning",
+ICML 2022.
 
     x     global model                            a     Hessian learning rate alpha
     H_i   estimate of client i's Hessian          H     sum p_i H_i
     S_i   C(Hessian_i(x) - H_i), compressed       l     sum p_i l_i, l_i = |Hessian_i - H_i| (Frobenius)
     g     gradient of f at x                      mu    lower bound of f's curvature
 
-Clients learn their Hessians from compressed differences, H_i += a S_i, and the server learns the mean. It steps along
--[H]_mu^-1 g, with the eigenvalues of H raised to mu (option 1), or along -(H + l I)^-1 g (option 2). FedNL-LS searches
-along the former. In FedNL-PP some clients answer: the server minimises the sum of the clients' last quadratic models,
-client i's with H_i + l_i I about its last point w_i; with g = sum p_i ((H_i + l_i I) w_i - gradient_i(w_i)) that is
-x = (H + l I)^-1 g. Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
-Where Hessians are singular, option 2 and FedNL-PP fail once l is 0 (with first="hessian" or compressor="none" at
-once); option 1 does not.
+Clients learn their Hessians from compressed differences, H_i += a S_i, and the server learns the
+mean. It steps along -[H]_mu^-1 g, with the eigenvalues of H raised to mu (option 1), or along -(H +
+l I)^-1 g (option 2). FedNL-LS searches along the former. In FedNL-PP some clients answer: the
+server minimises the sum of the clients' last quadratic models, client i's with H_i + l_i I about
+its last point w_i; with g = sum p_i ((H_i + l_i I) w_i - gradient_i(w_i)) that is x = (H + l I)^-1
+g. Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
+Where Hessians are singular, option 2 and FedNL-PP fail once l is 0 (with first="hessian" or
+compressor="none" at once); option 1 does not.
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> tuple[Compressor, Scalar
     return rule("none", 1.0, d) if starts(record, k) else rule(record.compressor, record.a, d)
 
 
-def learn(X: Tensor, H: Tensor, local: Local, rule: tuple[Compressor, Scalar]) -> tuple[Sent, Tensor]:
+def learn(
+    X: Tensor, H: Tensor, local: Local, rule: tuple[Compressor, Scalar]
+) -> tuple[Sent, Tensor]:
     """S_i as sent and H_i + a S_i, for X = Hessian_i - H_i."""
     compressor, a = rule
     d = X.shape[-1]
@@ -156,17 +160,23 @@ class FedNL(Algorithm):
     alone: ClassVar[bool] = True
 
     eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
-    option: int = param(default=2, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I")
+    option: int = param(
+        default=2, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I"
+    )
     mu: Scalar = param(default=0.1, doc="lower bound μ of the curvature (option 1)")
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
-    first: str = param(default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1")
+    first: str = param(
+        default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "eta")
         positive(self, "mu", schedules=False)
         if integer("option", self.option) not in (1, 2):
-            raise InputError(f"option must be 1 or 2, got option={self.option!r}; leave it out for 2")
+            raise InputError(
+                f"option must be 1 or 2, got option={self.option!r}; leave it out for 2"
+            )
         one_of("first", self.first, ("zero", "hessian"))
         check(self)
 
@@ -219,7 +229,9 @@ class FedNLLS(Algorithm):
     mu: Scalar = param(default=0.01, doc="lower bound μ of the curvature")
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
-    first: str = param(default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1")
+    first: str = param(
+        default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "mu", schedules=False)
@@ -232,7 +244,14 @@ class FedNLLS(Algorithm):
     def server_init(self, x: Tensor) -> Search:
         symmetric.check_size(x)
         one = x.new_ones(x.shape[0], 1)
-        return Search(x, zeros(x), torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(one), one.double())
+        return Search(
+            x,
+            zeros(x),
+            torch.zeros_like(x),
+            torch.zeros_like(x),
+            torch.zeros_like(one),
+            one.double(),
+        )
 
     def client_init(self, x: Tensor) -> Tensor:
         return zeros(x)
@@ -246,7 +265,9 @@ class FedNLLS(Algorithm):
 
     def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
         loss, g = solver.gradient(f, x, local)
-        S, new = learn(solver.hessian(f, x, local) - H, H, local, rule_of(self, local.k, x.shape[-1]))
+        S, new = learn(
+            solver.hessian(f, x, local) - H, H, local, rule_of(self, local.k, x.shape[-1])
+        )
         return Reply(Upload(g, S, loss.unsqueeze(-1)), new, loss)
 
     def aim(self, server: Search, mean: Upload, cohort: Cohort) -> Search:
@@ -254,7 +275,9 @@ class FedNLLS(Algorithm):
         p = -clipped(new if starts(self, cohort.k) else server.H, mean.g, self.mu)
         return Search(server.x, new, mean.g, p, mean.scalar, server.t)
 
-    def search(self, f: Objective, message: tuple[Tensor, Tensor], H: Tensor, local: Local) -> Reply:
+    def search(
+        self, f: Objective, message: tuple[Tensor, Tensor], H: Tensor, local: Local
+    ) -> Reply:
         return Reply(solver.along(f, *message, local), H)
 
     def server(self, server: Search, losses: Tensor, _: Cohort) -> Search:
@@ -310,7 +333,11 @@ class FedNLPP(Algorithm):
     def server(self, server: Models, mean: Upload, cohort: Cohort) -> Models:
         x, mass = server.x, cohort.mass
         a = rule(self.compressor, self.a, x.shape[-1])[1]
-        H, l, g = server.H + mass * a * mean.S, server.l + mass * mean.scalar, server.g + mass * mean.g
+        H, l, g = (
+            server.H + mass * a * mean.S,
+            server.l + mass * mean.scalar,
+            server.g + mass * mean.g,
+        )
         A = symmetric.shift(H, l)
         slope = (A @ x.unsqueeze(-1)).squeeze(-1) - g
         return Models(symmetric.solve(A, g).to(x.dtype), H, l, g, norm(slope))

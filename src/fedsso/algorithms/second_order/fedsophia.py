@@ -1,5 +1,5 @@
-"""Fed-Sophia. Elbakary et al., "Fed-Sophia: A Communication-Efficient Second-Order Federated Learning Algorithm",
-arXiv 2406.06655; its client is Sophia-G of Liu et al., arXiv 2305.14342.
+"""Fed-Sophia. Elbakary et al., "Fed-Sophia: A Communication-Efficient Second-Order Federated
+Learning Algorithm", arXiv 2406.06655; its client is Sophia-G of Liu et al., arXiv 2305.14342.
 
     x      global model                             alpha         client step, the papers' eta
     m      moving mean of mini-batch gradients      beta1, beta2  weights of the old means
@@ -7,8 +7,9 @@ arXiv 2406.06655; its client is Sophia-G of Liu et al., arXiv 2305.14342.
     g_hat  gradient on labels that the model draws  T             local steps between refreshes of v
     h_hat  B g_hat^2, B rows in the batch           weight_decay  the papers' lambda
 
-Clients walk with Sophia and keep m, v and their step count; the server averages the models. Every entry moves by at
-most alpha rho in a step. m and v describe the client's own loss: unequal clients drift apart as in FedAvg.
+Clients walk with Sophia and keep m, v and their step count; the server averages the models. Every
+entry moves by at most alpha rho in a step. m and v describe the client's own loss: unequal clients
+drift apart as in FedAvg.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class State(NamedTuple):
     """Server state."""
 
     x: Tensor  # [trials, d]
-    grad_norm: Tensor  # [trials, 1] length of (x_k - v_k) / (alpha tau), the mean direction that clients walked
+    # [trials, 1] length of (x_k - v_k) / (alpha tau), the mean direction that clients walked
+    grad_norm: Tensor
 
 
 class Memory(NamedTuple):

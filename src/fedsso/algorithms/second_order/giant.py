@@ -1,13 +1,15 @@
-"""GIANT. Wang et al., "GIANT: Globally Improved Approximate Newton Method for Distributed Optimization", NeurIPS 2018.
+"""GIANT. Wang et al., "GIANT: Globally Improved Approximate Newton Method for Distributed
+Optimization", NeurIPS 2018.
 
     x    global model w                               mu    damping of the clients' Hessians
     g    mean of the clients' full gradients at x     t     step of the line search
     p    mean of -(H_i + mu I)^-1 g                   f0    f(x)
 
-Three exchanges: the gradient; the clients' Newton directions for it, by conjugate gradients; their losses at ten
-steps 1, 1/2, ..., 2^-9 along the mean direction, of which the server takes the largest that lowers f enough
-(Armijo, c = 0.1). The mean of inverses stands for the inverse of the mean: good while the clients' Hessians are alike.
-Where a client lacks a class its Hessian is singular, and only mu holds the direction back.
+Three exchanges: the gradient; the clients' Newton directions for it, by conjugate gradients; their
+losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction, of which the server takes the
+largest that lowers f enough (Armijo, c = 0.1). The mean of inverses stands for the inverse of the
+mean: good while the clients' Hessians are alike. Where a client lacks a class its Hessian is
+singular, and only mu holds the direction back.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class GIANT(Algorithm):
     def collect(self, server: State, mean: Start, _: Cohort) -> State:
         return server._replace(g=mean.g, f0=mean.f0)
 
-    def client(self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local) -> Reply:
+    def client(
+        self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
+    ) -> Reply:
         x, g = message
         H = solver.curvature(f, x, local)
         b = solver.at_clients(-g, local)
@@ -99,7 +103,9 @@ class GIANT(Algorithm):
     def aim(self, server: State, p: Tensor, _: Cohort) -> State:
         return server._replace(p=p)
 
-    def search(self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local) -> Reply:
+    def search(
+        self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
+    ) -> Reply:
         return Reply(solver.along(f, *message, local), own)
 
     def server(self, server: State, losses: Tensor, _: Cohort) -> State:

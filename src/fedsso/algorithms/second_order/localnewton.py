@@ -1,13 +1,15 @@
-"""LocalNewton. Gupta et al., "LocalNewton: Reducing Communication Bottleneck for Distributed Learning", UAI 2021; with
-the global line search of Bischoff et al., "On Second-order Optimization Methods for Federated Learning", 2021.
+"""LocalNewton. Gupta et al., "LocalNewton: Reducing Communication Bottleneck for Distributed
+Learning", UAI 2021; with the global line search of Bischoff et al., "On Second-order Optimization
+Methods for Federated Learning", 2021.
 
     x        global model                       mu    proximal strength, damps the Hessians
     p        mean of the clients' y_i - x       t     step of the line search
 
-Clients take a few Newton steps of their own from x (conjugate gradients, Armijo steps) on f_i + mu/2 |y - x|^2.
-Their losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction p, and their slopes g_i^T p, let the server take
-the largest that lowers f enough (Armijo, c = 0.1). Local gradients pull to local minima: clients that are unlike each
-other stop it short of the minimiser of f.
+Clients take a few Newton steps of their own from x (conjugate gradients, Armijo steps) on f_i +
+mu/2 |y - x|^2. Their losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction p, and their
+slopes g_i^T p, let the server take the largest that lowers f enough (Armijo, c = 0.1). Local
+gradients pull to local minima: clients that are unlike each other stop it short of the minimiser of
+f.
 """
 
 from __future__ import annotations

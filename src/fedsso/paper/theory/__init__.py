@@ -1,4 +1,5 @@
-"""The paper's theory, checked by experiment: one section for each claim, with the numbers behind it."""
+"""The paper's theory, checked by experiment: one section for each claim, with the numbers behind
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def theory(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Test the paper's claims and write theory.md, theory.csv, theory.png and theory.pdf into a folder.
+    """Test the paper's claims and write theory.md, theory.csv, theory.png and theory.pdf into a
+    folder.
 
     It runs on the CPU: the problems are small, a GPU would be slower.
     """
@@ -46,7 +48,9 @@ def theory(
     if not chosen or len(set(chosen)) < len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
     check_writable(out)
-    write(out, Effort(QUICK_ROUNDS, chosen[:QUICK_SEEDS]) if quick else Effort(ROUNDS, chosen), note)
+    write(
+        out, Effort(QUICK_ROUNDS, chosen[:QUICK_SEEDS]) if quick else Effort(ROUNDS, chosen), note
+    )
 
 
 def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
@@ -63,14 +67,20 @@ def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
 
 
 def _markdown(section: Section) -> str:
-    table = report.markdown([{"quantity": quantity, "measured": value} for quantity, value in section.rows])
+    table = report.markdown(
+        [{"quantity": quantity, "measured": value} for quantity, value in section.rows]
+    )
     return (
-        f"## {section.title}\n\n**The paper.** {section.says}\n\n**Done.** {section.did}\n\n{table}\n"
+        f"## {section.title}\n\n**The paper.** {section.says}\n\n**Done.** "
+        f"{section.did}\n\n{table}\n"
         f"**Verdict.** {section.verdict}\n"
     )
 
 
 def _csv(facts: Sequence[Fact]) -> str:
     lines = [tuple("" if value is None else str(value) for value in fact) for fact in facts]
-    rows = [Fact._fields, *((f'"{claim}"', f'"{quantity}"', *rest) for claim, quantity, *rest in lines)]
+    rows = [
+        Fact._fields,
+        *((f'"{claim}"', f'"{quantity}"', *rest) for claim, quantity, *rest in lines),
+    ]
     return "".join(",".join(row) + "\n" for row in rows)

@@ -78,7 +78,9 @@ def _legend(axes: Axes, **where: Any) -> None:
     axes.legend(fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none", **where)
 
 
-def _band(axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: str, end: float) -> None:
+def _band(
+    axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: str, end: float
+) -> None:
     """The mean of the seeds that go to the end, with their range; the others thin, up to a cross."""
     line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": OVER if label == RESET else "-"}
     axes.plot([], [], **line, label=label)
@@ -110,7 +112,12 @@ def _rough(axes: Axes, book: Book) -> None:
     for name, color in SETTINGS.items():
         _band(axes, book.curves(f"sum of squared gradient, {name}"), color, name, k[-1])
     late = k[k >= 10]
-    axes.plot(late, 2 * value.max() * np.log(late) / np.log(late[-1]), **DOTTED, label="proportional to ln K")
+    axes.plot(
+        late,
+        2 * value.max() * np.log(late) / np.log(late[-1]),
+        **DOTTED,
+        label="proportional to ln K",
+    )
     axes.set_ylim(top=axes.get_ylim()[1] * 100)  # room for the legend
     _legend(axes, loc="upper left")
 
@@ -122,7 +129,11 @@ def _eigen(axes: Axes, book: Book) -> None:
     for name, color in SETTINGS.items():
         for place, end in enumerate(("smallest", "largest")):
             for i, (k, value) in enumerate(book.curves(f"{end} eigenvalue of B^-1, {name}")):
-                look: dict[str, Any] = {"color": color, "lw": 0.9, "ls": OVER if name == RESET else "-"}
+                look: dict[str, Any] = {
+                    "color": color,
+                    "lw": 0.9,
+                    "ls": OVER if name == RESET else "-",
+                }
                 axes.plot(k, value, **look, label=name if place == i == 0 else None)
                 if k[-1] < last:  # it diverged
                     axes.plot(k[-1], value[-1], color=color, marker="x", ms=5)
@@ -133,7 +144,12 @@ def _eigen(axes: Axes, book: Book) -> None:
 
 
 def _det(axes: Axes, book: Book) -> None:
-    _title(axes, "Lemma 2.3: overridden pairs", "log det B_k − log det B_{k−1}, measured", "the formula")
+    _title(
+        axes,
+        "Lemma 2.3: overridden pairs",
+        "log det B_k − log det B_{k−1}, measured",
+        "the formula",
+    )
     name = "not convex, mini-batches"
     forced = book.values(f"overridden, {name}") > 0
     x = book.values(f"log det growth, {name}")[forced]
@@ -141,7 +157,14 @@ def _det(axes: Axes, book: Book) -> None:
         ("cur/(sᵀBs), the paper's", "paper's", BLUE),
         ("(yᵀs)²/(cur sᵀBs)", "exact", ORANGE),
     ):
-        axes.plot(x, book.values(f"{quantity} formula, {name}")[forced], ".", ms=3.5, color=color, label=label)
+        axes.plot(
+            x,
+            book.values(f"{quantity} formula, {name}")[forced],
+            ".",
+            ms=3.5,
+            color=color,
+            label=label,
+        )
     axes.axline((0, 0), slope=1, **DASHED)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.5)  # room for the legend
     _legend(axes, loc="upper left")
@@ -152,20 +175,35 @@ def _lighthouse(axes: Axes, book: Book) -> None:
     x = np.linspace(-40, 40, 400)
     axes.plot(x, np.arctan(x) / 4, color=ORANGE, lw=1.6, label="f' = ¼ atan x")
     axes.axhline(pi / 8, **DASHED, label="sup f' = π/8")
-    axes.axhline(float(book.values("g, two functions")[0]), color=BLUE, lw=1.6, label="g of one round, measured")
+    axes.axhline(
+        float(book.values("g, two functions")[0]),
+        color=BLUE,
+        lw=1.6,
+        label="g of one round, measured",
+    )
     axes.set_ylim(-0.5, 1.1)
     _legend(axes, loc="upper left")
 
 
 def _bias(axes: Axes, book: Book) -> None:
-    _title(axes, "Where FedSSO ends, constant α", "client step α", f"distance after {ROUNDS} rounds")
+    _title(
+        axes, "Where FedSSO ends, constant α", "client step α", f"distance after {ROUNDS} rounds"
+    )
     _logarithmic(axes)
     for point, color in (("minimiser", ORANGE), ("fixed point", BLUE)):
-        mean = [book.values(f"distance to the {point}, tau = {TAU}, alpha = {a:g}").mean() for a in ALPHAS]
+        mean = [
+            book.values(f"distance to the {point}, tau = {TAU}, alpha = {a:g}").mean()
+            for a in ALPHAS
+        ]
         name = "x*" if point == "minimiser" else "FedAvg's fixed point"
         axes.plot(ALPHAS, mean, "o-", color=color, ms=4, lw=1.4, label=f"to {name}, τ = {TAU}")
         if point == "minimiser":
-            axes.plot(ALPHAS, [2 * mean[-1] * a / ALPHAS[-1] for a in ALPHAS], **DASHED, label="proportional to α")
+            axes.plot(
+                ALPHAS,
+                [2 * mean[-1] * a / ALPHAS[-1] for a in ALPHAS],
+                **DASHED,
+                label="proportional to α",
+            )
     single = book.values(f"distance to the minimiser, tau = 1, alpha = {ALPHAS[0]:g}").mean()
     axes.plot(ALPHAS[0], single, "s", color=GREEN, ms=5, label="to x*, τ = 1")
     axes.set_xticks(ALPHAS)

@@ -19,10 +19,19 @@ ALPHAS = (0.4, 0.2, 0.1, 0.05, 0.025)
 TAU, ROUNDS = 5, 60
 
 
-def model(fed: Federation, record: FedSSO | FedAvg, rounds: int, tau: int, **options: Any) -> Tensor:
+def model(
+    fed: Federation, record: FedSSO | FedAvg, rounds: int, tau: int, **options: Any
+) -> Tensor:
     """The model after some rounds with exact gradients."""
-    fixed: dict[str, Any] = {"batch_size": None, "dtype": "float64", "eval_every": rounds, "device": "cpu"}
-    x: Tensor = simulate(fed, "linear", record, rounds=rounds, local_steps=tau, **fixed, **options).x
+    fixed: dict[str, Any] = {
+        "batch_size": None,
+        "dtype": "float64",
+        "eval_every": rounds,
+        "device": "cpu",
+    }
+    x: Tensor = simulate(
+        fed, "linear", record, rounds=rounds, local_steps=tau, **fixed, **options
+    ).x
     return x
 
 
@@ -38,7 +47,10 @@ def local_points(fed: Federation, x: Tensor, alpha: float, tau: int, **options: 
     """The points [clients, tau, d] at which the clients take their gradients, x first."""
     alone = [(fed.x[fed.rows_of(i)], fed.y[fed.rows_of(i)]) for i in range(fed.clients)]
     feds = [Federation.from_clients([pair], test_fraction=0) for pair in alone]
-    moved = [[model(one, FedAvg(alpha=alpha), 1, j, init=x, **options) for j in range(1, tau)] for one in feds]
+    moved = [
+        [model(one, FedAvg(alpha=alpha), 1, j, init=x, **options) for j in range(1, tau)]
+        for one in feds
+    ]
     return torch.stack([torch.stack([x, *points]) for points in moved])
 
 
@@ -51,7 +63,8 @@ def residual_at_mean(fed: Federation, alpha: float) -> float:
 
 
 def on_a_line() -> tuple[float, bool]:
-    """One dimension, convex: |f'(x) - g| where the secant method ends, and whether g lies between the local slopes."""
+    """One dimension, convex: |f'(x) - g| where the secant method ends, and whether g lies between
+    the local slopes."""
     fed, x, alpha = labelled(1, 1.0, 1), torch.tensor([2.0], dtype=torch.float64), 1.0
     options: dict[str, Any] = {"loss": "bce", "l2": 0.01}
     points = local_points(fed, x, alpha, TAU, **options)
@@ -79,7 +92,8 @@ def bowl(outputs: Tensor, factor: Tensor) -> Tensor:
 
 
 def two_bowls() -> tuple[float, float]:
-    """f_1' = atan, f_2' = -atan/2: g of two large steps from -0.1, and the mean slope in the second of them."""
+    """f_1' = atan, f_2' = -atan/2: g of two large steps from -0.1, and the mean slope in the second
+    of them."""
     fed = Federation.from_clients([([[1.0]], [1.0]), ([[1.0]], [-0.5])], test_fraction=0)
     x = torch.tensor([-0.1], dtype=torch.float64)
     one, two = (float(averaged_gradient(fed, x, 1000.0, tau, loss=bowl)) for tau in (1, 2))
@@ -98,7 +112,10 @@ def lighthouse(_: Effort) -> Section:
     rows = [
         ("common Hessian: ‖∇f(mean of the local points) − g‖", f"{same:.1e}"),
         ("own Hessians: the same", f"{different:.1e}"),
-        ("d = 1, convex: |f'(x̂) − g|, x̂ between the local points", f"{line:.1e}, {'yes' if between else 'no'}"),
+        (
+            "d = 1, convex: |f'(x̂) − g|, x̂ between the local points",
+            f"{line:.1e}, {'yes' if between else 'no'}",
+        ),
         ("two functions that are not convex: g, sup |f'| = π/8", f"{g:.4f}, {pi / 8:.4f}"),
         ("their mean slope in the second local step, 3π/8", f"{second:.4f}, {3 * pi / 8:.4f}"),
     ]
@@ -107,12 +124,15 @@ def lighthouse(_: Effort) -> Section:
         "For smooth f there is a point x̂_k at which ∇f equals the averaged gradient g of the round; for d > 1 it is "
         "put together from one point for each coordinate.",
         f"One round with exact gradients. Four quadratics in five dimensions (α = 0.3, τ = {TAU}) with a common "
-        "Hessian, then with their own; four logistic losses in one dimension; and f_1' = atan x, f_2' = −½ atan x from "
-        "x = −0.1 with α = 1000, τ = 2: the first client jumps far to the right, the second far to the left. (A "
+        "Hessian, then with their own; four logistic losses in one dimension; and f_1' = atan x, "
+        "f_2' = −½ atan x from "
+        "x = −0.1 with α = 1000, τ = 2: the first client jumps far to the right, the second far to "
+        "the left. (A "
         "strongly convex f has a point with any given gradient; it can fail only for others.)",
         rows,
         "The point exists wherever f is strongly convex, for a common Hessian (the mean of the local points) and for "
-        f"convex functions of one variable (between them), but not in general: with the two functions g = {g:.3f}, "
+        f"convex functions of one variable (between them), but not in general: with the two "
+        f"functions g = {g:.3f}, "
         f"while |f'| < {pi / 8:.3f} everywhere; the algorithm does not need it.",
         [
             Fact(claim, "residual, common Hessian", None, None, same),
@@ -151,10 +171,13 @@ class End(NamedTuple):
 
 
 def end(fed: Federation, alpha: float, tau: int, effort: Effort) -> End:
-    """After FedSSO without guard; the rounds of any but the shortest effort are enough to get there."""
+    """After FedSSO without guard; the rounds of any but the shortest effort are enough to get
+    there."""
     assert fed.optimum is not None
     x = model(fed, FedSSO(alpha=alpha, guard="none"), min(ROUNDS, effort.rounds), tau)
-    return End(*(float((x - point).norm()) for point in (fed.optimum, fixed_point(fed, alpha, tau))))
+    return End(
+        *(float((x - point).norm()) for point in (fed.optimum, fixed_point(fed, alpha, tau)))
+    )
 
 
 def bias(effort: Effort) -> Section:
@@ -163,15 +186,22 @@ def bias(effort: Effort) -> Section:
     found = {a: [end(fed, a, TAU, effort) for fed in feds] for a in ALPHAS}
     single = [end(fed, ALPHAS[0], 1, effort) for fed in feds]
     small = np.log(ALPHAS[-3:])
-    slopes = [_slope(small, np.log([found[a][i].minimiser for a in ALPHAS[-3:]])) for i in range(len(feds))]
+    slopes = [
+        _slope(small, np.log([found[a][i].minimiser for a in ALPHAS[-3:]]))
+        for i in range(len(feds))
+    ]
     claim = "Limit"
     facts = [
-        Fact(claim, "slope of the distance in alpha", i, None, v) for i, v in zip(effort.seeds, slopes, strict=True)
+        Fact(claim, "slope of the distance in alpha", i, None, v)
+        for i, v in zip(effort.seeds, slopes, strict=True)
     ]
     for a, several in found.items():
         facts += _ends(claim, f"tau = {TAU}, alpha = {a:g}", several, effort)
     facts += _ends(claim, f"tau = 1, alpha = {ALPHAS[0]:g}", single, effort)
-    away, near = max(e.fixed for several in found.values() for e in several), max(e.minimiser for e in single)
+    away, near = (
+        max(e.fixed for several in found.values() for e in several),
+        max(e.minimiser for e in single),
+    )
     return Section(
         "Where FedSSO ends up: FedAvg's fixed point",
         "Theorem 2.1 and the text let x_k converge to the minimiser x*; with constant α that is never qualified.",
@@ -179,12 +209,16 @@ def bias(effort: Effort) -> Section:
         f"η = 1, {ROUNDS} rounds without the reset; {len(feds)} draws of the problem. x_α solves "
         "Σ p_i (I − (I − αA_i)^τ)(x − b_i) = 0.",
         [
-            *((f"τ = {TAU}, α = {a:g}: distance to x*, to x_α", _distances(several)) for a, several in found.items()),
+            *(
+                (f"τ = {TAU}, α = {a:g}: distance to x*, to x_α", _distances(several))
+                for a, several in found.items()
+            ),
             (f"τ = 1, α = {ALPHAS[0]:g}: distance to x*, to x_α", _distances(single)),
             (f"slope of log distance to x* on log α, α ≤ {ALPHAS[-3]:g}", spread(slopes)),
         ],
         f"With τ = {TAU} every run ends within {away:.0e} of FedAvg's fixed point, whose distance to the minimiser "
-        f"falls like α^{np.mean(slopes):.2f}, and with τ = 1 within {near:.0e} of the minimiser: FedSSO accelerates "
+        f"falls like α^{np.mean(slopes):.2f}, and with τ = 1 within {near:.0e} of the minimiser: "
+        f"FedSSO accelerates "
         "FedAvg, it does not remove client drift.",
         facts,
     )

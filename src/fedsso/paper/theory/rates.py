@@ -1,8 +1,8 @@
 """Theorems 2.1 and 3.1: how fast FedSSO converges with the step sizes that they ask for.
 
-Both need bounds kappa, kappa_bar of the eigenvalues of B^-1. In one dimension B is a number that the curvature rule
-keeps between lam and Lam, so they are 1/Lam and 1/lam; there the theorems can be tested as they stand. In five
-dimensions the same runs show what becomes of the bounds.
+Both need bounds kappa, kappa_bar of the eigenvalues of B^-1. In one dimension B is a number that
+the curvature rule keeps between lam and Lam, so they are 1/Lam and 1/lam; there the theorems can be
+tested as they stand. In five dimensions the same runs show what becomes of the bounds.
 """
 
 from __future__ import annotations
@@ -40,15 +40,23 @@ MU = 1.0  # the L2 penalty of the convex problem
 LAM, LAM_BAR = 0.8, 1.6  # of the convex problem, whose Hessian lies between 1 and 1.25
 KAPPA, KAPPA_BAR = 1 / LAM_BAR, 1 / LAM
 PERIOD = 200  # the paper's R
-EXACT, NOISY, RESET = "d = 5, exact gradients", "d = 5, mini-batches", f"d = 5, mini-batches, R = {PERIOD}"
+EXACT, NOISY, RESET = (
+    "d = 5, exact gradients",
+    "d = 5, mini-batches",
+    f"d = 5, mini-batches, R = {PERIOD}",
+)
 LINE = "d = 1, mini-batches"
 TAIL = 10  # the round from which on a gap is no longer that of the start
 BEND = 0.1541  # a bound of the second derivative of (sigmoid(z) - y)^2 for y = 0 or 1
 
 
-def record(steps: tuple[Decay, Decay], lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None) -> FedSSO:
+def record(
+    steps: tuple[Decay, Decay], lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None
+) -> FedSSO:
     """The paper's algorithm, with a matrix that can be looked at."""
-    return FedSSO(alpha=steps[0], eta=steps[1], lam=lam, Lam=Lam, R=R, form="bfgs-dense", guard="none")
+    return FedSSO(
+        alpha=steps[0], eta=steps[1], lam=lam, Lam=Lam, R=R, form="bfgs-dense", guard="none"
+    )
 
 
 def every(one: Problem, chosen: FedSSO, effort: Effort) -> list[Seen]:
@@ -90,9 +98,12 @@ class Promise(NamedTuple):
 
 
 def promise(one: Problem, printed: bool = False) -> Promise:
-    """Theorem 2.1 on the convex problem; the printed nu has mu where L is needed, and beta mu - 1 for beta u - 1."""
+    """Theorem 2.1 on the convex problem; the printed nu has mu where L is needed, and beta mu - 1
+    for beta u - 1."""
     L, away = one.smoothness(0.25), float((one.options["init"] - minimiser(one)[0]).square().sum())
-    steps = theorem_2(L=L, mu=MU, tau=TAU, clients=CLIENTS, kappa=KAPPA, kappa_bar=KAPPA_BAR, printed=printed)
+    steps = theorem_2(
+        L=L, mu=MU, tau=TAU, clients=CLIENTS, kappa=KAPPA, kappa_bar=KAPPA_BAR, printed=printed
+    )
     beta, gamma = float(steps[1].scale), float(steps[1].shift)
     beta_u = beta * KAPPA * MU**2 / (CLIENTS * L)
     Gamma = L**2 * KAPPA_BAR**2 * one.variance() / (2 * MU * TAU)
@@ -145,7 +156,10 @@ class Tested(NamedTuple):
 
     def facts(self, claim: str, name: str) -> list[Fact]:
         """The curves of every seed, and the slopes."""
-        out = [Fact(claim, f"slope, {name}", i, None, v) for i, v in zip(self.seeds, self.slopes, strict=True)]
+        out = [
+            Fact(claim, f"slope, {name}", i, None, v)
+            for i, v in zip(self.seeds, self.slopes, strict=True)
+        ]
         for i, run, gap in zip(self.seeds, self.runs, self.gaps, strict=True):
             out += curve(claim, f"gap, {name}", i, run["k"], gap)
         k = self.runs[0]["k"]
@@ -179,26 +193,39 @@ def theorem_2_1(effort: Effort) -> Section:
     return Section(
         f"{claim}: order 1/k on strongly convex functions",
         "With η_k = β/(k+γ), β = 2/μ, 1/γ = min{NL/(2κμ), μ/(2L)} and α_k = η_k Lκ̄²/(μτκ), E f(x_k) − f* ≤ ν/(k+γ); "
-        "κ and κ̄ bound the eigenvalues of B⁻¹. The proof needs β·u > 1 for u = κμ²/(NL), and α_1 ≤ 1/L.",
+        "κ and κ̄ bound the eigenvalues of B⁻¹. The proof needs β·u > 1 for u = κμ²/(NL), and α_1 "
+        "≤ 1/L.",
         f"L2-regularised logistic regression (penalty {MU:g}, rows of length ≤ 1), {CLIENTS} clients with models of "
-        f"their own, τ = {TAU}, {effort.rounds} rounds, {len(effort.seeds)} seeds, mini-batches of one row, "
-        f"λ = {LAM:g}, Λ = {LAM_BAR:g}. The schedule as printed, and the corrected one: β = 2NL/(κμ²), "
-        "γ = max{2, βL²κ̄²/(μτκ)}, and ν with L/2 in place of μ/2. The problem was chosen for a small γ, which grows "
-        "like N (L/μ)³ (κ̄/κ)²/τ: hence a large penalty, and one dimension, where κ = 1/Λ and κ̄ = 1/λ are proved "
-        "bounds. Slopes are of log gap on log(k+γ) over the last decade. The runs in five dimensions have the "
-        f"same λ, Λ, κ and κ̄; their mini-batches are of 5 rows, without the reset of B and with R = {PERIOD}. All "
-        "others are without the reset. At k = 1 the ratio of gap to bound is fixed by the choice of ν, so it is also "
+        f"their own, τ = {TAU}, {effort.rounds} rounds, {len(effort.seeds)} seeds, mini-batches of "
+        f"one row, "
+        f"λ = {LAM:g}, Λ = {LAM_BAR:g}. The schedule as printed, and the corrected one: β = "
+        f"2NL/(κμ²), "
+        "γ = max{2, βL²κ̄²/(μτκ)}, and ν with L/2 in place of μ/2. The problem was chosen for a "
+        "small γ, which grows "
+        "like N (L/μ)³ (κ̄/κ)²/τ: hence a large penalty, and one dimension, where κ = 1/Λ and κ̄ = "
+        "1/λ are proved "
+        "bounds. Slopes are of log gap on log(k+γ) over the last decade. The runs in five "
+        "dimensions have the "
+        f"same λ, Λ, κ and κ̄; their mini-batches are of 5 rows, without the reset of B and with R "
+        f"= {PERIOD}. All "
+        "others are without the reset. At k = 1 the ratio of gap to bound is fixed by the choice "
+        "of ν, so it is also "
         f"given from k = {TAIL} on.",
         [
             *_rows_2(right, wrong, five, effort),
-            ("d = 1, exact gradients, corrected: pairs with an overridden cur", f"{exact.overridden:.1%}"),
+            (
+                "d = 1, exact gradients, corrected: pairs with an overridden cur",
+                f"{exact.overridden:.1%}",
+            ),
         ],
         f"{_verdict_2(right, wrong)} {_constant(right, exact)} {_verdict_2_five(five, effort)}",
         facts,
     )
 
 
-def _rows_2(right: Tested, wrong: Tested, five: dict[str, list[Seen]], effort: Effort) -> list[tuple[str, str]]:
+def _rows_2(
+    right: Tested, wrong: Tested, five: dict[str, list[Seen]], effort: Effort
+) -> list[tuple[str, str]]:
     rows = []
     for name, one in (("corrected", right), ("printed", wrong)):
         rows += [
@@ -206,50 +233,77 @@ def _rows_2(right: Tested, wrong: Tested, five: dict[str, list[Seen]], effort: E
                 f"{name}: β·u, α_1·L, γ",
                 f"{one.promise.beta_u:.3g}, {one.promise.alpha_L:.3g}, {one.promise.steps[1].shift:.3g}",
             ),
-            (f"{name}: slope of each seed's gap, of the mean gap", f"{spread(one.slopes)}, {one.mean_slope:.2f}"),
+            (
+                f"{name}: slope of each seed's gap, of the mean gap",
+                f"{spread(one.slopes)}, {one.mean_slope:.2f}",
+            ),
             (
                 f"{name}: gap at the start, mean over the last 5 % of the rounds",
                 f"{one.gaps[0][0]:.3g}, {one.last:.2g}",
             ),
-            (f"{name}: largest mean gap / bound, from k = {TAIL} on", f"{one.share():.3g}, {one.share(TAIL):.2g}"),
+            (
+                f"{name}: largest mean gap / bound, from k = {TAIL} on",
+                f"{one.share():.3g}, {one.share(TAIL):.2g}",
+            ),
             (f"{name}: eigenvalues of B⁻¹ (κ = {KAPPA:g}, κ̄ = {KAPPA_BAR:g})", within(one.runs)),
             (f"{name}: pairs with an overridden cur", f"{one.overridden:.1%}"),
         ]
     for name, runs in five.items():
-        rows += [(f"{name}: eigenvalues of B⁻¹", within(runs)), (f"{name}: runs that diverge", lost(runs, effort))]
+        rows += [
+            (f"{name}: eigenvalues of B⁻¹", within(runs)),
+            (f"{name}: runs that diverge", lost(runs, effort)),
+        ]
     return rows
 
 
 def _verdict_2(right: Tested, wrong: Tested) -> str:
-    held = all(run["low"].min() >= KAPPA - 1e-9 and run["high"].max() <= KAPPA_BAR + 1e-9 for run in right.runs)
+    held = all(
+        run["low"].min() >= KAPPA - 1e-9 and run["high"].max() <= KAPPA_BAR + 1e-9
+        for run in right.runs
+    )
     ratio = right.last / wrong.last
     return (
-        f"In one dimension, where κ and κ̄ {'hold' if held else 'should hold, but do not'}, the gap "
-        f"{'stays below' if right.share() <= 1 else 'exceeds'} the corrected bound (from k = {TAIL} on it is at most "
-        f"{right.share(TAIL):.2g} of it) and falls like k^{np.mean(right.slopes):.2f}. As printed β·u = "
+        f"In one dimension, where κ and κ̄ {'hold' if held else 'should hold, but do not'}, the "
+        f"gap "
+        f"{'stays below' if right.share() <= 1 else 'exceeds'} the corrected bound (from k = "
+        f"{TAIL} on it is at most "
+        f"{right.share(TAIL):.2g} of it) and falls like k^{np.mean(right.slopes):.2f}. As printed "
+        f"β·u = "
         f"{wrong.promise.beta_u:.2f} "
-        f"{'is not > 1, so the proof says nothing' if wrong.promise.beta_u <= 1 else 'is > 1'}, and the gap reaches "
-        f"{wrong.share():.2g} times the printed bound; yet it falls like k^{np.mean(wrong.slopes):.2f} and ends "
-        f"{max(ratio, 1 / ratio):.2g} times {'smaller' if ratio > 1 else 'larger'} than with the corrected schedule."
+        f"{'is not > 1, so the proof says nothing' if wrong.promise.beta_u <= 1 else 'is > 1'}, "
+        f"and the gap reaches "
+        f"{wrong.share():.2g} times the printed bound; yet it falls like "
+        f"k^{np.mean(wrong.slopes):.2f} and ends "
+        f"{max(ratio, 1 / ratio):.2g} times {'smaller' if ratio > 1 else 'larger'} than with the "
+        f"corrected schedule."
     )
 
 
 def _constant(right: Tested, exact: Tested) -> str:
     """What overridden pairs make of B in one dimension."""
     of_whom = (
-        "mainly that of FedAvg with a constant server scaling" if right.overridden > 0.5 else "mainly that of FedSSO"
+        "mainly that of FedAvg with a constant server scaling"
+        if right.overridden > 0.5
+        else "mainly that of FedSSO"
     )
-    batches = "so larger batches would not help" if exact.overridden > 0.5 else "so larger batches would help"
+    batches = (
+        "so larger batches would not help"
+        if exact.overridden > 0.5
+        else "so larger batches would help"
+    )
     return (
-        f"But {right.overridden:.1%} of the pairs are overridden, which sets B⁻¹ to 2/(λ+Λ) = {2 / (LAM + LAM_BAR):.3g}"
+        f"But {right.overridden:.1%} of the pairs are overridden, which sets B⁻¹ to 2/(λ+Λ) = "
+        f"{2 / (LAM + LAM_BAR):.3g}"
         f": the rate is {of_whom} (with exact gradients it is {exact.overridden:.1%}, {batches})."
     )
 
 
 def _verdict_2_five(five: dict[str, list[Seen]], effort: Effort) -> str:
     return (
-        f"In five dimensions with mini-batches B⁻¹ has eigenvalues from {within(five[NOISY])} without the reset "
-        f"({lost(five[NOISY], effort)} runs diverge) and from {within(five[RESET])} with R = {PERIOD} "
+        f"In five dimensions with mini-batches B⁻¹ has eigenvalues from {within(five[NOISY])} "
+        f"without the reset "
+        f"({lost(five[NOISY], effort)} runs diverge) and from {within(five[RESET])} with R = "
+        f"{PERIOD} "
         f"({lost(five[RESET], effort)}), against κ = {KAPPA:g} and κ̄ = {KAPPA_BAR:g}."
     )
 
@@ -263,7 +317,8 @@ def squashed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bumpy(dim: int, batch: int | None, effort: Effort) -> Problem:
-    """A function that is not convex at the start, with a small penalty that keeps the models bounded."""
+    """A function that is not convex at the start, with a small penalty that keeps the models
+    bounded."""
     return problem(squashed, dim, batch, effort, scale=4.0, l2=0.01, start=1.0)
 
 
@@ -293,7 +348,10 @@ class Descent(NamedTuple):
     @property
     def late(self) -> list[float]:
         """The mean over the second half of the rounds."""
-        return [float(v[self.rounds // 2 :].mean()) for v in self.ended([run["square"] for run in self.runs])]
+        return [
+            float(v[self.rounds // 2 :].mean())
+            for v in self.ended([run["square"] for run in self.runs])
+        ]
 
     @property
     def met(self) -> bool:
@@ -317,7 +375,9 @@ def weights(k: Array) -> Array:
     return eta
 
 
-def descent(one: Problem, effort: Effort, lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None) -> Descent:
+def descent(
+    one: Problem, effort: Effort, lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None
+) -> Descent:
     """Runs with the corrected schedule of Theorem 3.1."""
     steps = theorem_3(L=one.smoothness(BEND), tau=TAU)
     runs = every(one, record(steps, lam, Lam, R), effort)
@@ -346,20 +406,30 @@ def theorem_3_1(effort: Effort) -> Section:
     for name, one in settings.items():
         for quantity, curves in (("least", one.least), ("mean", one.mean), ("sum of", one.total)):
             for seed, run, values in zip(effort.seeds, one.runs, curves, strict=False):
-                facts += curve(claim, f"{quantity} squared gradient, {name}", seed, run["k"], values)
+                facts += curve(
+                    claim, f"{quantity} squared gradient, {name}", seed, run["k"], values
+                )
         facts += ends(claim, name, one.runs, effort)
     return Section(
         f"{claim}: squared gradients on functions that are not convex",
         "With α_k = 1/(2√6 τLk) and η_k = 1/√k, min over k ≤ K of ‖∇f(x_k)‖² falls like 1/√K plus terms of order 1/K "
-        "and 1/K². (Summed as they stand the proof's terms give ln K/√K, and Θ_1 = 1 makes the bound infinite.)",
+        "and 1/K². (Summed as they stand the proof's terms give ln K/√K, and Θ_1 = 1 makes the "
+        "bound infinite.)",
         f"Loss (sigmoid(z) − y)² with penalty 0.01, {CLIENTS} clients, τ = {TAU}, {effort.rounds} rounds, "
-        f"{len(effort.seeds)} seeds (one where gradients are exact), from a point where f is not convex. d = 1: "
-        "mini-batches of one row, λ = 0.25, Λ = 4, so that κ = 0.25, κ̄ = 4. d = 5: λ = 1e-4, Λ = 9999 as in the "
-        "paper, exact gradients or mini-batches of 5; without the reset of B, mini-batches also with R = "
-        f"{PERIOD}. α_k and η_k with k + 1 for k, so that Θ_1 = 1/4. What the proof bounds is Σ η_k‖∇f(x_k)‖²: 1/√K "
-        "needs it bounded, ln K/√K lets it grow like ln K. Slopes and growth over the last decade, of runs that do "
-        f"not diverge; there ln K grows by a factor of {log_growth(effort.rounds):.2f}. The slope of the mean with "
-        f"weights η_k says less: a gradient in round 1 alone, and zero after it, has {floor_slope(effort.rounds):.3f}.",
+        f"{len(effort.seeds)} seeds (one where gradients are exact), from a point where f is not "
+        f"convex. d = 1: "
+        "mini-batches of one row, λ = 0.25, Λ = 4, so that κ = 0.25, κ̄ = 4. d = 5: λ = 1e-4, Λ = "
+        "9999 as in the "
+        "paper, exact gradients or mini-batches of 5; without the reset of B, mini-batches also "
+        "with R = "
+        f"{PERIOD}. α_k and η_k with k + 1 for k, so that Θ_1 = 1/4. What the proof bounds is Σ "
+        f"η_k‖∇f(x_k)‖²: 1/√K "
+        "needs it bounded, ln K/√K lets it grow like ln K. Slopes and growth over the last decade, "
+        "of runs that do "
+        f"not diverge; there ln K grows by a factor of {log_growth(effort.rounds):.2f}. The slope "
+        f"of the mean with "
+        f"weights η_k says less: a gradient in round 1 alone, and zero after it, has "
+        f"{floor_slope(effort.rounds):.3f}.",
         [row for name, one in settings.items() for row in _rows_3(name, one, effort)],
         _verdict_3(settings, effort),
         facts,
@@ -375,9 +445,15 @@ def floor_slope(rounds: int) -> float:
 def _rows_3(name: str, one: Descent, effort: Effort) -> list[tuple[str, str]]:
     return [
         (f"{name}: least eigenvalue of ∇²f(x_1)", f"{one.dip:.2g}"),
-        (f"{name}: ‖∇f‖² at the start, least", f"{one.least[0][0]:.2g}, {_range([v[-1] for v in one.least])}"),
+        (
+            f"{name}: ‖∇f‖² at the start, least",
+            f"{one.least[0][0]:.2g}, {_range([v[-1] for v in one.least])}",
+        ),
         (f"{name}: slope of the least", spread(one.slopes(one.least))),
-        (f"{name}: Σ η_k‖∇f‖², its growth", f"{_range([v[-1] for v in one.total])}, {spread(one.growth)}"),
+        (
+            f"{name}: Σ η_k‖∇f‖², its growth",
+            f"{_range([v[-1] for v in one.total])}, {spread(one.growth)}",
+        ),
         (f"{name}: mean ‖∇f‖² over the second half", _range(one.late)),
         (
             f"{name}: slope of the weighted mean, its floor",
@@ -390,15 +466,19 @@ def _rows_3(name: str, one: Descent, effort: Effort) -> list[tuple[str, str]]:
 
 def _range(values: Sequence[float]) -> str:
     return (
-        f"{min(values):.2g} to {max(values):.2g}" if len(set(values)) > 1 else "".join(f"{v:.2g}" for v in values[:1])
+        f"{min(values):.2g} to {max(values):.2g}"
+        if len(set(values)) > 1
+        else "".join(f"{v:.2g}" for v in values[:1])
     )
 
 
 def _verdict_3(settings: dict[str, Descent], effort: Effort) -> str:
     told = "; ".join(f"{name}: {_told(one, effort)}" for name, one in settings.items())
     return (
-        f"Σ η_k‖∇f(x_k)‖² over the last decade of K, in which ln K grows by {log_growth(effort.rounds):.2f}: {told}. "
-        f"Eigenvalues of B⁻¹ in five dimensions with mini-batches: {within(settings[NOISY].runs)} without the reset, "
+        f"Σ η_k‖∇f(x_k)‖² over the last decade of K, in which ln K grows by "
+        f"{log_growth(effort.rounds):.2f}: {told}. "
+        f"Eigenvalues of B⁻¹ in five dimensions with mini-batches: {within(settings[NOISY].runs)} "
+        f"without the reset, "
         f"{within(settings[RESET].runs)} with R = {PERIOD}."
     )
 

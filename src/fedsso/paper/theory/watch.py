@@ -1,4 +1,5 @@
-"""Runs of FedSSO seen round by round: values, gradients and the matrix B, all from the engine's own objects.
+"""Runs of FedSSO seen round by round: values, gradients and the matrix B, all from the engine's own
+objects.
 
 k    round, x_1 is the initial model
 g    the averaged gradient (x_k - v_k) / (alpha_k tau)
@@ -75,7 +76,13 @@ class Problem(NamedTuple):
 
     def simulation(self, record: FedSSO, rounds: int, seed: int) -> Simulation:
         """A run that is about to begin."""
-        more = {"rounds": rounds, "eval_every": rounds, "dtype": "float64", "local_steps": TAU, "seed": seed}
+        more = {
+            "rounds": rounds,
+            "eval_every": rounds,
+            "dtype": "float64",
+            "local_steps": TAU,
+            "seed": seed,
+        }
         full = complete({**self.options, **more})
         return Simulation(context(self.fed, "linear", full).job(full), [record])
 
@@ -85,7 +92,8 @@ class Problem(NamedTuple):
         return float(self.options["l2"]) + bend * largest
 
     def variance(self) -> float:
-        """A bound of the variance of one row's gradient, for a loss whose slope in the output is at most 1."""
+        """A bound of the variance of one row's gradient, for a loss whose slope in the output is at
+        most 1."""
         return max(float(x.square().sum(1).mean()) for x in self._clients())
 
     def _clients(self) -> list[Tensor]:
@@ -102,12 +110,13 @@ def problem(
     l2: float,
     start: float,
 ) -> Problem:
-    """Four clients with labels 0/1 of a logistic model of their own and rows in a ball of radius `scale`.
+    """Four clients with labels 0/1 of a logistic model of their own and rows in a ball of radius
+    `scale`.
 
     The initial model has length `start`, all its entries are equal.
 
-    Each row is there so often that no run gets through them all: mini-batches are then as good as independent draws,
-    while the noise of a full pass over the rows cancels.
+    Each row is there so often that no run gets through them all: mini-batches are then as good as
+    independent draws, while the noise of a full pass over the rows cancels.
     """
     copies = 1 if batch is None else 1 + 2 * effort.rounds * TAU * batch // ROWS
     x = torch.full((dim,), start / dim**0.5, dtype=torch.float64)
@@ -191,9 +200,20 @@ def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Simulation
     value, grad = f.value_and_grad(old.x[None], batch)
     grad = grad[0, 0]
     values = torch.linalg.eigvalsh(new.curvature.matrix[0])
-    ends = (1 / float(values[-1]), 1 / max(float(values[0]), 1e-300))  # rounding may make a tiny one negative
+    ends = (
+        1 / float(values[-1]),
+        1 / max(float(values[0]), 1e-300),
+    )  # rounding may make a tiny one negative
     bent = float(grad @ new.s[0]) / -float(at(record.eta, now.k))
-    return Round(now.k, float(value), float(grad @ grad), *ends, bent, float(grad @ new.g[0]), *_pair(record, old, now))
+    return Round(
+        now.k,
+        float(value),
+        float(grad @ grad),
+        *ends,
+        bent,
+        float(grad @ new.g[0]),
+        *_pair(record, old, now),
+    )
 
 
 def _pair(record: FedSSO, old: State, now: Simulation) -> tuple[float, float, float, float]:
@@ -216,7 +236,9 @@ def binned(k: Array, value: Array, start: float = 1.0, bins: int = 40) -> tuple[
     """Means of k and value over bins of equal width in log k, from k = start on."""
     edges = np.geomspace(start, k[-1] * 1.0001, bins + 1)
     parts = [part for a, b in pairwise(edges) if (part := (k >= a) & (k < b)).any()]
-    return np.array([k[part].mean() for part in parts]), np.array([value[part].mean() for part in parts])
+    return np.array([k[part].mean() for part in parts]), np.array(
+        [value[part].mean() for part in parts]
+    )
 
 
 def slope(k: Array, value: Array) -> float:
@@ -227,7 +249,10 @@ def slope(k: Array, value: Array) -> float:
 
 def curve(claim: str, quantity: str, seed: int | None, k: Array, value: Array) -> list[Fact]:
     """A curve as facts."""
-    return [Fact(claim, quantity, seed, float(a), float(b)) for a, b in zip(*binned(k, value), strict=True)]
+    return [
+        Fact(claim, quantity, seed, float(a), float(b))
+        for a, b in zip(*binned(k, value), strict=True)
+    ]
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
