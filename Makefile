@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
+.PHONY: figures help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -51,6 +51,9 @@ check: .venv/.complete  ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+figures: .venv/.complete  ## how easily the code reads: files in a folder, documentation, density
+	$(BIN)/python docs/figures.py
 
 format: .venv/.complete  ## let ruff repair and format the code
 	$(BIN)/ruff check --fix .

@@ -25,13 +25,13 @@ import torch
 
 TESTS = Path(__file__).parent
 NEAREST = (  # to the arithmetic: the short form
-    "golden",
-    "test_chained.py",
-    "test_compress.py",
-    "test_local.py",
-    "test_objective.py",
-    "test_quasi_newton.py",
-    "test_symmetric.py",
+    "algorithms/golden",
+    "objective/test_chained.py",
+    "maths/test_compress.py",
+    "algorithm/test_local.py",
+    "objective/test_objective.py",
+    "maths/test_quasi_newton.py",
+    "maths/test_symmetric.py",
 )
 NUMERICAL = (
     *NEAREST,
@@ -40,17 +40,17 @@ NUMERICAL = (
     "flower/test_phased.py",
     "flower/test_privacy.py",
     "flower/test_strategy.py",
-    "test_algorithm_fedsso.py",
-    "test_bench.py",
-    "test_contract.py",
-    "test_engine.py",
-    "test_exchanges.py",
-    "test_models.py",
-    "test_optim.py",
-    "test_paper_theory.py",
-    "test_robustness.py",
-    "test_schedule_theory.py",
-    "test_server.py",
+    "algorithms/test_algorithm_fedsso.py",
+    "repository/test_bench.py",
+    "algorithms/test_contract.py",
+    "engine/test_engine.py",
+    "algorithms/test_exchanges.py",
+    "models/test_models.py",
+    "engine/test_optim.py",
+    "paper/test_paper_theory.py",
+    "repository/test_robustness.py",
+    "algorithm/test_schedule_theory.py",
+    "engine/test_server.py",
 )
 
 

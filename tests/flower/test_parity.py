@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from grid import LocalGrid
 
-from fedsso.flower import FedSSO
-
-sys.path.append(str(Path(__file__).parents[1]))
 import parity_problem as problem
+from fedsso.flower import FedSSO
 
 app = ClientApp()
 

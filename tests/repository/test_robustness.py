@@ -22,7 +22,7 @@ from fedsso.experiment.study import Setting, Study
 from fedsso.experiment.trace import Trace
 from fedsso.experiment.workers import OutOfTime
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import robustness, robustness_report  # noqa: E402

@@ -42,7 +42,7 @@ from fedsso.report.tables import Curve
 
 NAN = math.nan
 EVIL = "</script><script>alert('x')</script><!--\"&{y}$z %{x} \u2028"
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def trace(*accuracies: float, diverged: int | None = None, **columns: float) -> Trace:

@@ -247,7 +247,7 @@ def test_folders_without_permission() -> None:
         Path(name).chmod(0o755)
         locked.chmod(0)
         done = subprocess.run(
-            [sys.executable, "-c", LOCKED, str(Path(__file__).parent), str(locked)],
+            [sys.executable, "-c", LOCKED, str(Path(__file__).parents[1]), str(locked)],
             capture_output=True,
             text=True,
         )

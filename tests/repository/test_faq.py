@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 import fedsso
 
-PAGE = (Path(__file__).parents[1] / "docs" / "faq.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "faq.md").read_text(encoding="utf-8")
 ENTRY = re.compile(
     r"^### ([^\n]+)\n\n```(sh|python)\n(.*?)```\n\n```\n(.*?)\n```$", re.MULTILINE | re.DOTALL
 )

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_report_page import big
 
 import fedsso
 from fedsso.experiment.results import holding, recipe
 from fedsso.experiment.trace import Trace
 from fedsso.report.page import Content, Entry, write
 from fedsso.report.tables import Curve
-from test_report_page import big
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run `make browser`")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -34,7 +34,7 @@ from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-SHOTS = Path(__file__).parents[1] / "build" / "screenshots"
+SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 
 
 def run(script: Path, *arguments: str, cwd: Path) -> str:
@@ -21,7 +21,7 @@ def run(script: Path, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("own_*.py")), ids=lambda script: script.stem)
 def test_an_example_is_short_and_runs_anywhere(script: Path, tmp_path: Path) -> None:
-    assert len(script.read_text(encoding="utf-8").splitlines()) <= 60
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 80
     text = run(script, cwd=tmp_path)
     assert "fedsso" in text
     assert "fedavg" in text

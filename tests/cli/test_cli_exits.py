@@ -26,7 +26,7 @@ from fedsso.support.stopping import listen
 SMALL = ["--clients", "4", "--rounds", "3"]
 CALM = ["--algorithm", "fedavg", "--alpha", "0.1"]
 WILD = ["--algorithm", "fedavg", "--alpha", "1e6", "--model", "mlp"]
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ from fedsso.experiment.spec import Spec
 from fedsso.experiment.study import study
 from fedsso.experiment.trace import Trace
 
-BUILD = Path(__file__).parents[1] / "build" / "screenshots"
+BUILD = Path(__file__).parents[2] / "build" / "screenshots"
 SMALL = ["--clients", "4", "--rounds", "20", "--device", "cpu"]
 LONG = ["run", "--clients", "4", "--rounds", "3000", "--device", "cpu"]
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

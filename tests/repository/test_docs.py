@@ -38,7 +38,7 @@ from fedsso.algorithms import ALGORITHMS
 from fedsso.data import datasets
 from fedsso.support import exits
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 ABSENT = [
     "AIDE",

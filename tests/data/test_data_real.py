@@ -15,7 +15,7 @@ import torch
 import fedsso
 from fedsso.data import DataSet, datasets
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2]
 needs_data = pytest.mark.skipif(
     not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
 )

@@ -20,14 +20,17 @@ from markdown_it.token import Token
 
 import fedsso
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 IGNORED = [
     line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line.endswith("/")
 ]
 STEPS = ("An algorithm", "A data set", "A model")
 SYSTEM = {"bin", "dev", "etc", "proc", "usr"}  # of every machine
 EXAMPLES = {"absolute", "data", "path", "srv"}  # folders of the user, in examples
-HOSTILE = {"tests/test_data_fetch.py", "tests/test_data_images.py"}  # archives that try to get out
+HOSTILE = {
+    "tests/data/test_data_fetch.py",
+    "tests/data/test_data_images.py",
+}  # archives that try to get out
 BINARY = {".gz", ".npz", ".pdf", ".png", ".pyc"}
 ABSOLUTE = re.compile(r"""(?:^|[\s"'`=(,:])/([A-Za-z][\w.-]*)/[\w.-]""", re.MULTILINE)
 UPWARDS = re.compile(r"(?<![\w./])(?:\.\./)+[\w./-]*")
