@@ -15,8 +15,8 @@ with warnings.catch_warnings():
     from fedsso.cli import main as cli
 
 import fedsso
-from fedsso.experiment.execute import PLAN
-from fedsso.experiment.results import SPEC
+from fedsso.experiment.plan import PLAN
+from fedsso.experiment.run import SPEC
 from fedsso.paper import table2 as paper_table2
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.tasks import TABLE2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Real
@@ -27,10 +27,18 @@ class InputError(ValueError):
         self.public = public or f"{self.kind}; details are in the client's own log"
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """An error for a name that is not in a list, with the nearest one that is."""
+def unknown(
+    kind: str, name: object, known: Iterable[str], also: Mapping[str, str] | None = None
+) -> InputError:
+    """An error for a name that is not in a list, with the name that was probably meant.
+
+    `also` holds other names by which people know something, with the name that it has here.
+    """
     names = sorted(known)
     near = get_close_matches(str(name), names, n=1)
+    other = (also or {}).get(str(name))
+    if other is not None and other in names:
+        near = [other]
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
 
