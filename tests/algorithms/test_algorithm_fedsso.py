@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, load, simulate, sweep
+from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, compare, load, simulate
 from fedsso.algorithm import Cohort
 from fedsso.algorithm.schedule import at
 from fedsso.algorithms import fedsso
 from fedsso.data import quadratic
-from fedsso.engine.rounds import Protocol, Rounds
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 from fedsso.maths import quasi_newton as qn
 from fedsso.support.linalg import gram
 
@@ -44,8 +44,8 @@ def stepwise(
     fed: Federation, algorithm: FedSSO, rounds: int, model: str = "mclr", **options: Any
 ) -> list[Any]:
     """The server states before and after every round."""
-    full = complete({**NOISY, **options})
-    sim = Simulation(context(fed, model, full).job(full), [algorithm])
+    full = {**NOISY, **options}
+    sim = Simulation(fed, model, [algorithm], **full)
     states = [sim.server]
     run(sim, rounds, lambda sim: states.append(sim.server))
     return states
@@ -194,7 +194,7 @@ def test_a_window_of_all_pairs_without_scaling_differs_from_lbfgs(quad: Federati
 # -------------------------------------------------------------------------------
 def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federation) -> None:
     options: dict[str, Any] = {"local_steps": 6, "stragglers": 0.8, "seed": 4}
-    plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
+    plan = Rounds(quad, Settings(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) > 1
     tau = float(quad.p @ plan.steps.double())
     v = fly(quad, FedAvg(alpha=0.1), 1, **options)
@@ -204,7 +204,7 @@ def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federat
 
 def test_mean_steps_use_the_weights_of_those_who_answered(quad: Federation) -> None:
     options: dict[str, Any] = {"local_steps": 5, "stragglers": 0.9, "participation": 0.5, "seed": 2}
-    plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
+    plan = Rounds(quad, Settings(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) == 2
     p = quad.p[plan.answered] / quad.p[plan.answered].sum()
     v = fly(quad, FedAvg(alpha=0.1), 1, **options)
@@ -240,7 +240,7 @@ def test_stacked_schedules_equal_single_ones(quad: Federation) -> None:
         FedSSO(alpha=Decay(a, 2.0), eta=Decay(1.0, s, 0.5), guard="none")
         for a, s in ((0.1, 0.0), (0.4, 3.0))
     ]
-    together = sweep(quad, algorithms=records, rounds=6, **EXACT)
+    together = compare(quad, algorithms=records, rounds=6, **EXACT)
     for record, run_ in zip(records, together, strict=True):
         torch.testing.assert_close(run_.x, fly(quad, record, 6), rtol=1e-12, atol=1e-14)
 
@@ -460,13 +460,13 @@ def test_only_form_bfgs_has_gamma(quad: Federation, monkeypatch: pytest.MonkeyPa
 def test_stacked_trials_have_each_their_own_gamma() -> None:
     fed, full = (
         flat(0.05, 0.5, 6),
-        complete({**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)}),
+        {**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)},
     )
     records = [
         FedSSO(alpha=alpha, eta=eta) for alpha, eta in ((0.1, 1.0), (10.0, 0.5), (30.0, 1.0))
     ]
-    together = Simulation(context(fed, "linear", full).job(full), records)
-    alone = [Simulation(context(fed, "linear", full).job(full), [record]) for record in records]
+    together = Simulation(fed, "linear", records, **full)
+    alone = [Simulation(fed, "linear", [record], **full) for record in records]
     for k in range(1, 9):
         for sim in (together, *alone):
             run(sim, k)
@@ -600,7 +600,7 @@ def test_the_radius_waits_for_the_first_answer() -> None:
     """If nobody answers in round 1 the first answer sets the radius, whatever its round."""
     fed = one_dimension([1, 3, 0.5], [0, 2, -1], [0.5, 0.3, 0.2])
     options = {"drop_rate": 0.9, "local_steps": 5, "init": torch.tensor([4.0])}
-    plans = Rounds(fed, Protocol(batch_size=None, drop_rate=0.9, local_steps=5))
+    plans = Rounds(fed, Settings(batch_size=None, drop_rate=0.9, local_steps=5))
     first = next(k for k in range(1, 20) if len(plans.plan(k).answered))
     assert first > 1
     x, v = (fly(fed, a, first, **options) for a in (FedSSO(alpha=0.1), FedAvg(alpha=0.1)))
@@ -611,7 +611,7 @@ def test_the_radius_waits_for_the_first_answer() -> None:
 def test_a_run_that_starts_at_the_optimum_stays_there() -> None:
     """No gradient, so no radius: the first step is 0 of 0 long."""
     fed = one_dimension([1.0], [0.0], [1.0])
-    for run_ in sweep(
+    for run_ in compare(
         fed,
         algorithms=[FedSSO(alpha=0.1), FedSSO(alpha=0.2)],
         rounds=3,
@@ -705,9 +705,9 @@ def test_auto_waits_for_the_first_pair(missed: list[int], waits: int) -> None:
     pattern = [int(k not in missed) for k in range(1, 9)]
     for aim in (0.06, 0.6, 0.004):
         fed = one_dimension([DRIFT / aim], [0.0], [1.0])
-        plans = (Rounds(fed, Protocol(**options, seed=seed)) for seed in range(9999))
+        plans = (Rounds(fed, Settings(**options, seed=seed)) for seed in range(9999))
         seed = next(
-            p.protocol.seed
+            p.settings.seed
             for p in plans
             if [len(p.plan(k).answered) for k in range(1, 9)] == pattern
         )
@@ -829,7 +829,7 @@ def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
 def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
     records = [FedSSO(eta=eta, lam=lam) for eta, lam in ((0.01, 1e-4), (0.02, 1e-4), (1.0, 0.5))]
     options: dict[str, Any] = {**NOISY, "participation": 0.6}
-    together = sweep(fed, "mclr", records, rounds=7, **options)
+    together = compare(fed, "mclr", records, rounds=7, **options)
     ends = [stepwise(fed, record, 7, participation=0.6)[-1] for record in records]
     assert len({float(end.choice.alpha) for end in ends}) == 3
     for run_, end in zip(together, ends, strict=True):
@@ -838,7 +838,7 @@ def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
 
 def test_auto_and_fixed_steps_in_one_sweep(fed: Federation) -> None:
     records = [FedSSO(alpha=0.05), FedSSO(), FedSSO(alpha=Decay(0.1, 2.0)), FedSSO(eta=0.5)]
-    for record, run_ in zip(records, sweep(fed, "mclr", records, rounds=4, **NOISY), strict=True):
+    for record, run_ in zip(records, compare(fed, "mclr", records, rounds=4, **NOISY), strict=True):
         torch.testing.assert_close(
             run_.x, simulate(fed, "mclr", record, rounds=4, **NOISY).x, rtol=1e-10, atol=1e-12
         )
@@ -850,10 +850,8 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(
     fed: Federation, quad: Federation, k: int
 ) -> None:
     for data, model, batch in ((fed, "mclr", 4), (quad, "linear", None)):
-        full = complete({**NOISY, "dtype": "float32", "batch_size": batch})
-        whole, half, rest = (
-            Simulation(context(data, model, full).job(full), [FedSSO()]) for _ in range(3)
-        )
+        full = {**NOISY, "dtype": "float32", "batch_size": batch}
+        whole, half, rest = (Simulation(data, model, [FedSSO()], **full) for _ in range(3))
         run(whole, 9)
         run(half, k)
         rest.restore({name: leaf.clone() for name, leaf in half.state().items()})
@@ -976,7 +974,7 @@ def test_trials_are_undone_each_for_itself() -> None:
     """eta = 1e-6 creeps, so that its second round is another one; both are as they are alone."""
     fed, records = unscaled(1e3), [FedSSO(), FedSSO(eta=1e-6)]
     options: dict[str, Any] = {"rounds": 8, "dtype": "float64", "device": "cpu"}
-    for record, run_ in zip(records, sweep(fed, "mclr", records, **options), strict=True):
+    for record, run_ in zip(records, compare(fed, "mclr", records, **options), strict=True):
         alone: Run = simulate(fed, "mclr", record, **options)
         torch.testing.assert_close(run_.x, alone.x, rtol=1e-8, atol=1e-12)
         np.testing.assert_array_equal(
@@ -989,10 +987,8 @@ def test_trials_are_undone_each_for_itself() -> None:
 def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(
     k: int, compress: str | None
 ) -> None:
-    full = complete({"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress})
-    whole, half, rest = (
-        Simulation(context(unscaled(1e6), "mclr", full).job(full), [FedSSO()]) for _ in range(3)
-    )
+    full = {"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress}
+    whole, half, rest = (Simulation(unscaled(1e6), "mclr", [FedSSO()], **full) for _ in range(3))
     run(whole, 7)
     with torch.no_grad():
         for _ in range(k):  # not the last round of a run

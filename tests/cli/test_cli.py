@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedsso.experiment.settings import DEFAULTS
 
 from console import command, fedsso
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
 from fedsso.cli.config import Base, Data
-from fedsso.experiment.settings import DEFAULTS
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = [

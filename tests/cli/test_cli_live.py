@@ -30,8 +30,8 @@ from console import command, fedsso
 from fedsso import FedAvg, Federation, FedSSO, load, load_run, load_runs, resume, simulate, sweep
 from fedsso.cli.live import BLOCKS, Dashboard, sparkline
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.study import study
 from fedsso.experiment.trace import Trace
+from studies import study
 
 BUILD = Path(__file__).parents[2] / "build" / "screenshots"
 SMALL = ["--clients", "4", "--rounds", "20", "--device", "cpu"]

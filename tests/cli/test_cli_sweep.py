@@ -27,8 +27,8 @@ with warnings.catch_warnings():
 
 from fedsso import load
 from fedsso.experiment.grids import grid
-from fedsso.experiment.study import study
 from fedsso.support.lock import Lock
+from studies import study
 
 SMALL = ["--clients", "3", "--rounds", "6", "--device", "cpu"]
 GRID = [*SMALL, "--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1"]

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fedsso.experiment.study import COUNTS, OutOfTime, Study
 
 from fedsso.errors import InputError
-from fedsso.experiment.study import COUNTS, OutOfTime, Study
 from fedsso.experiment.trace import Trace
 from fedsso.paper import COMMANDS
 from fedsso.paper import curves as curves_module

@@ -400,7 +400,7 @@ def fed() -> fedsso.Federation:
 
 
 @pytest.fixture(scope="module")
-def runs(fed: fedsso.Federation) -> fedsso.Runs:
+def runs(fed: fedsso.Federation) -> fedsso.Results:
     algorithms = [fedsso.FedSSO(alpha=0.1), fedsso.FedAvg(alpha=0.1)]
     return fedsso.compare(fed, "mclr", algorithms, rounds=4, seeds=(0, 1), device="cpu")
 
@@ -418,7 +418,7 @@ def same(curve: Curve, traces: list[Trace]) -> None:
         np.testing.assert_array_equal(own["test_accuracy"], other["test_accuracy"])
 
 
-def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_a_folder_of_runs(runs: fedsso.Results, fed: fedsso.Federation, tmp_path: Path) -> None:
     runs.save(tmp_path)
     found = content([tmp_path])
     assert [curve.label for curve in found.curves] == ["fedsso alpha=0.1", "fedavg alpha=0.1"]
@@ -436,7 +436,9 @@ def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: P
     assert again.label == one.label
 
 
-def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_command_repeats_the_run(
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
+) -> None:
     runs.save(tmp_path / "a")
     told = content([tmp_path / "a"])
     assert "Save the settings below as spec.toml, then:" in page(told)
@@ -448,7 +450,7 @@ def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypa
 
 
 def test_python_and_the_command_write_the_same_curves(
-    runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
 ) -> None:
     runs.save(tmp_path / "runs")
     runs.report(tmp_path / "python.html", title="Mine", text="One.\n\nTwo.", targets=[0.5])
@@ -575,7 +577,7 @@ def test_of_different_data_each_has_its_best() -> None:
 
 
 def test_folders_of_runs_below_a_folder_are_found(
-    runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path
+    runs: fedsso.Results, fed: fedsso.Federation, tmp_path: Path
 ) -> None:
     """A run, a comparison, a sweep and one that has not begun, side by side."""
     fedsso.simulate(fed, "mclr", fedsso.FedProx(alpha=0.1), rounds=1, device="cpu").save(
@@ -608,7 +610,7 @@ def test_folders_of_runs_below_a_folder_are_found(
     assert note.startswith(f"{tmp_path / 'begun'} is left out: ")
 
 
-def test_the_same_folder_given_twice_counts_once(runs: fedsso.Runs, tmp_path: Path) -> None:
+def test_the_same_folder_given_twice_counts_once(runs: fedsso.Results, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
     once, twice = (
         content([tmp_path / "a"]),
@@ -778,7 +780,7 @@ def test_a_bare_trace(tmp_path: Path) -> None:
     assert other.label == curve.label
 
 
-def test_several_inputs_are_shown_together(runs: fedsso.Runs, tmp_path: Path) -> None:
+def test_several_inputs_are_shown_together(runs: fedsso.Results, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
     AVG.traces[0].save(tmp_path / "b" / "trace.csv")
     assert len(content([tmp_path / "a", tmp_path / "b"]).curves) == 3

@@ -121,7 +121,7 @@ def test_a_first_run_does_not_load_torchs_compiler() -> None:
     """It would take longer than many a run."""
     code = (
         "import sys, fedsso; fed = fedsso.load('synthetic', clients=2, dim=3);"
-        "fedsso.sweep(fed, 'linear', [fedsso.FedSSO(form=f) for f in ('bfgs', 'dfp-dense')], "
+        "fedsso.compare(fed, 'linear', [fedsso.FedSSO(form=f) for f in ('bfgs', 'dfp-dense')], "
         "rounds=2, device='cpu');"
         "print('torch._dynamo' in sys.modules)"
     )

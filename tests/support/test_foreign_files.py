@@ -438,7 +438,7 @@ def test_a_start_from_a_file_is_found_from_any_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     spec = fedsso.load_run(tmp_path / "second").spec
     assert spec.options["init"] == str(tmp_path.resolve() / start)
-    spec.context()
+    spec.problem()
 
 
 def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
     ):
         run.spec.federation()
     again = fedsso.load("csv", files=[tmp_path / "moved"], target="y")
-    assert run.spec.context(again).fed is again
+    assert run.spec.problem(again).fed is again
 
 
 def test_a_data_set_with_fewer_rows_says_so(tmp_path: Path) -> None:

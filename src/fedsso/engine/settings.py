@@ -69,10 +69,10 @@ class Bounds(NamedTuple):
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"finite and {'>=' if self.low_belongs else '>'} {self.low:g}"
+            return f"be finite and {'>=' if self.low_belongs else '>'} {self.low:g}"
         left = "[" if self.low_belongs else "("
         right = "]" if self.high_belongs else ")"
-        return f"in {left}{self.low:g}, {self.high:g}{right}"
+        return f"lie in {left}{self.low:g}, {self.high:g}{right}"
 
 
 class Option(NamedTuple):
@@ -195,22 +195,20 @@ class Settings:
         for name in given:
             if name not in known:
                 raise unknown("option", name, known, also=OTHER_NAMES)
-        chosen = dict(given)
-        if chosen.get("local_epochs") is not None:
-            if chosen.get("local_steps") is not None:
-                raise InputError(
-                    "local_steps and local_epochs were both given; a client's work is one or the "
-                    "other"
-                )
-            chosen["local_steps"] = None
-        return cls(**chosen)
+        if given.get("local_epochs") is not None and given.get("local_steps") is not None:
+            raise InputError(
+                "local_steps and local_epochs were both given; a client's work is one or the other"
+            )
+        return cls(**given)
 
     def __post_init__(self) -> None:
         for one in options():
             self._set(one.name, _checked(one, getattr(self, one.name)))
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"seed must fit into 64 bits, got seed={self.seed}")
-        if self.local_steps is None and self.local_epochs is None:
+        if self.local_epochs is not None:
+            self._set("local_steps", None)
+        elif self.local_steps is None:
             raise InputError(
                 "local_steps must be an integer >= 1, got local_steps=None without local_epochs"
             )
@@ -282,7 +280,7 @@ def _checked(one: Option, value: Any) -> Any:
 def _number_within(one: Option, value: Any) -> float:
     found = number(one.name, value)
     if one.bounds is not None and found not in one.bounds:
-        raise InputError(f"{one.name} must be {one.bounds}, got {one.name}={value!r}")
+        raise InputError(f"{one.name} must {one.bounds}, got {one.name}={value!r}")
     return found
 
 

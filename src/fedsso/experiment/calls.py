@@ -30,10 +30,12 @@ from .plan import (
     record_of,
     records_of,
     seeds_of,
+    settings_of,
 )
+from .problem import pose
 from .results import Results
 from .run import SPEC, Run, is_done, load_run, run_folders
-from .spec import Spec
+from .spec import Spec, specify
 from .sweep import PARTS, Means, Question, answer, read_sweep
 
 log = logging.getLogger("fedsso")
@@ -87,9 +89,10 @@ def simulate(
     True
     """
     integer("checkpoint_every", checkpoint_every, 1)
-    planned = plan(fed, model, [record_of(algorithm)], None, options)
+    record = record_of(algorithm)
+    problem = pose(fed, model, settings_of(options))
     folder = folder_of(out)
-    planned = [run._replace(folder=folder) for run in planned]
+    planned = [Planned(specify(problem, model, record), record, problem, folder)]
     check(planned)
     return run_planned(planned, folder, progress, checkpoint_every, fresh=True)[0]
 

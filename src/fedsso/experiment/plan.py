@@ -84,6 +84,10 @@ def plan(
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Run options as a record; a hyper-parameter among them is sent to its algorithm."""
+    if "seeds" in given:
+        raise InputError(
+            "this is one run, with one seed: give seed=..., or call fedsso.compare with seeds=[...]"
+        )
     known = {one.name for one in options()}
     hyper = {field.name for cls in ALGORITHMS.values() for field in fields_of(cls)}
     for name in given:

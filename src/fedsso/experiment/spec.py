@@ -88,7 +88,7 @@ class Spec:
         A model that is built by name starts elsewhere with another seed, so its start is left out.
         """
         options = {k: v for k, v in self.options.items() if k not in (*FREE, "seed")}
-        start = self.start if self.model == "own" or options["init"] == "own tensor" else ""
+        start = self.start if self.model == "own" or options.get("init") == "own tensor" else ""
         parts = [self.digest, self.model, start, self.algorithm, dict(self.hyper), options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -66,12 +66,12 @@ def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
     chosen = {}
     for count in COUNTS:
         chosen[count] = lab.again(
-            task, {name: grid.best(task.deciding, count) for name, grid in grids.items()}
+            task, {name: grid.best(task.deciding, count=count) for name, grid in grids.items()}
         )
     if slow:
         grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
         for count in COUNTS:
-            chosen[count][dear] = grids[dear].best(task.deciding, count)
+            chosen[count][dear] = grids[dear].best(task.deciding, count=count)
     points = _at_published(task)
     seeds = (
         lab.seeds if task.convex else lab.seeds[: task.choosing]
