@@ -658,7 +658,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert [curve.label for curve in found.curves[:4]] == labels
     fed = fedsso.load("digits", clients=3, seed=0)
     record = fedsso.FedSSO(alpha=0.3, eta=0.3)
-    again = fedsso.simulate(fed, "mclr", record, rounds=6, seeds=(0, 1), device="cpu")
+    again = fedsso.compare(fed, "mclr", [record], rounds=6, seeds=(0, 1), device="cpu")
     for own, other in zip(found.curves[2].traces, again, strict=True):
         np.testing.assert_allclose(
             own["test_accuracy"], other.trace["test_accuracy"], atol=5e-3
@@ -730,7 +730,8 @@ def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(
     command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
     (tmp_path / "trials.csv").unlink()  # it is written last
     found = content([tmp_path])
-    assert {entry.curve.label.endswith(" on held-out rows") for entry in found.entries} == {True}
+    for entry in found.entries:
+        assert entry.curve.label.endswith(" on held-out rows") != entry.lead
     assert any("not finished" in note for note in found.notes)
 
 
@@ -741,11 +742,14 @@ def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) ->
     assert {len(curve.traces[0]) for curve in found.curves} == {5}
     assert "8 more trials" in found.notes[0]
     (tmp_path / "trials.csv").unlink()
-    (note, more) = content([tmp_path]).notes
+    unfinished = content([tmp_path])
+    (note,) = unfinished.notes
     assert note.endswith(": run the same `fedsso sweep` command again to complete it.")
-    assert "8 more trials" in more
-    shutil.move(tmp_path / "parts", tmp_path / "own")  # as `study(out=...)` leaves it
-    assert len(content([tmp_path / "own"]).curves) == 8
+    labels = [curve.label for curve in unfinished.curves]
+    assert len(set(labels)) == 16, "they are told apart"
+    assert sum("rounds=4" in label for label in labels) == 8
+    shutil.move(tmp_path / "parts", tmp_path / "own")  # parts alone
+    assert len(content([tmp_path / "own"]).curves) == 16
 
 
 def test_a_run_on_flower(tmp_path: Path) -> None:

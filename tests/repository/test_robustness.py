@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fedsso.algorithms import make
 from fedsso.data import datasets
 from fedsso.experiment.grids import grid
+from fedsso.experiment.results import Setting
 from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
 from fedsso.experiment.workers import OutOfTime
@@ -104,7 +105,7 @@ def test_a_cell_is_run_scored_and_shown(
     assert (told["task"], told["change"], told["metric"]) == (task, cell.change, metric)
     assert told["methods"].keys() == METHODS.keys()
     for name, own in told["methods"].items():
-        means = [by_hand(s, metric, TASKS[task].target) for s in found[name]]
+        means = [by_hand(s, metric, TASKS[task].target) for s in found[name].settings()]
         assert own["rounds"] == expected_rounds(name, means), name
         assert own["final"] == expected_final(name, means, 1 if metric == ACCURACY else -1), name
     row = (
@@ -235,7 +236,7 @@ def setting(name: str, *traces: Trace) -> Setting:
         (1,),
         2,
         "fedavg",
-        {},
+        {"alpha": name},
         {"rounds": len(traces[0]) - 1},
         short={"alpha": name},
     )

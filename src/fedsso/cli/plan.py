@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..experiment.plan import Planned, suited
 from ..experiment.plan import plan as plan_runs
 from ..experiment.run import CHECKPOINT, TRACE
-from ..experiment.sweep import Question, judging
+from ..experiment.sweep import Question, check_target, judging
 from ..report.page import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from . import config as cli_config
@@ -87,6 +87,8 @@ def plan(
         raise InputError(next(iter(left_out.values())))
     if not kept:
         raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
+    if isinstance(settings, cli_config.Sweep):
+        check_target(settings.target, kept)
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))
     table = {key: chosen, **cli_config.effective(settings, fed, kept[0].settings, grids)}

@@ -15,7 +15,7 @@ from rich.table import Table
 from ..errors import InputError
 from ..experiment.calls import deadline_of
 from ..experiment.results import Results, Setting
-from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Means, answer_planned
+from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Means, answer
 from ..experiment.workers import OutOfTime
 from ..report import sweeps
 from ..support.exits import TIME_IS_UP
@@ -93,9 +93,7 @@ def sweep(
             watch.name = f"{len(made.planned)} trials"
             parts = None if out is None else out / PARTS
             means = Means(parts, jobs, deadline_of(minutes), watch)
-            found = answer_planned(
-                made.question, made.planned, means, settings.target, settings.select
-            )
+            found = answer(made.question, made.planned, means, settings.target, settings.select)
         _show(made, found, as_json)
         if out is not None:
             sweeps.write(out, found)

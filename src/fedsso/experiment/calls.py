@@ -36,7 +36,7 @@ from .problem import pose
 from .results import Results
 from .run import SPEC, Run, is_done, load_run, run_folders
 from .spec import Spec, specify
-from .sweep import PARTS, Means, Question, answer, read_sweep
+from .sweep import PARTS, Means, Question, answer, plan_sweep, read_sweep
 
 log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,12 +177,13 @@ def sweep(
     """
     chosen = seeds_of(seeds, options)
     question = Question(fed, model, grid_of(algorithms), chosen, options)
+    planned = plan_sweep(question, target, select)
     root = folder_of(out)
     means = Means(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )
     with locked([root]):
-        results = answer(question, means, target, select)
+        results = answer(question, planned, means, target, select)
         if root is not None:
             from ..report.sweeps import write
 

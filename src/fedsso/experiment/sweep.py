@@ -58,30 +58,28 @@ class Means(NamedTuple):
     progress: Progress | None = None
 
 
-def answer(question: Question, means: Means, target: float | None, select: str) -> Results:
-    """Run a grid and choose the best setting of each algorithm.
-
-    With `select` "val" the grid is judged by training rows that are held out; then the chosen
-    settings are run on all training rows and judged by the test rows.
-    """
-    fed = judging(question.fed, select)
-    grid = question._replace(fed=fed)
-    planned = plan(*grid)
+def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:
+    """The trials of a sweep's grid, checked; nothing is written."""
+    planned = plan(*question._replace(fed=judging(question.fed, select)))
     check(planned)
-    return answer_planned(question, planned, means, target, select)
+    check_target(target, planned)
+    return planned
 
 
-def answer_planned(
+def answer(
     question: Question,
     planned: Sequence[Planned],
     means: Means,
     target: float | None,
     select: str,
 ) -> Results:
-    """The same for a grid that is planned and checked already."""
-    check_target(target, planned)
-    fed = judging(question.fed, select)
-    runs = carry_out(question._replace(fed=fed), planned, means, judged_by=select)
+    """Run a planned grid and choose the best setting of each algorithm.
+
+    With `select` "val" the grid is judged by training rows that are held out; then the chosen
+    settings are run on all training rows and judged by the test rows.
+    """
+    grid = question._replace(fed=judging(question.fed, select))
+    runs = carry_out(grid, planned, means, judged_by=select)
     results = Results(runs, target=target)
     if select == "test":
         return results
