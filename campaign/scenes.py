@@ -129,7 +129,7 @@ def _resume_or_simulate(out: Path) -> None:
 
 def _sweep(out: Path) -> None:
     records = [fedsso.FedAvg(alpha=a) for a in (0.1, 0.3)] + [fedsso.FedProx(alpha=0.1)]
-    fedsso.sweep(_federation(), algorithms=records, seeds=(0, 1), rounds=4, out=out)
+    fedsso.compare(_federation(), algorithms=records, seeds=(0, 1), rounds=4, out=out)
 
 
 # ---- Flower ----

@@ -105,7 +105,7 @@ def test_the_walk_sees_imports() -> None:
         imported(Path("algorithms/fedsso.py"))
     )
     assert {"data", "engine.simulate", "experiment.spec"} <= set(
-        imported(Path("experiment/execute.py"))
+        imported(Path("experiment/plan.py"))
     )
     assert "errors" in set(imported(Path("support/files.py")))
     assert {"data.federation", "support.rng"} <= set(imported(Path("data/synthetic.py")))

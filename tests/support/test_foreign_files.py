@@ -179,10 +179,12 @@ def test_hostile_sweeps(sweep: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "r.html")
     trials, settings = sweep / "trials.csv", sweep / "sweep.toml"
     good, plain = trials.read_text(), unsealed(settings)
-    first = good.splitlines()[1].split(",")[3]
-    for value in ("nan", "inf", "-1", "1e999"):
-        trials.write_text(good.replace(first, value, 1))
-        assert "final must be an accuracy" in refused("report", sweep, *out)
+    trials.write_text(good.replace("identity", "identities"))
+    assert "trials.csv was written by an earlier version" in refused("report", sweep, *out)
+    head, *rows = good.splitlines()
+    others = [f"{row.rpartition(',')[0]},0123456789abcdef" for row in rows]
+    trials.write_text("\n".join([head, *others]) + "\n")
+    assert "none of the trials that" in refused("report", sweep, *out)
     trials.write_text(good + "x" * 200_000 + "\n")
     assert "line 4: has more characters in a cell, at most 131072" in refused("report", sweep, *out)
     trials.write_text(good)
@@ -194,8 +196,9 @@ def test_hostile_sweeps(sweep: Path, tmp_path: Path) -> None:
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no label": lambda arrays: described(arrays, label=None),
-    "label, number": lambda arrays: described(arrays, label=5),
+    "no identity": lambda arrays: described(arrays, identity=None),
+    "settings, number": lambda arrays: described(arrays, spec=5),
+    "settings of nobody": lambda arrays: described(arrays, spec={"model": "mclr"}),
     "rounds": lambda arrays: described(arrays, rounds=10**12),
     "evaluations": lambda arrays: described(arrays, eval_every=10**30),
     "flat": lambda arrays: arrays.update(bytes_up=np.zeros(3, np.int64)),

@@ -69,7 +69,9 @@ class Bounds(NamedTuple):
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"be finite and {'>=' if self.low_belongs else '>'} {self.low:g}"
+            sign = ">=" if self.low_belongs else ">"
+            finite = "" if self.high_belongs else " and finite"
+            return f"be {sign} {self.low:g}{finite}"
         left = "[" if self.low_belongs else "("
         right = "]" if self.high_belongs else ")"
         return f"lie in {left}{self.low:g}, {self.high:g}{right}"

@@ -198,7 +198,10 @@ def spec_of(one: Held) -> Spec:
             f"{one.path} was written by an earlier version, which did not keep the settings of its "
             f"trials; run the same sweep again: it adds them without training anything anew"
         )
-    spec = Spec.from_toml(one.meta["spec"])
+    try:
+        spec = Spec.from_toml(one.meta["spec"])
+    except InputError as error:
+        raise InputError(f"{one.path}: {error}") from error
     if spec.identity != one.meta["identity"]:
         raise Damaged(f"{one.path} is damaged: a trial's settings are not those that it ran with")
     return spec
