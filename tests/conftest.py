@@ -1,8 +1,9 @@
-"""Small federations that the tests of the core share."""
+"""Small federations that the tests of the core share, and how pytest runs the tests."""
 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedsso import Federation
 from fedsso.data import quadratic
+from samples import mark_full
 
 SIZES = (23, 9, 5, 14, 31)
 MakeFederation = Callable[..., Federation]
@@ -19,6 +21,24 @@ MakeFederation = Callable[..., Federation]
 # the same examples on every machine and in every run, however slow
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m` selects: mark what the short run leaves out."""
+    mark_full(items)
+
+
+def pytest_configure() -> None:
+    """Let signals end processes again.
+
+    A job in a shell's background ignores Ctrl-C, and one under `nohup` ignores a lost terminal.
+    What such a job starts ignores them too, but some tests start a command and interrupt it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def labelled(

@@ -148,6 +148,7 @@ def test_theorem_3() -> None:
 
 # --- convergence
 # ------------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
     """alpha_k = O(1/k) makes the bias of tau > 1 vanish like 1/k: f - f* then falls at least like
     1/k.

@@ -681,6 +681,7 @@ def test_a_killed_run_resumes_to_the_same_trace(whole: Path, tmp_path: Path) -> 
     assert curve(out) == curve(whole)
 
 
+@pytest.mark.full
 def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     kill_once_there(start(*LONG, "--out", out, "--checkpoint-every", 1000), out / "spec.toml")
@@ -689,6 +690,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_
     assert curve(out) == curve(whole)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, whole: Path, tmp_path: Path
@@ -718,6 +720,7 @@ def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.full
 def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
@@ -752,6 +755,7 @@ main()
 """
 
 
+@pytest.mark.full
 def test_a_registry_line_is_enough_for_an_option() -> None:
     done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["results"][0]["label"] == "own alpha=0.01 kappa=0.25"

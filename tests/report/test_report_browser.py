@@ -311,6 +311,7 @@ def test_everything_works_by_keyboard(window: Window, small: Path) -> None:
     assert "fedsso run --config" in window.driver.find_element("css selector", "#settings pre").text
 
 
+@pytest.mark.full
 def test_a_phone_needs_no_sideways_scrolling(window: Window, small: Path, sweep: Path) -> None:
     for path in (sweep, small):
         window.open(path, 360)
@@ -355,6 +356,7 @@ def test_dark_mode_reaches_the_charts(window: Window, small: Path) -> None:
     window.wait(f"return document.getElementById('chart')._fullLayout.font.color === {light[1]!r}")
 
 
+@pytest.mark.full
 def test_paper_is_light_and_has_everything(window: Window, small: Path) -> None:
     window.open(small, 703, dark=True)
     scheme = [{"name": "prefers-color-scheme", "value": "dark"}]
@@ -432,6 +434,7 @@ def test_a_sweep_is_drawn_with_little_work(window: Window, sweep: Path) -> None:
     assert window.run("return document.querySelectorAll('#chart .scatterlayer .trace').length") == 1
 
 
+@pytest.mark.full
 def test_a_sweep_shows_its_best_and_the_rest_on_demand(window: Window, sweep: Path) -> None:
     window.open(sweep)
     assert len(window.run(VISIBLE)) == 1

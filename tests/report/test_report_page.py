@@ -673,6 +673,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert {e.origin for e in two.entries} == {f"({tmp_path.name}/{name})" for name in "st"}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("target", [None, 0.5, 0.8, 1.0])
 def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_path: Path) -> None:
     """Twelve settings, so that the page shows the best of each algorithm first; nobody reaches 1."""

@@ -51,6 +51,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("part", PARTS)
 def test_the_library_stands(part: str, found: dict[str, Any]) -> None:
     assert [one for one in found["failures"] if one["part"] == part] == []

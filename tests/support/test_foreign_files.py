@@ -293,6 +293,7 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_bombs_do_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
     """Not more than 1.5 GB beyond what the library takes itself."""
