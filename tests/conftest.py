@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -27,18 +26,6 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` selects: mark what the short run leaves out."""
     mark_full(items)
-
-
-def pytest_configure() -> None:
-    """Let signals end processes again.
-
-    A job in a shell's background ignores Ctrl-C, and one under `nohup` ignores a lost terminal.
-    What such a job starts ignores them too, but some tests start a command and interrupt it.
-    """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def labelled(

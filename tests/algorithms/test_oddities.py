@@ -28,7 +28,7 @@ def run(name: str, table: Table) -> Run | None:
 
 
 def told(run_: Run) -> None:
-    """A run that has not diverged has numbers in every round; one that was undone, its step alone."""
+    """A run that has not diverged has numbers in every round; an undone round has its step."""
     trace, k = run_.trace, slice(1, None)
     assert np.isfinite(run_.x.numpy()).all()
     if run_.diverged is not None:

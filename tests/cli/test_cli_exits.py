@@ -255,9 +255,13 @@ def test_a_bare_environment(tmp_path: Path) -> None:
     }
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command("run", *SMALL, *CALM, "--out", tmp_path / "a"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=full, env={**kept, "LC_ALL": "C", "TERM": "dumb"}, check=False,
-        )  # fmt: skip
+            command("run", *SMALL, *CALM, "--out", tmp_path / "a"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            env={**kept, "LC_ALL": "C", "TERM": "dumb"},
+            check=False,
+        )
     assert done.returncode == 0
     assert b"fedavg alpha=0.1" in done.stdout
     assert (tmp_path / "a" / "curves.png").is_file()

@@ -1,4 +1,4 @@
-"""The live view: the dashboard on a real terminal, plain lines elsewhere, and TensorBoard's files."""
+"""The live view: a dashboard on a real terminal, plain lines elsewhere, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -283,11 +283,12 @@ def spec(label: str = "fedsso", rounds: int = 10, **options: Any) -> Spec:
 
 
 def trace(accuracy: Sequence[float], diverged: int | None = None) -> Trace:
+    same = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0}
+    same |= {"bytes_up": 10**6, "bytes_down": 10**6}
     rows = [
-        {"trial": 0, "seed": 0, "round": k, "test_accuracy": a, "test_loss": 1 - a, "train_loss": 2 - a,
-         "overridden": 0, "skipped": 0, "bytes_up": 10**6, "bytes_down": 10**6}
+        {**same, "round": k, "test_accuracy": a, "test_loss": 1 - a, "train_loss": 2 - a}
         for k, a in enumerate(accuracy)
-    ]  # fmt: skip
+    ]
     return Trace.from_rows(rows, 1, diverged)
 
 

@@ -431,7 +431,8 @@ import sys, types
 from itertools import pairwise
 from pathlib import Path
 here = Path(sys.argv[1]).parent
-for name, folder in (("fedsso", here.parent), ("fedsso.data", here)):  # bare packages, so as not to wait for torch
+# bare packages, so as not to wait for torch
+for name, folder in (("fedsso", here.parent), ("fedsso.data", here)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [str(folder)]
 from fedsso.data.fetch import Remote, fetch

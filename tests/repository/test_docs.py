@@ -116,9 +116,16 @@ def test_where_algorithms_end_up() -> None:
     assert torch.pdist(torch.stack(list(points.values()))).min() > 1e-3
     for name, (record, goal) in example.algorithms().items():
         run = fedsso.simulate(
-            fed, "linear", record, rounds=example.ROUNDS, local_steps=example.TAU, batch_size=None, dtype="float64",
-            device="cpu", eval_every=50,
-        )  # fmt: skip
+            fed,
+            "linear",
+            record,
+            rounds=example.ROUNDS,
+            local_steps=example.TAU,
+            batch_size=None,
+            dtype="float64",
+            device="cpu",
+            eval_every=50,
+        )
         assert (run.x - points[goal]).norm() < 1e-7, name
 
 
