@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: figures help demo test test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
+.PHONY: figures help demo test test-full test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -16,8 +16,11 @@ help:  ## show this list
 demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded data: demo/index.html (a minute, and minutes for the install)
 	$(BIN)/python examples/demo.py
 
-test: .venv/.complete  ## install and run the tests
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+test: .venv/.complete  ## install and run the tests, a sample of those with many variants (minutes)
+	$(BIN)/python -m pytest -m "not slow and not full" -n 2 --dist loadfile
+
+test-full: .venv/.complete  ## what `make test` leaves out: the other variants, killed processes, the campaign in short
+	$(BIN)/python -m pytest -m full -n 2 --dist loadfile
 
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow

@@ -1,4 +1,4 @@
-"""Small federations that the tests of the core share."""
+"""Small federations that the tests of the core share, and how pytest runs the tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsso import Federation
 from fedsso.data import quadratic
+from samples import mark_full
 
 # a command that is started in the background ignores Ctrl-C and hands that down; the tests of
 # signals need processes that do not
@@ -26,6 +27,12 @@ MakeFederation = Callable[..., Federation]
 # the same examples on every machine and in every run, however slow
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m` selects: mark what the short run leaves out."""
+    mark_full(items)
 
 
 def labelled(

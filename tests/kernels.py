@@ -3,7 +3,8 @@
 A library computes the same product with other instructions on another CPU, and rounds it otherwise.
 Its environment variables choose those instructions here. A setting that changes no bit of a probe
 on this machine is said so and not run. `--short` takes four settings and the suites nearest to the
-arithmetic; names take those settings alone.
+arithmetic; names take those settings alone. Of a suite all cases are run, also those that `make
+test` leaves to `make test-full`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 TESTS = Path(__file__).parent
+SELECTED = "not slow"  # and so the cases marked `full`, too: no numerical test is left out
 NEAREST = (  # to the arithmetic: the short form
     "algorithms/golden",
     "objective/test_chained.py",
@@ -170,7 +172,7 @@ def run(setting: Setting, files: Sequence[str], jobs: int) -> tuple[bool, str]:
         "-m",
         "pytest",
         "-m",
-        "not slow",
+        SELECTED,
         "-n",
         str(jobs),
         "-p",

@@ -26,7 +26,7 @@ Data = tuple[Tensor, Tensor]
 
 @cache
 def clients() -> list[Data]:
-    """Rows x [n, 6] and targets y [n] of 0.0 and 1.0 at each client; the clients' rows lie apart."""
+    """Rows x [n, 6] and targets y [n], 0.0 or 1.0, of each client; the clients' rows lie apart."""
     draw = np.random.default_rng(0)
     truth, spread = draw.normal(size=INPUTS), np.linspace(0.5, 2, INPUTS)
     pairs = []

@@ -26,7 +26,10 @@ class Smooth:
         return self.phi(x) * batch.weight.sum(-1, keepdim=True)
 
     def value_and_grad(
-        self, x: Tensor, batch: Batch, out: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: Batch,
+        out: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         value = self.value(x, batch)
@@ -343,7 +346,7 @@ def test_armijo(tried: dict[str, float], slope: float, step: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_armijo_takes_the_last_step_where_losses_differ_by_rounding(dtype: torch.dtype) -> None:
-    """A few units in the last place of f say nothing; a clear rise does, however small the slope."""
+    """A few units in the last place of f say nothing; a clear rise does, with any slope."""
     unit = torch.finfo(dtype).eps
     noise = torch.linspace(-8, 8, 10, dtype=torch.float64)
     for last in (0.25, 0.25 * ONE):

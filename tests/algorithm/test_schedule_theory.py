@@ -75,7 +75,7 @@ def distance(x: Tensor, target: Tensor | None) -> float:
 
 
 # --- schedules
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_decay() -> None:
     assert [at(Decay(6.0, 1.0), k) for k in (1, 2, 5)] == pytest.approx([3.0, 2.0, 1.0], rel=1e-14)
     assert at(Decay(2.0, 0.0, 0.5), 4) == pytest.approx(1.0, rel=1e-14)
@@ -147,7 +147,8 @@ def test_theorem_3() -> None:
 
 
 # --- convergence
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_order_one_over_k_with_the_corrected_schedule(quad: Federation) -> None:
     """alpha_k = O(1/k) makes the bias of tau > 1 vanish like 1/k: f - f* then falls at least like
     1/k.

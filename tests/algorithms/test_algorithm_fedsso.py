@@ -215,7 +215,7 @@ def test_mean_steps_use_the_weights_of_those_who_answered(quad: Federation) -> N
 
 
 def test_schedules_of_both_steps() -> None:
-    """With one local step alpha cancels from g, so the run is BFGS with eta_k whatever alpha_k is."""
+    """With one local step alpha cancels from g: the run is BFGS with eta_k for any alpha_k."""
     H, c, fed = mixed_quadratic(8)
     eta = Decay(2.0, 1.0, 0.5)
     start = torch.ones(8, dtype=torch.float64)
@@ -246,7 +246,7 @@ def test_stacked_schedules_equal_single_ones(quad: Federation) -> None:
 
 
 # --- the guard
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_the_guards_first_step_is_fedavgs(fed: Federation) -> None:
     options = {"model": "mlp", **NOISY}
     a = simulate(fed, algorithm=FedSSO(alpha=0.02), rounds=1, **options)
@@ -527,7 +527,10 @@ def test_a_y_that_hardly_points_along_s_is_drawn_towards_b_s() -> None:
 
 
 def test_a_gradient_that_had_vanished_leaves_a_pair_that_is_told_as_it_is() -> None:
-    """|g_{k-1}| = 1e-12 and |g_k| = 1 in float32: y is g_k, and what is judged must be the y that is stored."""
+    """The y that is judged must be the y that is stored.
+
+    In float32 with |g_{k-1}| = 1e-12 and |g_k| = 1, y is g_k.
+    """
     s, y = torch.tensor([[1e-7, 0, 0]]), torch.tensor([[1e-8, 1, 0]])
     record, old = FedSSO(alpha=1.0), torch.tensor([[-1e-12, 0, 0]])
     state = record.server_init(torch.zeros(1, 3))

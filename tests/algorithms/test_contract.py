@@ -23,6 +23,7 @@ from fedsso.engine import checkpoint
 from fedsso.engine.simulate import run
 from fedsso.experiment.stepper import Simulation
 from fedsso.support.trees import Tree, leaves, named_leaves
+from samples import case
 
 HARSH = {"participation": 0.8, "drop_rate": 0.3, "stragglers": 0.5}
 BASE: dict[str, Any] = {
@@ -53,7 +54,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mu": 0.1},
     ),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
 }
-RECORDS = [(name, extra) for name in ALGORITHMS for extra in VARIANTS.get(name, ({},))]
 CONVEX = (
     "dane",
     "done",
@@ -76,9 +76,22 @@ DRAWS = (
     "fedsophia",
 )  # clients draw numbers of their own, so another order or another client is another run
 
-pytestmark = pytest.mark.parametrize(
-    ("name", "extra"), RECORDS, ids=["-".join(map(str, (n, *e.values()))) for n, e in RECORDS]
-)
+
+def records() -> list[Any]:
+    """Every algorithm with each of its variants, of which the first is always tested."""
+    found = []
+    for name in ALGORITHMS:
+        variants = VARIANTS.get(name, ({},))
+        for extra in variants:
+            label = "-".join(map(str, (name, *extra.values())))
+            found.append(case(name, extra, name=label, spare=extra != variants[0]))
+    return found
+
+
+pytestmark = [
+    pytest.mark.parametrize(("name", "extra"), records()),
+    pytest.mark.sample("name"),
+]
 
 
 def lever(name: str) -> str:

@@ -187,7 +187,7 @@ def test_a_clients_state_has_memory_of_its_own(fed: Federation) -> None:
 
 @hyper
 class Relay(Algorithm):
-    """Two exchanges: clients count in the first what they have been sent, and report in the second."""
+    """Two exchanges: clients count in the first what they were sent, and report in the second."""
 
     step: int = param(default=1, doc="what is added")
 
@@ -214,7 +214,11 @@ class Relay(Algorithm):
         return Reply((), own + self.step)
 
     def report(
-        self, f: Objective, message: tuple[Tensor, Tensor], own: Tensor, local: Local
+        self,
+        f: Objective,  # noqa: ARG002
+        message: tuple[Tensor, Tensor],  # noqa: ARG002
+        own: Tensor,
+        local: Local,  # noqa: ARG002
     ) -> Reply:
         return Reply(own, own)
 
@@ -272,8 +276,10 @@ def test_error_feedback_by_hand() -> None:
     the update is sent.
 
     Round 1   update (2, 1, 1/2), sent (2, 0, 0); x = (2, 0, 0), left over (0, 1, 1/2)
-    Round 2   update (1, 1, 1/2) and the rest: (1, 2, 1), sent (0, 2, 0); x = (2, 2, 0), left over (1, 0, 1)
-    Round 3   update (1, 0, 1/2) and the rest: (2, 0, 3/2), sent (2, 0, 0); x = (4, 2, 0), left over (0, 0, 3/2)
+    Round 2   update (1, 1, 1/2) and the rest: (1, 2, 1), sent (0, 2, 0); x = (2, 2, 0),
+              left over (1, 0, 1)
+    Round 3   update (1, 0, 1/2) and the rest: (2, 0, 3/2), sent (2, 0, 0); x = (4, 2, 0),
+              left over (0, 0, 3/2)
     """
     fed = quadratic([torch.eye(3).tolist()], [[4, 2, 1]])
     wanted = [[2, 0, 0], [2, 2, 0], [4, 2, 0]]
@@ -303,7 +309,7 @@ def test_compressed_stacked_equals_looped_and_sends_less(
 
 
 def test_what_is_lost_is_sent_later(fed: Federation) -> None:
-    """All that was sent and what is still owed make up what an uncompressed client would have sent."""
+    """What was sent and what is still owed make up what an uncompressed client would send."""
     sim = simulation(fed, Owed(), compress="topk:0.2")
     run(sim, 6)
     owed = sum(p * sim.errors[f"0.0.{i}"] for i, p in enumerate(fed.p))

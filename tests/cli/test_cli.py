@@ -281,7 +281,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server of phishing, a real file in form and length, and of one that is not the heart data."""
+    """A server of a file like phishing in form and length, and of one that is no heart data."""
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     (tmp_path / "web").mkdir()
@@ -425,7 +425,8 @@ def test_a_saved_comparison_repeats_with_its_algorithms_and_seeds(tmp_path: Path
 def test_command_line_beats_file_beats_defaults(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
-        'rounds = 3\nlocal_steps = 2\nalgorithm = "fedavg"\n[data]\nclients = 3\npartition = "iid"\n'
+        'rounds = 3\nlocal_steps = 2\nalgorithm = "fedavg"\n'
+        '[data]\nclients = 3\npartition = "iid"\n'
         "[fedavg.alpha]\nscale = 1\nshift = 9\n"
     )
     fedsso("run", "--config", config, "--rounds", 2, "--clients", 4, "--out", tmp_path / "a")
@@ -465,7 +466,8 @@ def test_a_step_that_the_server_chooses(tmp_path: Path) -> None:
 def test_options_of_one_data_set_come_from_the_file(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
-        'model = "linear"\nloss = "bce"\n[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n'
+        'model = "linear"\nloss = "bce"\n'
+        '[data]\ndataset = "synthetic"\nkind = "logistic"\ndim = 6\n'
     )
     fedsso("run", *SMALL, "--config", config, "--out", tmp_path / "a")
     assert load_run(tmp_path / "a").spec.data["dim"] == 6
@@ -681,6 +683,7 @@ def test_a_killed_run_resumes_to_the_same_trace(whole: Path, tmp_path: Path) -> 
     assert curve(out) == curve(whole)
 
 
+@pytest.mark.full
 def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     kill_once_there(start(*LONG, "--out", out, "--checkpoint-every", 1000), out / "spec.toml")
@@ -689,6 +692,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(whole: Path, tmp_
     assert curve(out) == curve(whole)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, whole: Path, tmp_path: Path
@@ -718,6 +722,7 @@ def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.full
 def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
@@ -747,11 +752,13 @@ class Own(FedAvg):
 
 ALGORITHMS["own"] = Own
 from fedsso.cli.main import main
-sys.argv = ["fedsso", "run", "--algorithm", "own", "--kappa", "0.25", "--rounds", "2", "--clients", "3", "--json"]
+options = ["--kappa", "0.25", "--rounds", "2", "--clients", "3", "--json"]
+sys.argv = ["fedsso", "run", "--algorithm", "own", *options]
 main()
 """
 
 
+@pytest.mark.full
 def test_a_registry_line_is_enough_for_an_option() -> None:
     done = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["results"][0]["label"] == "own alpha=0.01 kappa=0.25"

@@ -117,6 +117,7 @@ cli.main()
 """
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
@@ -141,6 +142,7 @@ def test_what_nobody_expected(error: str, code: int, told: str) -> None:
 # ---- signals (more in test_cli.py, test_cli_live.py and test_cli_sweep.py) ----
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_the_command_loads(number: signal.Signals) -> None:
     loading = [
@@ -178,6 +180,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
     assert found == [signal.SIG_IGN, print, print]
 
 
+@pytest.mark.full
 def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -> None:
     """A command that is not under way with rounds is left through its `finally`."""
     code = (
@@ -196,6 +199,7 @@ def test_a_signal_outside_of_a_run_leaves_no_half_written_file(tmp_path: Path) -
     assert contents(tmp_path) == {}
 
 
+@pytest.mark.full
 def test_a_signal_after_the_work_changes_nothing() -> None:
     """While the interpreter shuts down, for which torch takes its time."""
     late = "atexit.register(signal.raise_signal, signal.SIGINT)"
@@ -222,6 +226,7 @@ def test_standard_output_on_a_full_device() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_a_reader_who_leaves_misses_nothing(tmp_path: Path) -> None:
     """The work is done all the same, and the exit code tells of it."""
     out = tmp_path / "run"
@@ -240,6 +245,7 @@ def test_a_reader_who_leaves_misses_nothing(tmp_path: Path) -> None:
     assert (out / "curves.png").is_file()
 
 
+@pytest.mark.full
 def test_a_bare_environment(tmp_path: Path) -> None:
     """Neither a home nor a terminal, an old locale, and nobody who reads the messages."""
     kept = {
@@ -249,9 +255,13 @@ def test_a_bare_environment(tmp_path: Path) -> None:
     }
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command("run", *SMALL, *CALM, "--out", tmp_path / "a"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=full, env={**kept, "LC_ALL": "C", "TERM": "dumb"}, check=False,
-        )  # fmt: skip
+            command("run", *SMALL, *CALM, "--out", tmp_path / "a"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            env={**kept, "LC_ALL": "C", "TERM": "dumb"},
+            check=False,
+        )
     assert done.returncode == 0
     assert b"fedavg alpha=0.1" in done.stdout
     assert (tmp_path / "a" / "curves.png").is_file()
@@ -316,6 +326,7 @@ def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
     assert page.read_text() == "<p>mine</p>"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_a_picture_replaces_pictures_of_ours_alone(suffix: str, tmp_path: Path) -> None:
     picture = tmp_path / f"who.{suffix}"

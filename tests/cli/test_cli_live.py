@@ -1,4 +1,4 @@
-"""The live view: the dashboard on a real terminal, plain lines elsewhere, and TensorBoard's files."""
+"""The live view: a dashboard on a real terminal, plain lines elsewhere, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -167,6 +167,7 @@ def test_the_dashboard_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[?25h" in terminal.shown  # the cursor is back
 
 
+@pytest.mark.full
 def test_every_run_of_a_comparison_has_a_line() -> None:
     terminal = Terminal(
         "compare", "--live", *SMALL, "--algorithms", "fedsso,fedavg", "--seeds", "0,1"
@@ -184,6 +185,7 @@ def test_every_run_of_a_comparison_has_a_line() -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_sweep_in_processes_fills_the_terminal_and_no_more(tmp_path: Path) -> None:
     grid = [
         "--algorithms",
@@ -223,6 +225,7 @@ def test_ctrl_c_stops_after_the_round_and_the_run_goes_on_in_a_dashboard(tmp_pat
     assert again.end() == 130
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once_and_the_cursor_comes_back(tmp_path: Path) -> None:
     minutes = [
         "--clients",
@@ -260,6 +263,7 @@ def test_without_a_terminal_the_lines_are_those_of_a_run_without_it() -> None:
     assert "\x1b" not in live.output
 
 
+@pytest.mark.full
 def test_a_dumb_terminal_gets_lines() -> None:
     terminal = Terminal("run", "--live", *SMALL, kind="dumb")
     assert terminal.end() == 0
@@ -279,11 +283,12 @@ def spec(label: str = "fedsso", rounds: int = 10, **options: Any) -> Spec:
 
 
 def trace(accuracy: Sequence[float], diverged: int | None = None) -> Trace:
+    same = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0}
+    same |= {"bytes_up": 10**6, "bytes_down": 10**6}
     rows = [
-        {"trial": 0, "seed": 0, "round": k, "test_accuracy": a, "test_loss": 1 - a, "train_loss": 2 - a,
-         "overridden": 0, "skipped": 0, "bytes_up": 10**6, "bytes_down": 10**6}
+        {**same, "round": k, "test_accuracy": a, "test_loss": 1 - a, "train_loss": 2 - a}
         for k, a in enumerate(accuracy)
-    ]  # fmt: skip
+    ]
     return Trace.from_rows(rows, 1, diverged)
 
 
@@ -454,6 +459,7 @@ def test_each_of_the_batched_trials_is_seen_from_its_first_round_to_its_last(
         same(looks[-1], run.trace)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_study_shows_what_runs_and_what_lies_there(
     fed: Federation, tmp_path: Path, jobs: int
@@ -581,6 +587,7 @@ def wait_until(process: subprocess.Popen[Any], there: Callable[[], bool]) -> Non
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_scalars_come_while_the_run_trains_and_a_resumed_run_repeats_none(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     out, tb = tmp_path / "a", tmp_path / "tb"
@@ -634,6 +641,7 @@ def test_neither_option_is_part_of_the_settings(tmp_path: Path) -> None:
     assert load_run(tmp_path / "a").spec == load_run(tmp_path / "b").spec
 
 
+@pytest.mark.full
 def test_without_the_package_it_is_said_before_anything_is_written(tmp_path: Path) -> None:
     code = "import sys; sys.modules['tensorboard'] = None; from fedsso.cli.main import main; main()"
     wish = ["run", *SMALL, "--out", str(tmp_path / "a"), "--tensorboard", str(tmp_path / "tb")]

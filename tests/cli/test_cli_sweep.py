@@ -479,6 +479,7 @@ def wait_for(what: Any, process: subprocess.Popen[str] | None = None) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 def test_kill_9_leaves_no_process_behind_and_finished_parts_are_kept(tmp_path: Path) -> None:
     process = started(*LONG, "--jobs", 2, "--out", tmp_path)
@@ -499,6 +500,7 @@ def test_kill_9_leaves_no_process_behind_and_finished_parts_are_kept(tmp_path: P
     assert len(trials(tmp_path)) == 48
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_processes_start(number: signal.Signals, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def idx_set(folder: Path, x: Array, y: Array, train: int = 7, packed: bool = Tru
 
 
 # --- idx
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_are_pooled_in_their_order(tmp_path: Path, packed: bool) -> None:
     x, y = grey(12), labels(12)
@@ -182,7 +182,7 @@ def test_labels_of_letters_begin_with_one(tmp_path: Path) -> None:
 
 
 # --- npz
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_colour_images_of_an_npz_have_their_channels_first(tmp_path: Path, order: Any) -> None:
     x = np.random.default_rng(0).integers(0, 256, (1100, 32, 32, 3), np.uint8)
@@ -213,7 +213,7 @@ def test_grey_images_of_an_npz(tmp_path: Path, order: Any) -> None:
 
 
 # --- CIFAR-10
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def colour(rows: int, seed: int) -> Array:
     return np.random.default_rng(seed).integers(0, 256, (rows, 3072), np.uint8)
 
@@ -234,7 +234,8 @@ def python2(x: Array, y: Array) -> bytes:
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01(M"
         + struct.pack("<H", len(x))
-        + b"M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tbI00\nT"
+        + b"M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|"
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tbI00\nT"
         + struct.pack("<I", x.size)
         + x.tobytes()
         + b"tb"
@@ -410,7 +411,7 @@ def test_an_archive_with_a_wrong_checksum_is_an_error(tmp_path: Path) -> None:
 
 
 # --- all
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def _npz_bytes(**arrays: Any) -> bytes:
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)

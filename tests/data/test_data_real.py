@@ -29,6 +29,7 @@ FEATURES = {
 SMALL = [d for d in datasets() if d.name in {*FEATURES, "heart", "cifar10"}]
 
 
+@pytest.mark.sample
 @needs_data
 @pytest.mark.parametrize("dataset", SMALL, ids=lambda d: str(d.name))
 def test_a_data_set_loads_and_trains_each_of_its_models(dataset: DataSet) -> None:
@@ -75,6 +76,7 @@ print(json.dumps({"ratio": (usage() - before) * 1024 / raw, "clients": fed.clien
 """
 
 
+@pytest.mark.full
 @needs_data
 def test_mnist_loads_in_twice_its_bytes() -> None:
     """In a process of its own: the most memory that this one has ever used would hide what loading
@@ -87,6 +89,7 @@ def test_mnist_loads_in_twice_its_bytes() -> None:
     assert found["ratio"] < 2
 
 
+@pytest.mark.full
 @needs_data
 def test_heart_disease_reaches_the_pooled_fit() -> None:
     done = subprocess.run(

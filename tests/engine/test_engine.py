@@ -50,7 +50,7 @@ def simulation(fed: Federation, **options: Any) -> Simulation:
 
 
 # --- draws
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_draws_are_pure_functions(fed: Federation) -> None:
     protocol = Settings(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=3)
     forward, backward = Rounds(fed, protocol), Rounds(fed, protocol)
@@ -191,7 +191,7 @@ def test_rows_are_widened_and_scaled(fed: Federation) -> None:
 
 
 # --- rounds
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_positions_persist_and_move_only_for_those_who_answer(fed: Federation) -> None:
     sim = simulation(fed, participation=0.6, drop_rate=0.3, stragglers=0.5, local_steps=4)
     expected = np.zeros(fed.clients, np.int64)
@@ -204,7 +204,7 @@ def test_positions_persist_and_move_only_for_those_who_answer(fed: Federation) -
 
 
 def test_two_rounds_see_consecutive_batches(fed: Federation) -> None:
-    """FedSGD by hand: one gradient per client and round, batches 0, 1, 2 of each client's stream."""
+    """FedSGD by hand: a gradient per client and round, batches 0, 1, 2 of each client's stream."""
     rounds = Rounds(fed, Settings(batch_size=4))
     W, b = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for k in range(3):
@@ -334,7 +334,7 @@ def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form
 
 
 # --- evaluation
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_evaluation_equals_a_hand_computation(fed: Federation) -> None:
     result = simulate(fed, "mlp", FedAvg(alpha=0.1), eval_train=True, **BASE)
     z = result.model(fed.x[fed.test_rows]).detach()
@@ -572,7 +572,7 @@ def test_fedsgd_scales_its_step_by_eta(fed: Federation) -> None:
 
 
 # --- metrics
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def outputs(classes: int, seed: int = 0, rows: int = 60) -> tuple[Tensor, Tensor]:
     """Outputs of two trials with ties, and labels."""
     draw = torch.Generator().manual_seed(seed)
@@ -643,7 +643,7 @@ def test_a_users_metric_sees_rows_first() -> None:
 
 
 # --- errors
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("values", "message"),
     [

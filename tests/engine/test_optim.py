@@ -1,4 +1,4 @@
-"""The server step as a torch optimizer: equal to the simulator, and a well-behaved torch optimizer."""
+"""The server step as a torch optimizer: equal to the simulator, and as torch expects of one."""
 
 from __future__ import annotations
 

@@ -843,7 +843,7 @@ def test_a_diverged_run_survives_the_folder(fed: Federation, tmp_path: Path) -> 
 
 
 # --- progress
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_progress(fed: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[str, int, int, dict[str, float]]] = []
     run = simulate(
@@ -883,7 +883,7 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
 
 
 # --- errors
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -84,6 +84,7 @@ def test_the_deadline_falls_between_two_parts(fed: Federation, tmp_path: Path) -
     assert (tally.ended, len(held(tmp_path)), tally.rounds[-1]) == ([0], 1, (0, 4))
 
 
+@pytest.mark.full
 def test_at_the_deadline_every_process_ends_its_part(fed: Federation, tmp_path: Path) -> None:
     deadline = Deadline()
     tally = Tally(lambda: setattr(deadline, "come", True))
@@ -126,6 +127,7 @@ def broken(z: Tensor, y: Tensor) -> float:
     raise RuntimeError(f"{tuple(z.shape)} and {tuple(y.shape)} do not please me")
 
 
+@pytest.mark.full
 def test_any_other_failure_is_one_line(fed: Federation, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"a process of the sweep failed \(RuntimeError: .* do not please me\)"

@@ -58,9 +58,12 @@ class LocalGrid(Grid):
         return list(self.contexts)
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ARG002
     ) -> list[Message]:
-        """All replies; each node works on a copy of message and context that went through protobuf."""
+        """All replies; a node works on copies of message and context that went through protobuf."""
         return [reply for message in messages for reply in self._answer(message)]
 
     def _answer(self, message: Message) -> list[Message]:

@@ -211,6 +211,7 @@ def once(change: Change) -> Change:
     return lie
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["FedSSO", "fedavg", "scaffold"])
 def test_one_liar_of_ten(name: str) -> None:
     honest, strategy = final(name, None, Clip())

@@ -26,6 +26,7 @@ from fedsso.experiment.problem import build_model
 from fedsso.flower.client import client_app
 from fedsso.flower.phased import PhasedStrategy
 from fedsso.objective import buffers_of, ravel
+from samples import case
 
 SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
@@ -58,8 +59,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
 }
-RECORDS = [(name, extra, 4) for name in ALGORITHMS for extra in EXTRA.get(name, ({},))]
-RECORDS += [(name, {}, None) for name in ("fedsso", "fedavg", "ldsgd")]
+FULL_PASSES = ("fedsso", "fedavg", "ldsgd")  # are tested without mini-batches as well
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +133,20 @@ def close(a: Tensor, b: Tensor) -> None:
 # ---- the simulator's results ----
 
 
-@pytest.mark.parametrize(
-    ("name", "extra", "batch_size"),
-    RECORDS,
-    ids=["-".join(map(str, (n, *e.values(), b))) for n, e, b in RECORDS],
-)
+def records() -> list[Any]:
+    """Every algorithm with each of its variants, of which the first is always tested."""
+    found = []
+    for name in ALGORITHMS:
+        variants = EXTRA.get(name, ({},))
+        for extra in variants:
+            label = "-".join(map(str, (name, *extra.values(), 4)))
+            found.append(case(name, extra, 4, name=label, spare=extra != variants[0]))
+    for name in FULL_PASSES:
+        found.append(case(name, {}, None, name=f"{name}-None", spare=True))
+    return found
+
+
+@pytest.mark.parametrize(("name", "extra", "batch_size"), records())
 def test_flower_equals_the_simulator(
     fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None
 ) -> None:

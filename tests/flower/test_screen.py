@@ -140,6 +140,7 @@ def apart(a: ArrayRecord, b: ArrayRecord) -> float:
     return max(float(np.abs(x - y).max()) for x, y in pairs if x.dtype.kind == "f")
 
 
+@pytest.mark.sample("kind")
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_whatever_a_node_sends_the_run_goes_on(

@@ -155,6 +155,7 @@ def model(folder: Path) -> list[str]:
     return (folder / "model.csv").read_text().splitlines()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="ends processes by what /proc tells")
 def test_a_simulation_killed_half_way_ends_with_the_same_model(data: Path, tmp_path: Path) -> None:
     common = {"data_dir": str(data), "num_server_rounds": ROUNDS, "min_nodes": 4}

@@ -189,7 +189,7 @@ def test_stacked_equals_one_by_one(text: str, dtype: torch.dtype) -> None:
      ("rank:2", 4 * (2 * (6 + 9) + 6 + 2 * (5 + 6) + 1 + 4))],
 )  # fmt: skip
 def test_bytes_sent(text: str, size: int) -> None:
-    """D = 95 = 6 x 9 + 6 + 5 x 6 + 1 + 2 x 2; two factors of the 2 x 2 matrix would save nothing."""
+    """D = 95 = 6 x 9 + 6 + 5 x 6 + 1 + 2 x 2; factors of the 2 x 2 matrix would save nothing."""
     assert D == 95
     sent = compressor(text, SHAPES).encode(draw(11, 3, 4, D, dtype=torch.float32))
     assert all(leaf.shape[:2] == (3, 4) for leaf in leaves(sent))

@@ -77,7 +77,7 @@ def forced() -> list[Seen]:
 
 
 # --- the tools
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_slope_of_a_power_law() -> None:
     k = np.arange(1.0, 500.0)
     assert slope(k, 3 * k**-1.5) == pytest.approx(-1.5, abs=0.01)
@@ -126,7 +126,7 @@ def test_the_bounds_of_the_derivatives_hold() -> None:
 
 
 # --- Theorem 2.1
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_the_corrected_schedule_meets_its_conditions_and_keeps_its_bound() -> None:
     found = in_one_dimension(EFFORT, printed=False)
     assert found.promise.beta_u == pytest.approx(2)
@@ -159,7 +159,7 @@ def test_in_five_dimensions_mini_batches_break_the_bounds_of_the_lemma() -> None
 
 
 # --- Theorem 3.1
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_squared_gradients_of_a_function_that_is_not_convex() -> None:
     found = descent(bumpy(5, None, EFFORT), EFFORT._replace(rounds=80))
     assert found.dip < -0.05
@@ -196,7 +196,7 @@ def test_the_weights_alone_give_the_mean_a_slope() -> None:
 
 
 # --- the reset
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_a_reset_drops_its_pair_and_starts_again_from_the_identity() -> None:
     steps = theorem_3(L=1.0, tau=4)
     run = watch(bumpy(5, 5, EFFORT), record(steps, R=4), 9, 0)
@@ -209,7 +209,7 @@ def test_a_reset_drops_its_pair_and_starts_again_from_the_identity() -> None:
 
 
 # --- Lemma 2.3
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_without_overrides_both_determinant_formulas_hold() -> None:
     runs = plain_runs(EFFORT)
     assert runs[0]["overridden"].sum() == 0
@@ -228,7 +228,7 @@ def test_with_an_override_only_the_corrected_formula_holds(forced: list[Seen]) -
 
 @pytest.mark.parametrize("cosine", [1e-1, 1e-4, 1e-7])
 def test_an_overridden_flat_pair_makes_b_nearly_singular(cosine: float) -> None:
-    """The entry of B that makes det B small is a difference of numbers near 1: eps beside cosine^2."""
+    """What makes det B small is a difference of numbers near 1: eps beside cosine^2."""
     det, powell, least = flat_pair(cosine)
     rounding = 4 * np.finfo(float).eps / cosine**2
     assert det == pytest.approx((LAM + LAM_BAR) / 2 * cosine**2, rel=1e-12 + rounding)
@@ -255,7 +255,7 @@ def test_after_convergence_the_inequality_is_not_judged() -> None:
 
 
 # --- points
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_with_a_common_hessian_the_mean_of_the_local_points_is_the_lighthouse_point() -> None:
     own = random_quadratic(3, 0, dim=4, condition=10.0)
     A, b = parts(own)
@@ -293,7 +293,7 @@ def test_fedsso_ends_at_fedavgs_fixed_point() -> None:
 
 
 # --- the files
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_the_files_are_written_and_agree(folder: Path, facts: list[dict[str, str]]) -> None:
     text = (folder / "theory.md").read_text()
     assert text.count("\n## ") == text.count("**Verdict.**") == len(CLAIMS)

@@ -320,7 +320,10 @@ def words(made: Figure) -> str:
 
 def test_the_head_says_what_is_shown() -> None:
     fed = replace(holding([[999, 1]] * 3), name="digits", source={"partition": "iid"})
-    head = "digits, partition iid | 3 clients · 3,000 rows · label skew 0.000 · area of a bubble: rows, 999 at most"
+    head = (
+        "digits, partition iid | 3 clients · 3,000 rows · label skew 0.000"
+        " · area of a bubble: rows, 999 at most"
+    )
     assert head in words(figure(fed))
     assert "My clinics | 3 clients" in words(figure(fed, "My clinics"))
     assert "1 client ·" in words(figure_of("one"))

@@ -43,7 +43,10 @@ ARGUMENTS = (
     "--hide-scrollbars",
 )
 VISIBLE = "return [...new Set(document.getElementById('chart').data.map(t => t.name))]"
-SHOWN = "return document.getElementById('chart').data.filter(t => !t.fill).map(t => [t.name, [...t.x], [...t.y]])"
+SHOWN = """
+  const lines = document.getElementById('chart').data.filter(t => !t.fill);
+  return lines.map(t => [t.name, [...t.x], [...t.y]])
+"""
 
 
 class Window:
@@ -257,7 +260,10 @@ def test_curvature_follows_the_legend(window: Window, small: Path) -> None:
     assert window.driver.find_element("id", "diagnostics").is_displayed()
 
 
-COLUMN = "return [...document.querySelectorAll('tbody tr')].map(r => r.cells[arguments[0]].dataset.value)"
+COLUMN = """
+  const rows = [...document.querySelectorAll('tbody tr')];
+  return rows.map(row => row.cells[arguments[0]].dataset.value)
+"""
 SORTED = "return document.querySelectorAll('thead th')[arguments[0]].getAttribute('aria-sort')"
 
 
@@ -295,7 +301,10 @@ def test_everything_works_by_keyboard(window: Window, small: Path) -> None:
         focused().send_keys(Keys.TAB)
         node = focused()
         seen.append(node.get_attribute("class") or node.get_attribute("name"))
-        outline = "const n = arguments[0]; return getComputedStyle(n.matches('input') ? n.nextSibling : n).outlineStyle"
+        outline = """
+          const node = arguments[0], seen = node.matches('input') ? node.nextSibling : node;
+          return getComputedStyle(seen).outlineStyle
+        """
         assert window.run(outline, node) == "solid", seen  # one sees where one is
         if node.get_attribute("class") == "chip":
             break
@@ -311,13 +320,17 @@ def test_everything_works_by_keyboard(window: Window, small: Path) -> None:
     assert "fedsso run --config" in window.driver.find_element("css selector", "#settings pre").text
 
 
+@pytest.mark.full
 def test_a_phone_needs_no_sideways_scrolling(window: Window, small: Path, sweep: Path) -> None:
     for path in (sweep, small):
         window.open(path, 360)
         for node in window.driver.find_elements("css selector", "details"):
             window.run("arguments[0].open = true", node)
         assert window.run("return [document.documentElement.scrollWidth, innerWidth]") == [360, 360]
-        wide = "return [...document.querySelectorAll('.chart')].filter(c => c.getBoundingClientRect().right > 360).length"
+        wide = """
+          const charts = [...document.querySelectorAll('.chart')];
+          return charts.filter(c => c.getBoundingClientRect().right > 360).length
+        """
         assert window.run(wide) == 0
     window.open(small, 360)
     window.shoot("phone")
@@ -355,6 +368,7 @@ def test_dark_mode_reaches_the_charts(window: Window, small: Path) -> None:
     window.wait(f"return document.getElementById('chart')._fullLayout.font.color === {light[1]!r}")
 
 
+@pytest.mark.full
 def test_paper_is_light_and_has_everything(window: Window, small: Path) -> None:
     window.open(small, 703, dark=True)
     scheme = [{"name": "prefers-color-scheme", "value": "dark"}]
@@ -375,7 +389,8 @@ def test_paper_is_light_and_has_everything(window: Window, small: Path) -> None:
 
 def test_names_stay_names(window: Window, tmp_path: Path) -> None:
     """Also where Plotly, which understands a few tags, shows them."""
-    evil = "<img src=x onerror='window.bad=1'></script><script>window.bad=1</script><a href='javascript:1'>%{x}$y"
+    evil = "<img src=x onerror='window.bad=1'></script><script>window.bad=1</script>"
+    evil += "<a href='javascript:1'>%{x}$y"
     rows = tuple(synthetic(0.4, seed, True) for seed in range(2))
     entries = [
         Entry(Curve(f"{i} {evil}", rows, f"x{evil}"), {"alpha": f"{i}{evil}", evil: 1})
@@ -395,7 +410,10 @@ def test_names_stay_names(window: Window, tmp_path: Path) -> None:
     )
     chip = window.driver.find_element("css selector", ".chip")
     assert chip.text == f"0 {evil}"
-    place = "const box = document.querySelector('#chart .nsewdrag').getBoundingClientRect(); return [box.x, box.y]"
+    place = """
+      const box = document.querySelector('#chart .nsewdrag').getBoundingClientRect();
+      return [box.x, box.y]
+    """
     x, y = (edge + 99 for edge in window.run(place))
     window.driver.execute_cdp_cmd(
         "Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y}
@@ -432,6 +450,7 @@ def test_a_sweep_is_drawn_with_little_work(window: Window, sweep: Path) -> None:
     assert window.run("return document.querySelectorAll('#chart .scatterlayer .trace').length") == 1
 
 
+@pytest.mark.full
 def test_a_sweep_shows_its_best_and_the_rest_on_demand(window: Window, sweep: Path) -> None:
     window.open(sweep)
     assert len(window.run(VISIBLE)) == 1

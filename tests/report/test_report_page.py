@@ -347,7 +347,7 @@ def test_without_javascript_the_table_is_there() -> None:
 
 
 def big() -> Content:
-    """84 settings of 200 rounds, every column full of different numbers; the largest steps diverge."""
+    """84 settings of 200 rounds, every column full of numbers; the largest steps diverge."""
     draw = np.random.default_rng(0)
 
     def rows(rate: float, end: int) -> Iterator[dict[str, float]]:
@@ -565,7 +565,7 @@ def test_a_data_set_split_in_two_ways_is_named_with_the_difference(
 
 
 def test_of_different_data_each_has_its_best() -> None:
-    """Six settings of one algorithm on each of two federations: more than are all drawn at first."""
+    """Six settings of one algorithm on each of two federations: too many to be drawn at first."""
     one = [
         Entry(Curve(f"{d} {i}", (trace(0.1, 0.1 * i + 0.2),), "fedavg"), data=d)
         for d in "ab"
@@ -675,9 +675,10 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert {e.origin for e in two.entries} == {f"({tmp_path.name}/{name})" for name in "st"}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("target", [None, 0.5, 0.8, 1.0])
 def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_path: Path) -> None:
-    """Twelve settings, so that the page shows the best of each algorithm first; nobody reaches 1."""
+    """Twelve settings: the page shows the best of each algorithm first. Nobody reaches 1."""
     grid = ("--algorithms", "fedsso,fedavg", "--alpha", "0.01,0.1,0.7", "--eta", "0.1,1")
     wish = () if target is None else ("--target", target)
     small = ("--clients", 3, "--rounds", 12, "--device", "cpu", "--seeds", "0,1")
@@ -774,8 +775,8 @@ def test_a_run_on_flower(tmp_path: Path) -> None:
 
 
 def test_a_bare_trace(tmp_path: Path) -> None:
-    rows = [{"trial": 0, "seed": 0, "round": k, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0,
-             "test_accuracy": k / 10 if k % 3 == 0 else NAN} for k in range(8)]  # fmt: skip
+    same = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0}
+    rows = [{**same, "round": k, "test_accuracy": k / 10 if k % 3 == 0 else NAN} for k in range(8)]
     Trace.from_rows(rows).save(tmp_path / "fedavg-home" / "trace.csv")
     (curve,) = content([tmp_path / "fedavg-home"]).curves
     assert (curve.label, curve.algorithm) == (f"{tmp_path.name}/fedavg-home", "fedavg")

@@ -9,7 +9,8 @@ from pathlib import Path
 BLOCK = """
 import sys
 
-BLOCKED = {"pandas", "sklearn", "scipy", "matplotlib", "rich", "typer", "click", "pydantic", "flwr", "ray"}
+BLOCKED = {"pandas", "sklearn", "scipy", "matplotlib", "rich", "typer", "click", "pydantic"}
+BLOCKED |= {"flwr", "ray"}
 for name in BLOCKED:
     sys.modules[name] = None  # importing it raises as if it were not installed
 """

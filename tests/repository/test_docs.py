@@ -103,6 +103,7 @@ def test_every_algorithm_is_in_the_package() -> None:
     assert all(getattr(fedsso, cls.__name__) is cls for cls in ALGORITHMS.values())
 
 
+@pytest.mark.full
 def test_where_algorithms_end_up() -> None:
     """The example of the docs: each reaches its point, and the points are far apart."""
     example = module("examples/fixed_points.py")
@@ -115,9 +116,16 @@ def test_where_algorithms_end_up() -> None:
     assert torch.pdist(torch.stack(list(points.values()))).min() > 1e-3
     for name, (record, goal) in example.algorithms().items():
         run = fedsso.simulate(
-            fed, "linear", record, rounds=example.ROUNDS, local_steps=example.TAU, batch_size=None, dtype="float64",
-            device="cpu", eval_every=50,
-        )  # fmt: skip
+            fed,
+            "linear",
+            record,
+            rounds=example.ROUNDS,
+            local_steps=example.TAU,
+            batch_size=None,
+            dtype="float64",
+            device="cpu",
+            eval_every=50,
+        )
         assert (run.x - points[goal]).norm() < 1e-7, name
 
 
@@ -176,6 +184,7 @@ def test_blocks_are_of_known_languages_and_few_are_marked() -> None:
     assert marked == MARKED
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if p not in ELSEWHERE and any(b.language in RUN for b in blocks(p))]
 )
@@ -247,6 +256,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert wanted | {f"fedsso.flower.{name}" for name in flower.__all__} <= listed
 
 
+@pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs `make site`")
     command = [

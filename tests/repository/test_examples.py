@@ -19,6 +19,7 @@ def run(script: Path, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("own_*.py")), ids=lambda script: script.stem)
 def test_an_example_is_short_and_runs_anywhere(script: Path, tmp_path: Path) -> None:
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 80

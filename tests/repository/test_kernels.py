@@ -26,6 +26,7 @@ def test_every_suite_is_there() -> None:
     assert set(kernels.SHORT) <= {setting.name for setting in kernels.SETTINGS}
 
 
+@pytest.mark.full
 def test_a_failing_test_is_a_failure_and_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_failing_test_is_a_failure_and_is_shown(
     assert "assert 1 > 2" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_what_changes_nothing_is_not_run() -> None:
     native, _ = kernels.probe(NATIVE)
     good, row = kernels.judge(

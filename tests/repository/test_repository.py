@@ -135,7 +135,7 @@ def commands(path: Path) -> str:
 
 
 # --- citation
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_the_citation_is_that_of_this_version() -> None:
     cited, own = in_yaml(ROOT / "CITATION.cff"), project()
     assert cited["title"] == own["name"]
@@ -200,7 +200,7 @@ def test_hooks_are_targets_of_the_makefile() -> None:
 
 
 # --- pages
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     assert broken(path) == []
@@ -247,7 +247,7 @@ def test_the_names_in_the_steps_are_looked_up() -> None:
 
 
 # --- paths
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 def test_no_file_names_a_path_outside_the_repository() -> None:
     texts = [
         path

@@ -130,7 +130,7 @@ Means = tuple[str, list[int | None], list[float]]
 
 
 def by_hand(setting: Setting, metric: str, target: float) -> Means:
-    """Label, first hits and means of all seven evaluations, which are fewer than ten, seed by seed."""
+    """Label, first hits and means of all seven evaluations (fewer than ten), seed by seed."""
     hits: list[int | None] = []
     ends = []
     for trace in setting.traces:

@@ -128,7 +128,7 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 def test_hostile_specs(name: str, run_folder: Path) -> None:
-    """As a table: how a file with it is read is tested above, and sealed files are refused before."""
+    """As a table: reading a file with it is tested above, and sealed files are refused before."""
     old, new, said = SPECS[name]
     whole = unsealed(run_folder / "spec.toml")
     text = whole.replace(old, new)
@@ -237,7 +237,8 @@ locked = sys.argv[2]
 from console import fedsso as command
 os.environ["FEDSSO_DATA"] = locked
 for args in (["report", locked + "/run"], ["resume", locked + "/run"],
-             ["data", "list"], ["run", "--dataset", "mnist"], ["run", "--config", locked + "/c.toml"],
+             ["data", "list"], ["run", "--dataset", "mnist"],
+             ["run", "--config", locked + "/c.toml"],
              ["run", "--dataset", "csv", "--files", locked, "--column", "y"]):
     print(command(*args, code=2).stderr.splitlines()[-1])
 """
@@ -296,6 +297,7 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_bombs_do_not_take_the_memory_of_the_machine(tmp_path: Path) -> None:
     """Not more than 1.5 GB beyond what the library takes itself."""

@@ -94,7 +94,8 @@ from fedsso.errors import InputError
 
 if os.getuid() == 0:  # no permission stops root
     os.setuid(65534)
-for look, path in (intake.read_toml, sys.argv[1]), (intake.is_file, sys.argv[1]), (intake.inside, sys.argv[2]):
+file, folder = sys.argv[1:]
+for look, path in (intake.read_toml, file), (intake.is_file, file), (intake.inside, folder):
     try:
         print(look(path))
     except InputError as error:
@@ -243,7 +244,9 @@ def test_hostile_json_is_refused(tmp_path: Path) -> None:
 
 def test_brackets_dots_and_digits_in_texts_and_comments_mean_nothing() -> None:
     noise = "[" * 100 + "." * 100 + "1" * 2000 + "a." * 100
-    text = f'a = \'{noise}\' # {noise}\nb = "\\"{noise}"\nc = \'\'\'\n\'{noise}\'\'\'\nd = """"{noise}\n""""\n'
+    text = f'a = \'{noise}\' # {noise}\nb = "\\"{noise}"\n'
+    text += f"c = '''\n'{noise}'''\n"
+    text += f'd = """"{noise}\n""""\n'
     table = parse_toml(text, "here")
     assert table == {"a": noise, "b": f'"{noise}', "c": f"'{noise}", "d": f'"{noise}\n"'}
     assert parse_json(json.dumps(table), "here") == table

@@ -9,8 +9,9 @@ f_i(y) + <g - grad f_i(x), y> + mu/2 |y|^2, whose gradient is (A_i + mu I) y + g
 
 exact   (A_i + I)^-1 = diag(1/2, 1/3), diag(1/4, 1/2), mean diag(5/16, 11/24)
         x = (5/16 * 1/4, 11/24 * 3/2) = (0.078125, 0.6875)
-sgd     alpha = 0.1, tau = 2: y = -0.1 (2 - 0.1 (A_i + I)) g, factors (0.18, 0.17) and (0.16, 0.18), mean
-        (0.045 + 0.12, 0.0425 + 0.135) = (0.165, 0.1775), x = (0.04125, 0.26625)
+sgd     alpha = 0.1, tau = 2: y = -0.1 (2 - 0.1 (A_i + I)) g,
+        factors (0.18, 0.17) and (0.16, 0.18),
+        mean (0.045 + 0.12, 0.0425 + 0.135) = (0.165, 0.1775), x = (0.04125, 0.26625)
         losses at y = 0 and y = -0.1 g = (0.025, 0.15):
         client 1: 1/2 and (0.975^2 + 2 * 0.15^2)/2 = 0.4978125
         client 2: 2 and (3 * 0.025^2 + 1.85^2)/2 = 1.7121875
@@ -84,7 +85,7 @@ def test_limit_is_the_minimiser(quad: Federation, extra: dict[str, Any]) -> None
 
 
 def test_second_exchange_draws_its_own_clients(quad: Federation) -> None:
-    """Two of four clients in each: those who did not take part in the first receive x as well as g."""
+    """Two of four clients in each: who did not take part in the first receives x as well as g."""
     trace = go(quad, FedDANE(), 20, participation=0.5).trace
     vectors = trace["bytes_down"][1:] / (6 * 8)
     assert set(vectors.tolist()) == {4, 5, 6}

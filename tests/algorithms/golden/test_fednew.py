@@ -6,7 +6,8 @@ Two clients, two parameters, f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i):
 
 mu = rho = 1/2, x_1 = (0, 0), so the clients solve with diag(2, 3) and diag(4, 2).
 
-Round 1   gradients (-1, 0) and (0, -2): y_1 = (-1/2, 0), y_2 = (0, -1), y = (-1/8, -3/4), x = (1/8, 3/4)
+Round 1   gradients (-1, 0) and (0, -2): y_1 = (-1/2, 0), y_2 = (0, -1), y = (-1/8, -3/4),
+          x = (1/8, 3/4)
           lam_1 = (y_1 - y)/2 = (-3/16, 3/8), lam_2 = (1/16, -1/8)
 Round 2   gradients (-7/8, 3/2) and (3/8, -5/4); minus lam_i, plus y/2: (-3/4, 3/4) and (1/4, -3/2)
           y_1 = (-3/8, 1/4), y_2 = (1/16, -3/4), y = (-3/64, -1/2), x = (11/64, 5/4)

@@ -10,10 +10,11 @@ so f has the Hessian diag(2.5, 1.25), the gradient diag(2.5, 1.25) x - (0.25, 1.
 Option 2   round 1: H = 0, l = (sqrt 5 + 3 sqrt 10)/4 =: l, so x = (0.25, 1.5)/l
            rank:1 sends S_1 = diag(0, 2) and S_2 = diag(3, 0), hence H = diag(2.25, 0.5)
            round 2: both clients miss an eigenvalue 1, l = 1, so x -= gradient / (3.25, 1.5)
-           round 3: H is exact and l = 0: the minimiser. Without compression that happens in round 2, and with
-           first="hessian" in round 1.
+           round 3: H is exact and l = 0: the minimiser. Without compression that happens in
+           round 2, and with first="hessian" in round 1.
 Option 1   with mu = 1, round 1: [0]_1 = I, x = (0.25, 1.5), where the gradient is (0.375, 0.375)
-           round 2: [diag(2.25, 0.5)]_1 = diag(2.25, 1), x = (0.25 - 1/6, 1.5 - 0.375) = (1/12, 1.125)
+           round 2: [diag(2.25, 0.5)]_1 = diag(2.25, 1),
+           x = (0.25 - 1/6, 1.5 - 0.375) = (1/12, 1.125)
 A server step eta = 1/2 halves the first update of either.
 """
 
@@ -148,7 +149,7 @@ def test_the_papers_algorithm(quad: Federation, option: int, R: int, a: float) -
     [("rank:1", 8), ("topk:5", 7), ("topk:0.2", 8), ("powersgd:1", 30), ("randk:14", 25)],
 )
 def test_the_limit_is_the_minimiser(quad: Federation, compressor: str, rounds: int) -> None:
-    """Six eigenvalues are learnt one by one, twenty-one entries five (four) by five, or by chance."""
+    """Six eigenvalues are learnt one by one, 21 entries by fives (or fours), or by chance."""
     x = run(quad, rounds, compressor=compressor)
     torch.testing.assert_close(x, quad.optimum, rtol=0, atol=1e-10)
 

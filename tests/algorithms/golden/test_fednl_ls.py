@@ -8,10 +8,13 @@ so f has the Hessian A = diag(2.5, 1.25) and the gradient g = A x - (0.25, 1.5).
 step t along p lowers f by at least -t g^T p / 2 if and only if t p^T A p <= -g^T p. mu = 1, rank:1,
 x_1 = (0, 0), H = 0:
 
-Round 1   p = -[0]_1^-1 g = (0.25, 1.5), -g^T p = 2.3125, p^T A p = 2.96875: t <= 0.779, so t = 1/2, x = (0.125, 0.75)
+Round 1   p = -[0]_1^-1 g = (0.25, 1.5), -g^T p = 2.3125, p^T A p = 2.96875: t <= 0.779,
+          so t = 1/2, x = (0.125, 0.75)
 Round 2   H = diag(2.25, 0.5), g = (0.0625, -0.5625), p = -diag(2.25, 1)^-1 g = (-1/36, 0.5625),
-          -g^T p = 0.31814, p^T A p = 0.39744: t <= 0.80, so t = 1/2, x = (0.125 - 1/72, 1.03125) = (1/9, 1.03125)
-Round 3   H is exact: t p^T A p <= -g^T p holds for t = 1 with equality, and x = (0.1, 1.2) minimises f.
+          -g^T p = 0.31814, p^T A p = 0.39744: t <= 0.80, so t = 1/2,
+          x = (0.125 - 1/72, 1.03125) = (1/9, 1.03125)
+Round 3   H is exact: t p^T A p <= -g^T p holds for t = 1 with equality,
+          and x = (0.1, 1.2) minimises f.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ client 2 has it twice: tau_2 = 2. alpha = 0.1, x_1 = 0, tau_eff = 1/4 + 3/4 * 2 
 multiplies the distance to b_i by 1 - 0.1 A_i.
 
 Round 1   client 1: y = 0.1                    d = -1                 loss 1/2
-          client 2: y = 2 - 0.64 * 2 = 0.72    d = -0.72/0.2 = -3.6   losses 4 and 1.6^2 = 2.56, mean 3.28
+          client 2: y = 2 - 0.64 * 2 = 0.72    d = -0.72/0.2 = -3.6
+                                               losses 4 and 1.6^2 = 2.56, mean 3.28
           mean d = -0.25 - 2.7 = -2.95         x = 0.175 * 2.95 = 0.51625      (FedAvg: 0.565)
 Round 2   client 1: d = 0.51625 - 1 = -0.48375
           client 2: y - x = 0.36 * 1.48375 = 0.53415, d = -2.67075

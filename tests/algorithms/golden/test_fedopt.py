@@ -11,15 +11,19 @@ FedAdaGrad   B = 0.6, eta = 9, eps = 0.4, beta1 = 0; v = 0.16 before the first r
     Round 2  delta = -1.2    v = 0.25 + 1.44 = 1.69     x = 3 - 9 * 1.2 / (1.3 + 0.4) = -57/17
     beta1 = 1/2
     Round 1  m = 0.15        x = 9 * 0.15 / 0.9 = 1.5
-    Round 2  delta = -0.45   v = 0.4525   m = 0.075 - 0.225 = -0.15    x = 1.5 - 1.35 / (sqrt(0.4525) + 0.4)
+    Round 2  delta = -0.45   v = 0.4525   m = 0.075 - 0.225 = -0.15
+                             x = 1.5 - 1.35 / (sqrt(0.4525) + 0.4)
 
 FedAdam      B = 1.4, eta = 1.2, eps = 0.1, beta1 = beta2 = 1/2; v = 0.01
     Round 1  delta = 0.7     v = 0.005 + 0.245 = 0.25   m = 0.35       x = 1.2 * 0.35 / 0.6 = 0.7
-    Round 2  delta = 0.35    v = 0.125 + 0.06125        m = 0.35       x = 0.7 + 0.42 / (sqrt(0.18625) + 0.1)
+    Round 2  delta = 0.35    v = 0.125 + 0.06125        m = 0.35
+                             x = 0.7 + 0.42 / (sqrt(0.18625) + 0.1)
 
 FedYogi      B = 0.8, eta = 0.8, eps = 0.1, beta1 = beta2 = 1/2; v = 0.01
-    Round 1  delta = 0.4     delta^2 > v: v = 0.01 + 0.08 = 0.09   m = 0.2    x = 0.8 * 0.2 / 0.4 = 0.4
-    Round 2  delta = 0.2     delta^2 < v: v = 0.09 - 0.02 = 0.07   m = 0.2    x = 0.4 + 0.16 / (sqrt(0.07) + 0.1)
+    Round 1  delta = 0.4     delta^2 > v: v = 0.01 + 0.08 = 0.09   m = 0.2
+                             x = 0.8 * 0.2 / 0.4 = 0.4
+    Round 2  delta = 0.2     delta^2 < v: v = 0.09 - 0.02 = 0.07   m = 0.2
+                             x = 0.4 + 0.16 / (sqrt(0.07) + 0.1)
 
 FedAvgM      B = 0.6, eta = beta1 = 1/2
     Round 1  delta = 0.3     m = 0.3                    x = 0.15

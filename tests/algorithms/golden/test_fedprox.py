@@ -9,10 +9,12 @@ alpha = 0.1, mu = 1, tau = 2, x_1 = (0, 0). A step takes the update delta to (1 
 0.18 for A = 1, 0.34 for 2, 0.48 for 3.
 
 Round 1   client 1: (0.18, 0)        client 2: (0, 0.36)         mean (0.045, 0.27)
-          losses as FedAvg's at the start; after a step 0.9^2/2 = 0.405 and 1.8^2/2 = 1.62: 1.470625 in the mean
+          losses as FedAvg's at the start; after a step 0.9^2/2 = 0.405 and 1.8^2/2 = 1.62,
+          mean 1.470625
 Round 2   client 1: (0.18 * 0.955, -0.34 * 0.27) = (0.1719, -0.0918)
           client 2: (-0.48 * 0.045, 0.18 * 1.73) = (-0.0216, 0.3114)
-          mean (0.042975 - 0.0162, -0.02295 + 0.23355) = (0.026775, 0.2106), x_3 = (0.071775, 0.4806)
+          mean (0.042975 - 0.0162, -0.02295 + 0.23355) = (0.026775, 0.2106),
+          x_3 = (0.071775, 0.4806)
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ Two clients with one row each, logistic loss log(1 + e^z) - y z of z = a^T x:
 beta1 = beta2 = 1/2, rho = 1.75, alpha = 0.1, tau = 1, x_1 = (0, 0). There the model gives both
 labels the probability 1/2: whichever it draws, g_hat = +-a/2 and h_hat = a^2/4.
 
-Round 1   client 1: g = -a/2,  m = (-0.25, -0.5),  v = a^2/8 = (0.125, 0.5),  m/v = (-2, -1), clipped (-1.75, -1)
-          client 2: g = a/2,   m = (1, 0.25),      v = (2, 0.125),            m/v = (0.5, 2), clipped (0.5, 1.75)
+Round 1   client 1: g = -a/2,  m = (-0.25, -0.5),  v = a^2/8 = (0.125, 0.5),
+                               m/v = (-2, -1), clipped (-1.75, -1)
+          client 2: g = a/2,   m = (1, 0.25),      v = (2, 0.125),
+                               m/v = (0.5, 2), clipped (0.5, 1.75)
           updates (0.175, 0.1) and (-0.05, -0.175); their mean is (0.00625, -0.10625)
 Round 2   v stays (T = 10), m becomes the mean of the old one and (sigma(z) - y) a.
 

@@ -20,25 +20,34 @@ lbfgs     gamma = 9/17, gamma q = (4, -2)/17, y^T (gamma q) / rho = 4/153
 
 With the guard and alpha = 1/4:
 Round 1   the radius is alpha ||g_1|| = sqrt(5)/4, so x_2 = (1, 1) - (1, 2)/4 = (3/4, 1/2)
-Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2); theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55 and the last step was
-          cut: the radius becomes sqrt(5)/4 / 0.45 = sqrt(5)/1.8. d = (259/324, 79/162) is shorter, 0.94, and is taken
-          whole: x_3 = (-4, 1)/81, the same as above (on a quadratic one pair along s says the same from any length).
-Round 3   g_3 = (-4, 2)/81, s = -(259, 158)/324, theta = 320/12681: that step was too long, if only by 3 %. It was not
-          cut, but gamma is 1 already, and stays. The radius becomes sqrt(5)/1.8 12681/13001.
+Round 2   g_2 = (3/4, 1), s = (-1/4, -1/2), theta = g_2^T s / -g_1^T s = -0.6875/1.25 = -0.55
+          and the last step was cut: the radius becomes sqrt(5)/4 / 0.45 = sqrt(5)/1.8.
+          d = (259/324, 79/162) is shorter, 0.94, and is taken whole: x_3 = (-4, 1)/81, the same
+          as above (on a quadratic one pair along s says the same from any length).
+Round 3   g_3 = (-4, 2)/81, s = -(259, 158)/324, theta = 320/12681: that step was too long, if
+          only by 3 %. It was not cut, but gamma is 1 already, and stays. The radius becomes
+          sqrt(5)/1.8 12681/13001.
 
 With the guard where f is flat: f(x) = 1/2 x^T diag(1/2, 1/4) x, x_1 = (2, 4), alpha = 3:
 Round 1   g_1 = (1, 1) is shorter than the radius 3 sqrt(2), so it is not cut: x_2 = (1, 3)
-Round 2   g_2 = (2, 3)/4, s = -(1, 1), y = -(2, 1)/4, rho = 3/4; theta = -(5/4)/2, so gamma = 1/(1 - 5/8) = 8/3
-          a = s^T g_2 / rho = -5/3, gamma q = 8/3 (g_2 - a y) = (-8, 8)/9, y^T (gamma q) / rho = 8/27
+Round 2   g_2 = (2, 3)/4, s = -(1, 1), y = -(2, 1)/4, rho = 3/4; theta = -(5/4)/2,
+          so gamma = 1/(1 - 5/8) = 8/3
+          a = s^T g_2 / rho = -5/3, gamma q = 8/3 (g_2 - a y) = (-8, 8)/9,
+          y^T (gamma q) / rho = 8/27
           d = gamma q + s (a - 8/27) = (29, 77)/27, |d| = 3.05, not cut either: x_3 = (-2, 4)/27
-Round 3   g_3 = (-1, 1)/27, s = -(29, 77)/27, theta = -(48/729)/(289/108) = -64/2601: gamma = 8/3 2601/2537
+Round 3   g_3 = (-1, 1)/27, s = -(29, 77)/27, theta = -(48/729)/(289/108) = -64/2601:
+          gamma = 8/3 2601/2537
 
-With the guard and a y that hardly points along s: f(x) = 1/2 x^T diag(1, 100) x, x_1 = (10, 1/100), alpha = 1/200:
+With the guard and a y that hardly points along s: f(x) = 1/2 x^T diag(1, 100) x,
+x_1 = (10, 1/100), alpha = 1/200:
 Round 1   g_1 = (10, 1), x_2 = x_1 - g_1/200 = (9.95, 0.005), the radius is sqrt(101)/200
-Round 2   g_2 = (9.95, 0.5), s = -(10, 1)/200, y = -(10, 100)/200, cos(s, y) = 200/(sqrt(101) sqrt(10100)) = 20/101,
-          phi = 200/303, B s = s, so y' = phi y + (1 - phi) s = -(10, 1 + 99 phi)/200 = -(10, 6701/101)/200.
+Round 2   g_2 = (9.95, 0.5), s = -(10, 1)/200, y = -(10, 100)/200,
+          cos(s, y) = 200/(sqrt(101) sqrt(10100)) = 20/101,
+          phi = 200/303, B s = s,
+          so y' = phi y + (1 - phi) s = -(10, 1 + 99 phi)/200 = -(10, 6701/101)/200.
           theta = -100/101: the radius may grow 101-fold and grows 10-fold.
-          With s, y' in units of -1/200: rho = 16801/101, a = s^T g_2 / rho = 10100/16801, q = g_2 - a y',
+          With s, y' in units of -1/200: rho = 16801/101, a = s^T g_2 / rho = 10100/16801,
+          q = g_2 - a y',
           d = q + s (a - y'^T q / rho), much longer than the radius: x_3 = x_2 - sqrt(101)/20 d/|d|
 """
 

@@ -17,7 +17,8 @@ Round 2   client 1: y 0.5875    d -0.4125 + (-2.625 + 0.675)/2 = -1.3875
 
 sigma2 = 7, c = 2, tau = 1: eta_1 = 0.1/8^(1/3) = 0.05, eta_2 = 0.1/15^(1/3), a_1 = 2/4.
 Round 1   mean y 0, d = grad f(0) = -3.25: model 0.1625
-Round 2   mean y 0.1625, d = -3.25 + 1.75 * 0.1625 = -2.965625 (the clients' corrections cancel in the mean)
+Round 2   mean y 0.1625, d = -3.25 + 1.75 * 0.1625 = -2.965625
+          (the clients' corrections cancel in the mean)
 """
 
 from __future__ import annotations
