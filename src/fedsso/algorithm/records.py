@@ -39,7 +39,12 @@ OTHER_NAMES = {  # what papers and frameworks call a field -> what it may be cal
 # ---- making a record ----
 
 
-def param(*, default: Any, doc: str, swept: bool | None = None) -> Any:
+def param(
+    *,
+    default: Any,
+    doc: str,
+    swept: bool | None = None,
+) -> Any:
     """A record's field, with its default and one line of documentation.
 
     The line should name the paper's symbol. `swept` says whether the trials of a sweep may differ
@@ -66,21 +71,33 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
     _, *names = parameters_of(init).parameters
 
     @wraps(init)
-    def __init__(self: Any, *args: Any, **values: Any) -> None:
+    def __init__(
+        self: Any,
+        *args: Any,
+        **values: Any,
+    ) -> None:
         _check_names(type(self), values, names)
         init(self, *args, **values)
 
     return __init__
 
 
-def _check_names(cls: type, given: Iterable[str], known: Sequence[str]) -> None:
+def _check_names(
+    cls: type,
+    given: Iterable[str],
+    known: Sequence[str],
+) -> None:
     """Raise InputError for a name that the record does not have."""
     for name in given:
         if name not in known:
             raise _wrong_name(f"field of {cls.__name__}", name, known)
 
 
-def _wrong_name(kind: str, name: str, known: Sequence[str]) -> InputError:
+def _wrong_name(
+    kind: str,
+    name: str,
+    known: Sequence[str],
+) -> InputError:
     """The error for a wrong name: it tells the name used here, or else the nearest one."""
     for other in OTHER_NAMES.get(name, ()):
         if other in known:
@@ -182,7 +199,11 @@ def signature(record: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def stack(records: Sequence[R], dtype: torch.dtype, device: torch.device) -> R:
+def stack(
+    records: Sequence[R],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> R:
     """One record whose swept fields are tensors [trials, 1]: a grid of records *is* the sweep."""
     if len({signature(r) for r in records}) != 1:
         raise InputError("only records of one type with equal static fields can be stacked")
