@@ -230,7 +230,7 @@ class Algorithm:
     def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
         """Columns of the trace that this algorithm knows, each [trials].
 
-        Known names are grad_norm, ys, overridden, skipped, radius, gamma and alpha.
+        Usual names are grad_norm, ys, overridden, skipped, radius, gamma and alpha.
         """
         return {}
 
