@@ -55,7 +55,12 @@ def start(x: Tensor) -> Choice:
     return Choice(alpha, zero.new_full(zero.shape, torch.inf), zero)
 
 
-def choose(choice: Choice, products: Tensor, tau: float, rounds: Tensor) -> Choice:
+def choose(
+    choice: Choice,
+    products: Tensor,
+    tau: float,
+    rounds: Tensor,
+) -> Choice:
     """The client step of the next round.
 
     `products` [trials, 3, 3] holds the inner products of s, y and g, `rounds` [trials, 1] counts

@@ -65,7 +65,12 @@ def start(x: Tensor) -> Guard:
     return Guard(radius=zero, gamma=one, slope=zero, share=zero, capped=zero.bool())
 
 
-def adapt(guard: Guard, products: Tensor, work: Scalar, rounds: Tensor) -> Guard:
+def adapt(
+    guard: Guard,
+    products: Tensor,
+    work: Scalar,
+    rounds: Tensor,
+) -> Guard:
     """New radius and gamma, after a look back along the last step.
 
     `products` [trials, 3, 3] holds the inner products of s, y and g. `work` is alpha tau, so that
@@ -86,7 +91,12 @@ def adapt(guard: Guard, products: Tensor, work: Scalar, rounds: Tensor) -> Guard
     return guard._replace(radius=radius, gamma=gamma)
 
 
-def damp(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
+def damp(
+    y: Tensor,
+    old: Tensor,
+    products: Tensor,
+    guard: Guard,
+) -> Tensor:
     """y [trials, d], drawn towards B s as far as its angle to s calls for; it is overwritten.
 
     `old` [trials, d] is g_{k-1}, `products` [trials, 3, 3] as in `adapt`. Nothing is known about
@@ -101,7 +111,12 @@ def damp(y: Tensor, old: Tensor, products: Tensor, guard: Guard) -> Tensor:
 
 
 def limit(
-    guard: Guard, eta: Scalar, g: Tensor, direction: Tensor, *, cut: bool
+    guard: Guard,
+    eta: Scalar,
+    g: Tensor,
+    direction: Tensor,
+    *,
+    cut: bool,
 ) -> tuple[Tensor, Guard]:
     """The step's share t of the direction B^-1 g, and the guard that remembers this step.
 
