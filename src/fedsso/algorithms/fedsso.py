@@ -120,10 +120,7 @@ class FedSSO(Algorithm):
         _check(self)
 
     def server_init(self, x: Tensor) -> State:
-        zero = x.new_zeros(x.shape)
-        curvature = _form(self, x, 0).init(x)
-        choice = client_step.start(x)
-        return State(x, zero, zero, curvature, trust_region.start(x), _nothing_seen(x), choice)
+        return _start(self, x)
 
     def broadcast(self, server: State) -> Tensor | Message:
         return Message(server.x, server.choice.alpha) if _chooses(self) else server.x
@@ -138,39 +135,49 @@ class FedSSO(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        """Lines 11-14, from delta = v_k - x_k: the mean of line 10 is the engine's."""
+        """The state after this round, from delta = v_k - x_k: the mean of line 10 is the engine's.
+
+        What is marked as not in the paper does nothing with guard="none" and a given alpha.
+        """
         k = cohort.k
         tau = cohort.steps
         x = server.x
         s = server.s
-        alpha = at(self.alpha, k, server.choice.alpha)
+        guard = server.guard
+        choice = server.choice
+        alpha = at(self.alpha, k, choice.alpha)
+
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
+
         products = gram(s, y, g)
-        choice = server.choice
-        guard = server.guard
         rounds = k - choice.undone
-        if _chooses(self):
+        if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
-        if _guarded(self):
+        if _guarded(self):  # not in the paper: guard="adaptive"
             guard = trust_region.adapt(guard, products, alpha * tau, rounds)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
+
         form = _form(self, x, k, guard.gamma)
         pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
-        t, guard = trust_region.limit(guard, at(self.eta, k), g, direction, cut=_guarded(self))
+
+        eta = at(self.eta, k)
+        t, guard = trust_region.limit(guard, eta, g, direction, cut=_guarded(self))  # t <= eta
         move = direction.mul_(-t.to(x.dtype))
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        return State(new, g, s, curvature, guard, _seen(pair, reset, products, alpha), choice)
+        seen = _seen(pair, reset, products, alpha)
+        return State(new, g, s, curvature, guard, seen, choice)
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)
 
     def undo(self, server: State) -> tuple[State, Tensor] | None:
-        return _undone(server) if _chooses(self) and _guarded(self) else None
+        undoes = _chooses(self) and _guarded(self)
+        return _undone(server) if undoes else None
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return _columns(self, server)
@@ -196,6 +203,20 @@ def _check(record: FedSSO) -> None:
     qn.form(record.form, record.pairs, record.m)
 
 
+def _start(record: FedSSO, x: Tensor) -> State:
+    """The state before the first round from the models x [trials, d]."""
+    zero = x.new_zeros(x.shape)
+    return State(
+        x=x,
+        g=zero,
+        s=zero,
+        curvature=_form(record, x, 0).init(x),
+        guard=trust_region.start(x),
+        seen=_nothing_seen(x),
+        choice=client_step.start(x),
+    )
+
+
 def _chooses(record: FedSSO) -> bool:
     """Whether the server chooses the client step."""
     return isinstance(record.alpha, str)
@@ -206,7 +227,12 @@ def _guarded(record: FedSSO) -> bool:
     return record.guard == "adaptive"
 
 
-def _form(record: FedSSO, x: Tensor, k: int, gamma: float | Tensor = 1.0) -> qn.Form:
+def _form(
+    record: FedSSO,
+    x: Tensor,
+    k: int,
+    gamma: float | Tensor = 1.0,
+) -> qn.Form:
     """The form of B, with as many pairs as fit into the memory of one trial.
 
     The log tells if these are fewer than wanted, and from which round on the oldest pair leaves.
@@ -214,13 +240,16 @@ def _form(record: FedSSO, x: Tensor, k: int, gamma: float | Tensor = 1.0) -> qn.
     windows = {"lbfgs": min(record.m, record.pairs), "bfgs-dense": 0, "dfp-dense": 0}
     wanted = windows.get(record.form, record.pairs)
     d = x.shape[-1]
-    held = qn.capacity(record.form, wanted, d, x.element_size()) if wanted else 0
+    held = 0
+    if wanted:
+        held = qn.capacity(record.form, wanted, d, x.element_size())
     if k == 0 and held < wanted and not x.is_meta:
         log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wanted, d, held)
-    ends_before = record.R is not None and k >= record.R
-    if k == held + 2 and not ends_before and record.form in ("bfgs", "dfp"):
+    was_reset = record.R is not None and k >= record.R
+    if k == held + 2 and not was_reset and record.form in ("bfgs", "dfp"):
         log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, held)
-    return qn.form(record.form, max(1, held), max(1, held), gamma)
+    held = max(1, held)
+    return qn.form(record.form, held, held, gamma)
 
 
 def _undone(server: State) -> tuple[State, Tensor]:
@@ -231,20 +260,24 @@ def _undone(server: State) -> tuple[State, Tensor]:
     choice, smaller = client_step.shrink(server.choice)
     moved = (server.s != 0).any(-1, keepdim=True)
     nothing = _nothing_seen(server.x)
-    unknown_yet = torch.full_like(nothing.ys, torch.nan)
+    nan = torch.full_like(nothing.ys, torch.nan)
+    tried = server.choice.alpha.double()
     back = server._replace(
         x=server.x - server.s,
         s=torch.zeros_like(server.s),
         guard=trust_region.start(server.x),
-        seen=nothing._replace(
-            ys=unknown_yet, grad_norm=unknown_yet, alpha=server.choice.alpha.double()
-        ),
+        seen=nothing._replace(ys=nan, grad_norm=nan, alpha=tried),
         choice=choice,
     )
     return back, (smaller | moved)[:, 0]
 
 
-def _seen(pair: qn.Verdict, reset: bool, products: Tensor, alpha: Scalar) -> Seen:
+def _seen(
+    pair: qn.Verdict,
+    reset: bool,
+    products: Tensor,
+    alpha: Scalar,
+) -> Seen:
     """What the trace tells about this round.
 
     A pair that a reset drops counts neither as overridden nor as skipped.
@@ -270,10 +303,11 @@ def _nothing_seen(x: Tensor) -> Seen:
 def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:
     """Columns of the trace, each [trials]; gamma and alpha only where they mean something."""
     told = {name: value[:, 0] for name, value in server.seen._asdict().items()}
-    if not _chooses(record):
-        del told["alpha"]
+    alpha = told.pop("alpha")
     radius = server.guard.radius[:, 0]
     told["radius"] = radius if _guarded(record) else radius * torch.nan
     if _guarded(record) and record.form == "bfgs":
         told["gamma"] = server.guard.gamma[:, 0]
+    if _chooses(record):
+        told["alpha"] = alpha
     return told
