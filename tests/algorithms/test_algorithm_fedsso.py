@@ -872,8 +872,8 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(
 
 def test_a_checkpoint_of_an_older_version_is_refused(fed: Federation) -> None:
     """Versions before this one kept what the trace tells as one tensor, server.seen [trials, 5]."""
-    full = complete(NOISY)
-    half, rest = (Simulation(context(fed, "mclr", full).job(full), [FedSSO()]) for _ in range(2))
+    full = dict(NOISY)
+    half, rest = (Simulation(fed, "mclr", [FedSSO()], **full) for _ in range(2))
     run(half, 2)
     state = {name: leaf for name, leaf in half.state().items() if ".seen." not in name}
     state["server.seen"] = torch.zeros(1, 5, dtype=torch.float64)

@@ -18,7 +18,8 @@ import pytest
 
 import fedsso
 from console import fedsso as command
-from fedsso.data.tables import csv_pool, svmlight
+from fedsso.data.svmlight import svmlight
+from fedsso.data.tables import csv_pool
 from fedsso.errors import InputError
 from fedsso.experiment.trace import COLUMNS
 from fedsso.report.sources import content
@@ -284,7 +285,7 @@ BOUNDED = """
 import resource, sys
 from pathlib import Path
 from fedsso.data.images import npz
-from fedsso.data.tables import svmlight
+from fedsso.data.svmlight import svmlight
 from fedsso.errors import InputError
 
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
