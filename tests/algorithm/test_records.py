@@ -58,7 +58,7 @@ def test_a_field_is_swept_by_its_type_however_that_is_written(
     if quoted:
         types = {name: f'"{text}"' for name, text in types.items()}
     cls = own(head, **types)
-    assert swept(cls()) == ("alpha", "plain")
+    assert swept(cls()) == ["alpha", "plain"]
     stacked = stack([cls(), cls(alpha=0.2, plain=2.0)], torch.float64, CPU)
     assert stacked.alpha.tolist() == [[0.1], [0.2]]
     assert stacked.plain.tolist() == [[1.0], [2.0]]
@@ -89,7 +89,7 @@ class Nested(Said):
 
 
 def test_the_author_can_say_what_is_swept() -> None:
-    assert swept(Said()) == ("alpha",)
+    assert swept(Said()) == ["alpha"]
     stacked = stack([Said(), replace(Said(), alpha=cast(Any, 0.2))], torch.float64, CPU)
     assert cast(Any, stacked).alpha.tolist() == [[0.1], [0.2]]
     with pytest.raises(InputError, match="equal static fields"):
@@ -105,10 +105,10 @@ def test_a_type_that_cannot_be_read_is_told() -> None:
 def test_every_algorithm_sweeps_what_it_did() -> None:
     """By the names of its steps, weights and bounds; never a count or a name."""
     found = {name: swept(make(name)) for name in ALGORITHMS}
-    assert found["fedsso"] == ("alpha", "eta", "lam", "Lam")
-    assert found["fedac"] == ("alpha", "mu")  # a, b and gamma are none or numbers
-    assert found["fedsophia"] == ("alpha", "beta1", "beta2", "rho", "eps", "weight_decay")
-    assert swept(Decay()) == ("scale", "shift", "power")
+    assert found["fedsso"] == ["alpha", "eta", "lam", "Lam"]
+    assert found["fedac"] == ["alpha", "mu"]  # a, b and gamma are none or numbers
+    assert found["fedsophia"] == ["alpha", "beta1", "beta2", "rho", "eps", "weight_decay"]
+    assert swept(Decay()) == ["scale", "shift", "power"]
     for name, cls in ALGORITHMS.items():
         record: Any = cls()
         for field in inspect.signature(cls).parameters:

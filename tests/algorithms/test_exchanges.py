@@ -21,7 +21,6 @@ from fedsso import (
     FedPer,
     InputError,
     load_run,
-    objective,
     simulate,
 )
 from fedsso.algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
@@ -37,6 +36,7 @@ from fedsso.engine.simulate import run
 from fedsso.experiment.costs import costs
 from fedsso.experiment.plan import settings_of
 from fedsso.experiment.stepper import Simulation
+from fedsso.objective import looped
 from fedsso.support.trees import Scalar, leaves
 
 BASE: dict[str, Any] = {
@@ -436,13 +436,13 @@ def test_dropout_draws_anew_in_every_round(
 ) -> None:
     """Also where no mini-batch is drawn; within a round a line search compares like with like."""
     seen: list[int] = []
-    draw = objective._seeded
+    draw = looped.seeded
 
     def watched(key: int, device: torch.device) -> Any:
         seen.append(key)
         return draw(key, device)
 
-    monkeypatch.setattr(objective, "_seeded", watched)
+    monkeypatch.setattr(looped, "seeded", watched)
     net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.ReLU(), nn.Linear(6, 3))
     simulate(fed, net, "giant", **{**BASE, "batch_size": None})
     trained = [key for key in seen if key > 0]

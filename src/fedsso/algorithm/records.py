@@ -139,10 +139,10 @@ def changed(record: Any) -> dict[str, Any]:
     return values
 
 
-def swept(record: Any) -> tuple[str, ...]:
+def swept(record: Any) -> list[str]:
     """Names of the fields that may differ between stacked trials."""
     cls: Any = type(record)
-    return _swept_of(cls)
+    return list(_swept_of(cls))
 
 
 @cache

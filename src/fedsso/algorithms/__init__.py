@@ -104,10 +104,11 @@ def name_of(algorithm: Algorithm) -> str:
     A user's own class goes by its class name in small letters, with "own-" before it where that
     name is taken.
     """
-    for name, cls in ALGORITHMS.items():
-        if type(algorithm) is cls:
-            return name
-    own = type(algorithm).__name__.lower()
+    names = {cls: name for name, cls in ALGORITHMS.items()}
+    kind = type(algorithm)
+    if kind in names:
+        return names[kind]
+    own = kind.__name__.lower()
     return f"own-{own}" if own in ALGORITHMS else own
 
 
