@@ -36,8 +36,8 @@ def job(name: str, clock: Clock, quick: bool) -> dict[str, float]:
     setting = JOBS[name]
     fed = federation(setting)
     sim = simulation(setting, fed, [make("fedavg", {"alpha": ALPHA})])
-    loop = Loop(fed, setting.protocol, model(setting, fed), ALPHA)
-    stacked = Stacked(fed, setting.protocol, ALPHA, setting.chunk)
+    loop = Loop(fed, setting.settings, model(setting, fed), ALPHA)
+    stacked = Stacked(fed, setting.settings, ALPHA, setting.chunk)
     contestants: dict[str, Work] = {"ours": advance(sim), "loop": loop.round}
     if setting.model == "mclr":
         contestants["stacked"] = stacked.round

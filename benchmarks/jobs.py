@@ -8,7 +8,7 @@ J3  J1 with a CNN of two convolutions
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,13 +20,13 @@ from torch import nn
 from fedsso.algorithm import Algorithm
 from fedsso.data import Federation, datasets, load
 from fedsso.engine.metrics import metric
-from fedsso.engine.rounds import Protocol
-from fedsso.engine.simulate import Job, Simulation
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import Job, Trials
 from fedsso.models import MODELS, build
 from fedsso.objective.losses import cross_entropy
 
 ALPHA = 1e-3
-NEVER = 1 << 60
+NEVER = 10**9  # rounds between evaluations
 CPU = torch.device("cpu")
 LABELS = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)  # rows of each digit in MNIST
 
@@ -36,7 +36,7 @@ class Setting:
     """One job."""
 
     model: str
-    protocol: Protocol = field(default_factory=Protocol)
+    settings: Settings = field(default_factory=Settings)
     data: Mapping[str, Any] = field(default_factory=dict)  # how the rows are shared out
     chunk: int = 20  # clients that the hand-stacked reference takes at a time
 
@@ -45,7 +45,7 @@ JOBS = {
     "J1": Setting("mclr"),
     "J2": Setting(
         "mclr",
-        Protocol(participation=0.1),
+        Settings(participation=0.1),
         {"clients": 1000, "partition": "dirichlet", "concentration": 0.1},
         chunk=8,
     ),
@@ -89,16 +89,15 @@ def simulation(
     fed: Federation,
     records: Sequence[Algorithm],
     device: torch.device = CPU,
-) -> Simulation:
+) -> Trials:
     """Our engine on the job; no round is evaluated but the initial model."""
-    module, metrics = model(setting, fed), dict([metric("accuracy")])
-    job = Job(
-        fed, module, cross_entropy, metrics, setting.protocol, eval_every=NEVER, device=device
-    )
-    return Simulation(job, records)
+    settings = replace(setting.settings, eval_every=NEVER, device=str(device))
+    metrics = dict([metric("accuracy")])
+    job = Job(fed, model(setting, fed), cross_entropy, metrics, settings)
+    return Trials(job, records)
 
 
-def advance(sim: Simulation) -> Callable[[], None]:
+def advance(sim: Trials) -> Callable[[], None]:
     """One round of it, as work to be timed."""
 
     def work() -> None:

@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsso.data import Federation
-from fedsso.engine.rounds import Ints, Protocol, Rounds
+from fedsso.engine.rounds import Ints, Rounds
+from fedsso.engine.settings import Settings
 from fedsso.objective import ravel
 
 
 class Draws:
     """Who takes part, with which weight, and which rows each of its steps sees."""
 
-    def __init__(self, fed: Federation, protocol: Protocol) -> None:
-        self.rounds = Rounds(fed, protocol)
-        self.tau = protocol.local_steps or 0
+    def __init__(self, fed: Federation, settings: Settings) -> None:
+        self.rounds = Rounds(fed, settings)
+        self.tau = settings.local_steps or 0
         self.position = [0] * fed.clients
         self.p = fed.p.float()
         self.k = 0
@@ -49,9 +50,9 @@ class Loop:
     """Client after client: an `nn.Module`, `torch.optim.SGD` and indexed rows."""
 
     def __init__(
-        self, fed: Federation, protocol: Protocol, module: nn.Module, alpha: float
+        self, fed: Federation, settings: Settings, module: nn.Module, alpha: float
     ) -> None:
-        self.fed, self.module, self.draws = fed, module, Draws(fed, protocol)
+        self.fed, self.module, self.draws = fed, module, Draws(fed, settings)
         self.params = list(module.parameters())
         self.optimiser = torch.optim.SGD(self.params, lr=alpha)
 
@@ -97,8 +98,8 @@ class Stacked:
     the weights by baddbmm.
     """
 
-    def __init__(self, fed: Federation, protocol: Protocol, alpha: float, chunk: int) -> None:
-        self.fed, self.draws, self.alpha, self.chunk = fed, Draws(fed, protocol), alpha, chunk
+    def __init__(self, fed: Federation, settings: Settings, alpha: float, chunk: int) -> None:
+        self.fed, self.draws, self.alpha, self.chunk = fed, Draws(fed, settings), alpha, chunk
         self.width = self.draws.rounds.width
         self.flat = fed.x.flatten(1)
         n = chunk * int(self.width.max())

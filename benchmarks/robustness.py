@@ -23,7 +23,8 @@ from fedsso.algorithm import Algorithm
 from fedsso.algorithms import make
 from fedsso.errors import InputError, unknown
 from fedsso.experiment.grids import ALPHA, grid
-from fedsso.experiment.study import Study, study
+from fedsso.experiment.results import Results
+from fedsso.experiment.sweep import Means, Question, run_grid
 from fedsso.experiment.workers import OutOfTime
 
 SEEDS = (0, 1, 2)
@@ -125,7 +126,15 @@ def cells() -> Iterator[Cell]:
                 yield Cell(name, skew, data=own)
 
 
-def run(cell: Cell, methods: Sequence[str], out: Path, **how: Any) -> dict[str, Study]:
+def run(
+    cell: Cell,
+    methods: Sequence[str],
+    out: Path,
+    *,
+    device: str = "auto",
+    jobs: int = 1,
+    deadline: float = math.inf,
+) -> dict[str, Results]:
     """Every method's grid on one cell; what lies in `out` is not run again."""
     task = TASKS[cell.task]
     common = {
@@ -136,18 +145,13 @@ def run(cell: Cell, methods: Sequence[str], out: Path, **how: Any) -> dict[str, 
         **cell.options,
     }
     fed = load(**(cell.data or task.data))
-    return {
-        name: study(
-            fed,
-            task.model,
-            METHODS[name],
-            seeds=SEEDS,
-            out=out / cell.folder / name,
-            **how,
-            **common,
-        )
-        for name in methods
-    }
+    options = {**common, "device": device}
+    found = {}
+    for name in methods:
+        question = Question(fed, task.model, METHODS[name], SEEDS, options)
+        means = Means(out / cell.folder / name, jobs, deadline)
+        found[name] = run_grid(question, means)
+    return found
 
 
 def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsso.errors import InputError
-from fedsso.experiment.study import LAST, Setting, Study
+from fedsso.experiment.results import LAST, Results, Setting
 from fedsso.experiment.trace import Trace
 from fedsso.experiment.workers import OutOfTime
 from fedsso.paper.write import table as markdown
@@ -90,7 +90,7 @@ class Point(NamedTuple):
         return float(np.mean(self.finals))
 
 
-def points(grid: Study, judged: Goal) -> list[Point]:
+def points(grid: Results, judged: Goal) -> list[Point]:
     """Every setting of a grid."""
     return [
         Point(
@@ -98,7 +98,7 @@ def points(grid: Study, judged: Goal) -> list[Point]:
             float(np.mean([judged.rounds(t) for t in s.traces])),
             [judged.final(t) for t in s.traces],
         )
-        for s in grid
+        for s in grid.settings()
     ]
 
 
@@ -146,7 +146,7 @@ def _plain(what: str, **values: Any) -> Score:
     }
 
 
-def score(cell: Cell, found: Mapping[str, Study]) -> Score:
+def score(cell: Cell, found: Mapping[str, Results]) -> Score:
     """All that is told of a cell."""
     task = robustness.TASKS[cell.task]
     judged = goal(task)

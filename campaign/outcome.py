@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsso import load_run
-from fedsso.experiment.results import SPEC, TRACE
-from fedsso.experiment.store import held, read
+from fedsso.experiment.run import SPEC, TRACE
+from fedsso.experiment.store import read_all
 
 FREE = ("*.lock", "*previous*")  # files that may be there or not
 TEXTS = ("*.md", "trials.csv", "table2*.csv")
@@ -53,16 +53,15 @@ def plain_trace(text: str) -> list[list[str]]:
 
 def parts(folder: Path) -> dict[str, Any]:
     """The traces that a sweep's parts hold, by their trials' identity; numbers as text, for NaN."""
-    there = held(folder)
-    traces = read(list(there.values()))
-    return {
-        f"part {identity[:12]}": {
+    found = {}
+    for run in read_all(folder):
+        columns = {
             name: str(column.tolist())
-            for name, column in trace.columns.items()
+            for name, column in run.trace.columns.items()
             if name not in (TIMED, "trial")
         }
-        for identity, trace in zip(there, traces, strict=True)
-    }
+        found[f"part {run.spec.identity[:12]}"] = columns
+    return found
 
 
 def litter(folder: Path, reference: Mapping[str, Any]) -> list[str]:

@@ -15,8 +15,8 @@ with warnings.catch_warnings():
     from fedsso.cli import main as cli
 
 import fedsso
-from fedsso.experiment.execute import PLAN
-from fedsso.experiment.results import SPEC
+from fedsso.experiment.plan import PLAN
+from fedsso.experiment.run import SPEC
 from fedsso.paper import table2 as paper_table2
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.tasks import TABLE2
@@ -129,7 +129,7 @@ def _resume_or_simulate(out: Path) -> None:
 
 def _sweep(out: Path) -> None:
     records = [fedsso.FedAvg(alpha=a) for a in (0.1, 0.3)] + [fedsso.FedProx(alpha=0.1)]
-    fedsso.sweep(_federation(), algorithms=records, seeds=(0, 1), rounds=4, out=out)
+    fedsso.compare(_federation(), algorithms=records, seeds=(0, 1), rounds=4, out=out)
 
 
 # ---- Flower ----

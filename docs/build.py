@@ -26,6 +26,7 @@ from typing import Any
 from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS
 from fedsso.data import TABLES, datasets, load
+from fedsso.engine.settings import options
 from fedsso.experiment.costs import Row, costs
 from fedsso.report.federation import picture
 
@@ -166,9 +167,24 @@ def layers() -> str:
     return markdown(("layer", "rooms", "what they know"), rows)
 
 
+def run_options() -> str:
+    """The options of a run, from the record that declares them."""
+    rows = []
+    for one in options():
+        bounds = (
+            "" if one.bounds is None else str(one.bounds).removeprefix("lie ").removeprefix("be ")
+        )
+        choices = ", ".join(one.choices)
+        rows.append(
+            (f"`{one.name}`", f"`{one.default!r}`", bounds or choices, one.doc.replace("|", "\\|"))
+        )
+    return markdown(("option", "default", "allowed", "what it does"), rows)
+
+
 TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
     "design.md": {"layers": layers},
+    "options.md": {"run": run_options},
     "datasets.md": {"sets": sets, "smoke": smoke},
     "robustness.md": {
         "participation": partial(robustness, participation=True),

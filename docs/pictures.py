@@ -97,15 +97,13 @@ def curves() -> list[report.Curve]:
     labels."""
     fed = fedsso.load("digits", clients=20, partition="dirichlet", concentration=0.1, seed=0)
     grid = [fedsso.FedSSO(), *(fedsso.FedAvg(alpha=a) for a in ALPHAS)]
-    runs = fedsso.sweep(
+    runs = fedsso.compare(
         fed, "mclr", grid, rounds=ROUNDS, local_steps=5, batch_size=50, seeds=SEEDS, device="cpu"
     )
-    found = {curve.label: curve for curve in runs.curves()}
-    rivals = fedsso.Runs([run for run in runs if run.spec.algorithm == "fedavg"])
-    own = next(curve for curve in found.values() if curve.algorithm == "fedsso")
+    best = runs.winners(target=0.95)
     return [
-        own._replace(label="FedSSO, nothing tuned"),
-        found[rivals.best(target=0.95).label]._replace(label="FedAvg, the best of five α"),
+        best["fedsso"].curve("FedSSO, nothing tuned"),
+        best["fedavg"].curve("FedAvg, the best of five α"),
     ]
 
 

@@ -49,7 +49,7 @@ def smoke(dataset: DataSet, model: str, seeds: list[int]) -> dict[str, Any]:
     }
     for algorithm, steps in GRIDS.items():
         records = [algorithm(alpha=alpha) for alpha in steps]
-        runs = fedsso.sweep(fed, model, records, seeds=seeds, **OPTIONS)
+        runs = fedsso.compare(fed, model, records, seeds=seeds, **OPTIONS)
         line[algorithm.__name__] = min(
             map(_result, runs.curves()), key=lambda found: found["train_loss"]
         )

@@ -31,14 +31,18 @@ def main(out: Path = Path("demo")) -> None:
     print(fed.summary())
     grid = [KINDS[name](alpha=alpha) for name, alphas in ALPHAS.items() for alpha in alphas]
     runs = fedsso.sweep(
-        fed, "mclr", grid, rounds=ROUNDS, local_steps=5, batch_size=50, seeds=SEEDS, progress=True
+        fed,
+        "mclr",
+        grid,
+        seeds=SEEDS,
+        target=TARGETS[-1],
+        progress=True,
+        rounds=ROUNDS,
+        local_steps=5,
+        batch_size=50,
     )
-    by_label = runs.settings()
-    best = []
-    for name in KINDS:
-        own = fedsso.Runs([run for run in runs if run.spec.algorithm == name])
-        best += by_label[own.best(target=TARGETS[-1]).label]
-    chosen = fedsso.Runs(best)
+    best = runs.winners().values()
+    chosen = fedsso.Results(run for setting in best for run in setting.runs)
     chosen.plot(
         out / "curves.png",
         targets=TARGETS[1::2],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -13,6 +14,12 @@ from torch import Tensor
 from fedsso import Federation
 from fedsso.data import quadratic
 from samples import mark_full
+
+# a command that is started in the background ignores Ctrl-C and hands that down; the tests of
+# signals need processes that do not
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 SIZES = (23, 9, 5, 14, 31)
 MakeFederation = Callable[..., Federation]

@@ -1,9 +1,9 @@
-"""FedSSO's server step as a torch optimizer: for NVFlare, pfl, or any loop that averages what its
-clients send.
+"""FedSSO's server step as a torch optimizer.
 
-`p.grad` holds the clients' mean of x - v: the model they were sent minus the one they came back
-with. It is not divided by anything; `local_lr` and `local_steps` say what the clients did. Names:
-local_lr is the paper's alpha, local_steps its tau, lr its eta.
+It is for NVFlare, pfl, or any loop that averages what its clients send. `p.grad` holds the clients'
+mean of x - v: the model they were sent minus the one they came back with. It is not divided by
+anything. `local_lr` and `local_steps` say what the clients did: local_lr is the paper's alpha,
+local_steps its tau, and lr its eta.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ GROUP = ("lr", "local_lr", "local_steps", *RECORD)
 class ServerBFGS(Optimizer):
     """Server-side BFGS on the clients' averaged update.
 
-    The parameters that require a gradient when it is made are one vector, in order; one whose
-    `grad` is None counts as unmoved. The group's lr (by a scheduler), local_lr, local_steps, lam
-    and Lam may change between steps; with lr = 0, or if every `grad` is None, nothing happens. A
-    mean that is not finite is logged, and the model kept. `server` tells the round `k` and
-    `diagnostics()`; `state_dict()` is a copy of all that is needed to go on.
+    The parameters that require a gradient when the optimizer is made are treated as one vector, in
+    order. A parameter whose `grad` is None counts as unmoved. With lr = 0, or if every `grad` is
+    None, a step does nothing. If the mean is not finite, that is logged and the model is kept.
+
+    The group's lr (by a scheduler), local_lr, local_steps, lam and Lam may change between steps;
+    R, form, guard, pairs and m may not. `server` tells the round `k` and `diagnostics()`.
+    `state_dict()` is a copy of all that is needed to go on.
 
     >>> x = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     >>> optimizer = ServerBFGS([x], local_lr=0.1, local_steps=2)
@@ -59,7 +61,10 @@ class ServerBFGS(Optimizer):
         pairs: int = 200,
         m: int = 20,
     ) -> None:
-        record = {
+        group = {
+            "lr": lr,
+            "local_lr": local_lr,
+            "local_steps": local_steps,
             "lam": lam,
             "Lam": Lam,
             "R": R,
@@ -68,12 +73,8 @@ class ServerBFGS(Optimizer):
             "pairs": pairs,
             "m": m,
         }
-        self.server = _server(
-            {"lr": lr, "local_lr": local_lr, "local_steps": local_steps, **record}
-        )
-        made = self.server.record
-        steps = {"lr": made.eta, "local_lr": made.alpha, "local_steps": self.server.local_steps}
-        super().__init__(params, steps | {name: getattr(made, name) for name in RECORD})
+        self.server = _server(group)
+        super().__init__(params, _defaults(self.server))
         self._sizes = self._layout()
         if not any(self._sizes):
             raise InputError(
@@ -85,12 +86,11 @@ class ServerBFGS(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The one group of parameters."""
+        """Take the one group of parameters; a second one is refused."""
         if self.param_groups:
             raise InputError(
                 "ServerBFGS takes one parameter group, got another: the curvature ties all "
-                "parameters together; give "
-                "them in one list to a new ServerBFGS"
+                "parameters together; give them in one list to a new ServerBFGS"
             )
         super().add_param_group(param_group)
 
@@ -102,34 +102,33 @@ class ServerBFGS(Optimizer):
                 "step() takes no closure: it would put gradients where the clients' mean of x - v "
                 "is; call step()"
             )
-        trained, group = self._trained(), self.param_groups[0]
+        trained = self._trained()
+        group = self.param_groups[0]
         self._check_unchanged()
         if group["lr"] == 0 or all(p.grad is None for p in trained):
             return
         now = _server(group)
-        self.server.record, self.server.local_steps = now.record, now.local_steps
-        x, grads = (
-            _flat(trained),
-            [torch.zeros_like(p) if p.grad is None else p.grad for p in trained],
-        )
+        self.server.record = now.record
+        self.server.local_steps = now.local_steps
+        x = _flat(trained)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         mean = _flat(grads).to(x.dtype)
-        if not (mean / (group["local_lr"] * now.local_steps)).isfinite().all():
+        g = mean / (group["local_lr"] * now.local_steps)
+        if not g.isfinite().all():
             log.warning(
                 "round %d: the clients' mean is not finite; the model is kept", self.server.k + 1
             )
             return
         before = copy(self.server)
         new = self.server.advance(x, -mean)
-        if not all(
-            part.to(p.dtype).isfinite().all()
-            for p, part in zip(trained, _parts(new, trained), strict=True)
-        ):
+        if not _fits(new, trained):
             log.warning("round %d: the step is not finite; the model is kept", self.server.k)
             self.server = before
             return
         _write(new, trained)
 
     def _trained(self) -> list[Tensor]:
+        """The parameters that require a gradient."""
         return [p for p in self.param_groups[0]["params"] if p.requires_grad]
 
     def _layout(self) -> list[int]:
@@ -137,6 +136,7 @@ class ServerBFGS(Optimizer):
         return [p.numel() if p.requires_grad else 0 for p in self.param_groups[0]["params"]]
 
     def _check_unchanged(self) -> None:
+        """Refuse a model or settings that the kept curvature does not belong to."""
         if self._layout() != self._sizes:
             raise InputError(
                 "a parameter was frozen, unfrozen or resized; make a new ServerBFGS for the new "
@@ -149,18 +149,24 @@ class ServerBFGS(Optimizer):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the curvature, as the first parameter's state, beside torch's parameter groups."""
-        packed = super().state_dict()
+        """A copy of the curvature, beside torch's parameter groups.
+
+        The curvature stands as the first parameter's state; before the first step there is none.
+        """
+        found = super().state_dict()
         tensors = {name: tensor.clone() for name, tensor in self.server.tensors().items()}
-        return {
-            **packed,
-            "state": {0: {"sizes": torch.tensor(self._sizes), **tensors}} if tensors else {},
-        }
+        state = {}
+        if tensors:
+            state[0] = {"sizes": torch.tensor(self._sizes), **tensors}
+        return {**found, "state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict()`: settings as torch takes them, the curvature in the precision
-        it was saved in."""
-        tensors, x = self._saved(state_dict), _flat(self._trained())
+        """Go on from `state_dict()`.
+
+        Settings are taken over as torch does it, the curvature in the precision it was saved in.
+        """
+        tensors = self._saved(state_dict)
+        x = _flat(self._trained())
         server = Server(self.server.record, self.server.local_steps)
         if tensors:
             server.restore(x, tensors)
@@ -168,20 +174,23 @@ class ServerBFGS(Optimizer):
         self.server = server
 
     def _saved(self, state_dict: dict[str, Any]) -> dict[str, Tensor]:
-        """The tensors of a saved state, none before the first step; an error if it is not that of a
-        twin."""
-        group = (state_dict.get("param_groups") or [{}])[0]
+        """The tensors of a saved state; none if it was saved before the first step.
+
+        It is refused unless it was saved by an optimizer with the same settings and model.
+        """
+        groups = state_dict.get("param_groups") or [{}]
+        group = groups[0]
         missing = [name for name in GROUP if name not in group]
         if missing:
             raise InputError(
                 f"the saved state is not one of ServerBFGS: its group lacks {', '.join(missing)}"
             )
         for name in FIXED:
-            if group[name] != (own := self.defaults[name]):
+            own = self.defaults[name]
+            if group[name] != own:
                 raise InputError(
                     f"the saved state was made with {name}={group[name]!r}, this optimizer with "
-                    f"{name}={own!r}; "
-                    "make it with the same settings"
+                    f"{name}={own!r}; make it with the same settings"
                 )
         tensors: dict[str, Tensor] = next(iter(state_dict["state"].values()), {})
         if tensors:
@@ -189,15 +198,16 @@ class ServerBFGS(Optimizer):
         return tensors
 
     def _check_model(self, sizes: list[int], dtype: torch.dtype) -> None:
+        """Refuse a saved state of a model with other parameters."""
         own = _wide(self._trained())
-        if sizes != self._sizes or dtype != own:
-            raise InputError(
-                f"the saved state is that of another model: {sum(sizes)} trained numbers of "
-                f"{dtype} in {len(sizes)} "
-                f"tensors; this one has {sum(self._sizes)} of {own} in {len(self._sizes)} (sizes "
-                f"{self._sizes[:4]}..., "
-                f"saved {sizes[:4]}...); make the optimizer for the model that was saved"
-            )
+        if sizes == self._sizes and dtype == own:
+            return
+        raise InputError(
+            f"the saved state is that of another model: {sum(sizes)} trained numbers of {dtype} in "
+            f"{len(sizes)} tensors; this one has {sum(self._sizes)} of {own} in "
+            f"{len(self._sizes)} (sizes {self._sizes[:4]}..., saved {sizes[:4]}...); make the "
+            "optimizer for the model that was saved"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "server": self.server, "_sizes": self._sizes}
@@ -208,10 +218,25 @@ def _server(group: Mapping[str, Any]) -> Server:
     for name in ("lr", "local_lr"):
         if not 0 < number(name, group[name]) < HUGE:
             raise InputError(f"{name} must be > 0 and finite, got {name}={group[name]}")
-    record = FedSSO(
-        alpha=group["local_lr"], eta=group["lr"], **{name: group[name] for name in RECORD}
-    )
+    fields = {name: group[name] for name in RECORD}
+    record = FedSSO(alpha=group["local_lr"], eta=group["lr"], **fields)
     return Server(record, group["local_steps"])
+
+
+def _defaults(server: Server) -> dict[str, Any]:
+    """The settings of a server as those of a parameter group."""
+    record = server.record
+    group = {
+        "lr": record.eta,
+        "local_lr": record.alpha,
+        "local_steps": server.local_steps,
+    }
+    for name in RECORD:
+        group[name] = getattr(record, name)
+    return group
+
+
+# ---- tensors as one vector ----
 
 
 def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -221,8 +246,17 @@ def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors as one new vector, on the device of the first."""
-    device, dtype = tensors[0].device, _wide(tensors)
+    device = tensors[0].device
+    dtype = _wide(tensors)
     return torch.cat([t.detach().reshape(-1).to(device, dtype) for t in tensors])
+
+
+def _fits(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether a vector is still finite once it is rounded to what the tensors can hold."""
+    for tensor, part in zip(tensors, _parts(x, tensors), strict=True):
+        if not part.to(tensor.dtype).isfinite().all():
+            return False
+    return True
 
 
 def _write(x: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -233,5 +267,6 @@ def _write(x: Tensor, tensors: Sequence[Tensor]) -> None:
 
 def _parts(x: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """A vector cut into the shapes of tensors."""
-    parts = x.split_with_sizes([t.numel() for t in tensors])
+    sizes = [t.numel() for t in tensors]
+    parts = x.split_with_sizes(sizes)
     return [part.view(t.shape) for t, part in zip(tensors, parts, strict=True)]

@@ -13,20 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, load, simulate, sweep
+from fedsso import Decay, FedAvg, Federation, FedSSO, InputError, Run, compare, load, simulate
 from fedsso.algorithm import Cohort
 from fedsso.algorithm.schedule import at
-from fedsso.algorithms import fedsso
+from fedsso.algorithms import client_step, trust_region
 from fedsso.data import quadratic
-from fedsso.engine.rounds import Protocol, Rounds
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 from fedsso.maths import quasi_newton as qn
 from fedsso.support.linalg import gram
 
 EXACT: dict[str, Any] = {"model": "linear", "batch_size": None, "dtype": "float64", "device": "cpu"}
 DENSE = ("bfgs", "bfgs-dense")
+GROWTH = (trust_region.EARLY_GROWTH, trust_region.LATE_GROWTH)
 NOISY: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
 
 
@@ -44,8 +45,8 @@ def stepwise(
     fed: Federation, algorithm: FedSSO, rounds: int, model: str = "mclr", **options: Any
 ) -> list[Any]:
     """The server states before and after every round."""
-    full = complete({**NOISY, **options})
-    sim = Simulation(context(fed, model, full).job(full), [algorithm])
+    full = {**NOISY, **options}
+    sim = Simulation(fed, model, [algorithm], **full)
     states = [sim.server]
     run(sim, rounds, lambda sim: states.append(sim.server))
     return states
@@ -194,7 +195,7 @@ def test_a_window_of_all_pairs_without_scaling_differs_from_lbfgs(quad: Federati
 # -------------------------------------------------------------------------------
 def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federation) -> None:
     options: dict[str, Any] = {"local_steps": 6, "stragglers": 0.8, "seed": 4}
-    plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
+    plan = Rounds(quad, Settings(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) > 1
     tau = float(quad.p @ plan.steps.double())
     v = fly(quad, FedAvg(alpha=0.1), 1, **options)
@@ -204,7 +205,7 @@ def test_g_is_divided_by_the_weighted_mean_of_the_real_local_steps(quad: Federat
 
 def test_mean_steps_use_the_weights_of_those_who_answered(quad: Federation) -> None:
     options: dict[str, Any] = {"local_steps": 5, "stragglers": 0.9, "participation": 0.5, "seed": 2}
-    plan = Rounds(quad, Protocol(batch_size=None, **options)).plan(1)
+    plan = Rounds(quad, Settings(batch_size=None, **options)).plan(1)
     assert len(set(plan.steps.tolist())) == 2
     p = quad.p[plan.answered] / quad.p[plan.answered].sum()
     v = fly(quad, FedAvg(alpha=0.1), 1, **options)
@@ -240,7 +241,7 @@ def test_stacked_schedules_equal_single_ones(quad: Federation) -> None:
         FedSSO(alpha=Decay(a, 2.0), eta=Decay(1.0, s, 0.5), guard="none")
         for a, s in ((0.1, 0.0), (0.4, 3.0))
     ]
-    together = sweep(quad, algorithms=records, rounds=6, **EXACT)
+    together = compare(quad, algorithms=records, rounds=6, **EXACT)
     for record, run_ in zip(records, together, strict=True):
         torch.testing.assert_close(run_.x, fly(quad, record, 6), rtol=1e-12, atol=1e-14)
 
@@ -262,7 +263,7 @@ def test_the_guards_first_step_is_fedavgs(fed: Federation) -> None:
 def secant(theta: float, k: int) -> float:
     """m, what radius or gamma are multiplied by in round k: where the slope of a parabola would be
     0."""
-    most = fedsso.GROWTH[0] if k <= fedsso.EARLY else fedsso.GROWTH[1]
+    most = GROWTH[0] if k <= trust_region.EARLY else GROWTH[1]
     return most if 1 + theta <= 1 / most else max(1 / (1 + theta), 0.5)
 
 
@@ -289,14 +290,14 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(
             m = secant(float((after.g * s).sum() / -(before.g * s).sum()), k)
             r *= m if capped else min(m, 1)
             wanted = gamma if capped else m * gamma
-            gamma = min(max(wanted, 1), fedsso.FLATTEST)
+            gamma = min(max(wanted, 1), trust_region.FLATTEST)
             length = float((after.x - before.x).norm())
             assert float(after.guard.radius) == pytest.approx(r, rel=1e-9)
             assert float(after.guard.gamma) == pytest.approx(gamma, rel=1e-9)
             assert length <= r * (1 + 1e-9)
             seen[
                 f"{m:g}"
-                if m in (0.5, *fedsso.GROWTH)
+                if m in (0.5, *GROWTH)
                 else "shrunk"
                 if m < 1
                 else "grown"
@@ -316,7 +317,7 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(
             assert bool(after.guard.capped) == capped
     events = (
         "0.5",
-        *map(str, fedsso.GROWTH),
+        *map(str, GROWTH),
         "shrunk",
         "grown",
         "kept",
@@ -327,38 +328,40 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(
     assert min(seen[event] for event in (*events, "gamma grows")) >= 3, seen
 
 
-@pytest.mark.parametrize("k", [fedsso.EARLY, fedsso.EARLY + 1])
+@pytest.mark.parametrize("k", [trust_region.EARLY, trust_region.EARLY + 1])
 @pytest.mark.parametrize("capped", [True, False])
 def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
     """theta = -1/2, 0, 1/4, 1 and almost all of the slope left: m = 2, 1, 4/5, 1/2 and what round k
     allows."""
     thetas, ms = (
         [-0.5, 0, 0.25, 1, 7, -0.999],
-        [2, 1, 0.8, 0.5, 0.5, fedsso.GROWTH[k > fedsso.EARLY]],
+        [2, 1, 0.8, 0.5, 0.5, GROWTH[k > trust_region.EARLY]],
     )
-    for start in (1.0, 1.5, 0.75 * fedsso.FLATTEST, float(fedsso.FLATTEST)):
+    for start in (1.0, 1.5, 0.75 * trust_region.FLATTEST, float(trust_region.FLATTEST)):
         one = torch.ones(len(thetas), 1, dtype=torch.float64)
-        guard = fedsso.Guard(
+        guard = trust_region.Guard(
             radius=3 * one, gamma=start * one, slope=2 * one, share=one, capped=(one > 0) & capped
         )
-        products, late = (
+        products, rounds = (
             torch.zeros(len(thetas), 3, 3, dtype=torch.float64),
-            torch.tensor(k > fedsso.EARLY),
+            torch.full((len(thetas), 1), float(k), dtype=torch.float64),
         )
         products[:, 0, 2] = 2 * torch.tensor(thetas, dtype=torch.float64)  # g^T s
-        found = fedsso._adapted(guard, products, 0.1, late)
-        gammas = [start if capped else min(max(m * start, 1), fedsso.FLATTEST) for m in ms]
+        found = trust_region.adapt(guard, products, 0.1, rounds)
+        gammas = [start if capped else min(max(m * start, 1), trust_region.FLATTEST) for m in ms]
         assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         assert found.radius[:, 0].tolist() == pytest.approx(
             [3 * (m if capped else min(m, 1)) for m in ms], rel=1e-12
         )
         assert torch.equal(found.slope, guard.slope)
         assert torch.equal(found.share, guard.share)
-        halved = fedsso._adapted(guard._replace(share=0.5 * one), products, 0.1, late)
-        gammas = [start if capped else min(max(0.5 * m * start, 1), fedsso.FLATTEST) for m in ms]
+        halved = trust_region.adapt(guard._replace(share=0.5 * one), products, 0.1, rounds)
+        gammas = [
+            start if capped else min(max(0.5 * m * start, 1), trust_region.FLATTEST) for m in ms
+        ]
         assert halved.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
-        untold = fedsso._adapted(
-            guard._replace(slope=0 * one), products, 0.1, late
+        untold = trust_region.adapt(
+            guard._replace(slope=0 * one), products, 0.1, rounds
         )  # there was no step yet
         assert torch.equal(untold.gamma, guard.gamma)
         assert torch.equal(untold.radius, guard.radius)
@@ -392,11 +395,11 @@ def test_gamma_finds_the_flatness(monkeypatch: pytest.MonkeyPatch) -> None:
             k for k, state in enumerate(states) if state.x.norm() < 1e-4 * states[0].x.norm()
         )
 
-    monkeypatch.setattr(fedsso, "FLATTEST", 100)
+    monkeypatch.setattr(trust_region, "FLATTEST", 100)
     states = descent(flat(0.01, 0.02), 40)
     assert all(50 <= float(state.guard.gamma) <= 100 for state in states[8:])
     assert rounds(states) <= 20
-    monkeypatch.setattr(fedsso, "FLATTEST", 1)
+    monkeypatch.setattr(trust_region, "FLATTEST", 1)
     held = descent(flat(0.01, 0.02), 40)
     assert {float(state.guard.gamma) for state in held} == {1.0}
     assert rounds(held) > 20
@@ -405,7 +408,7 @@ def test_gamma_finds_the_flatness(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gamma_has_an_end() -> None:
     """On an almost flat function it would have to be larger than any."""
     gammas = [float(state.guard.gamma) for state in descent(flat(1e-6, 2e-6), 30)]
-    assert max(gammas) == gammas[-1] == fedsso.FLATTEST
+    assert max(gammas) == gammas[-1] == trust_region.FLATTEST
 
 
 def test_on_a_steep_function_gamma_stays_1() -> None:
@@ -435,7 +438,7 @@ def test_gamma_is_where_b_starts_from_in_every_round_anew(quad: Federation) -> N
     gammas = set()
     for k, (before, after) in enumerate(pairwise(states), 1):
         s, y, g, gamma = before.s[0], (after.g - before.g)[0], after.g[0], float(after.guard.gamma)
-        assert k == 1 or float(y @ s / (y.norm() * s.norm())) > fedsso.TRUSTED
+        assert k == 1 or float(y @ s / (y.norm() * s.norm())) > trust_region.TRUSTED
         pairs = [] if k % 7 == 0 else pairs + [(s, y)] * (k > 1)
         B = torch.eye(6, dtype=torch.float64) / gamma
         for s, y in pairs:
@@ -452,7 +455,7 @@ def test_only_form_bfgs_has_gamma(quad: Federation, monkeypatch: pytest.MonkeyPa
         return {form: fly(quad, FedSSO(alpha=0.5, form=form), 8) for form in qn.FORMS}
 
     free = ends()
-    monkeypatch.setattr(fedsso, "FLATTEST", 1)
+    monkeypatch.setattr(trust_region, "FLATTEST", 1)
     held = ends()
     assert [form for form in qn.FORMS if not torch.equal(free[form], held[form])] == ["bfgs"]
 
@@ -460,13 +463,13 @@ def test_only_form_bfgs_has_gamma(quad: Federation, monkeypatch: pytest.MonkeyPa
 def test_stacked_trials_have_each_their_own_gamma() -> None:
     fed, full = (
         flat(0.05, 0.5, 6),
-        complete({**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)}),
+        {**NOISY, "batch_size": None, "init": torch.ones(6, dtype=torch.float64)},
     )
     records = [
         FedSSO(alpha=alpha, eta=eta) for alpha, eta in ((0.1, 1.0), (10.0, 0.5), (30.0, 1.0))
     ]
-    together = Simulation(context(fed, "linear", full).job(full), records)
-    alone = [Simulation(context(fed, "linear", full).job(full), [record]) for record in records]
+    together = Simulation(fed, "linear", records, **full)
+    alone = [Simulation(fed, "linear", [record], **full) for record in records]
     for k in range(1, 9):
         for sim in (together, *alone):
             run(sim, k)
@@ -506,19 +509,19 @@ def turned(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def damped(s: Tensor, y: Tensor, old: Tensor) -> Tensor:
     one = torch.ones(len(y), 1, dtype=torch.float64)
     slope = -(old * s).sum(-1, keepdim=True)
-    guard = fedsso.Guard(radius=one, gamma=one, slope=slope, share=0.3 * one, capped=one > 0)
-    return fedsso._damped(y.clone(), old, gram(s, y, old + y), guard)
+    guard = trust_region.Guard(radius=one, gamma=one, slope=slope, share=0.3 * one, capped=one > 0)
+    return trust_region.damp(y.clone(), old, gram(s, y, old + y), guard)
 
 
 def test_a_y_that_hardly_points_along_s_is_drawn_towards_b_s() -> None:
     parts = torch.tensor([0, 0.1, 0.5, 0.999, 1, 1.001, 1.5], dtype=torch.float64)
-    cosines = torch.cat([torch.tensor([-1, -0.4]), fedsso.TRUSTED * parts, torch.ones(1)])
+    cosines = torch.cat([torch.tensor([-1, -0.4]), trust_region.TRUSTED * parts, torch.ones(1)])
     s, y, old, B = turned(cosines)
     found = damped(s, y, old)
     for cosine, before, after, Bs in zip(
         cosines.tolist(), y, found, (B @ s[..., None])[..., 0], strict=True
     ):
-        phi = min(cosine / fedsso.TRUSTED, 1.0)
+        phi = min(cosine / trust_region.TRUSTED, 1.0)
         expected = (
             phi * before + (1 - phi) * Bs if cosine > 0 else torch.zeros(5, dtype=torch.float64)
         )
@@ -535,13 +538,13 @@ def test_a_gradient_that_had_vanished_leaves_a_pair_that_is_told_as_it_is() -> N
     record, old = FedSSO(alpha=1.0), torch.tensor([[-1e-12, 0, 0]])
     state = record.server_init(torch.zeros(1, 3))
     one = torch.ones(1, 1, dtype=torch.float64)
-    guard = fedsso.Guard(radius=one, gamma=one, slope=1e-19 * one, share=one, capped=one > 0)
+    guard = trust_region.Guard(radius=one, gamma=one, slope=1e-19 * one, share=one, capped=one > 0)
     after = record.server(
         state._replace(s=s, g=old, guard=guard), -(old + y), Cohort(2, 1, torch.arange(1), 1.0, 1.0)
     )
     assert torch.isfinite(after.x).all()
     stored = after.curvature.store[0, 0]
-    assert float(after.seen[0, 0]) == pytest.approx(
+    assert float(after.seen.ys) == pytest.approx(
         float(s[0].double() @ stored[1].double()), rel=1e-6
     )
 
@@ -568,14 +571,14 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
             s, y = before.s[0], (after.g - before.g)[0]
             cosine = float(y @ s / (s.norm() * y.norm()))
             assert int(after.curvature.held) - int(before.curvature.held) == (cosine > 0)
-            assert bool(after.seen[0, 2]) == (cosine <= 0)
-            phi = min(max(cosine, 0) / fedsso.TRUSTED, 1.0)
+            assert bool(after.seen.skipped) == (cosine <= 0)
+            phi = min(max(cosine, 0) / trust_region.TRUSTED, 1.0)
             drawn = (
                 float(phi * y @ s - (1 - phi) * before.guard.share * before.g[0] @ s)
                 if phi
                 else 0.0
             )
-            assert float(after.seen[0, 0]) == pytest.approx(drawn, rel=1e-9, abs=1e-15)
+            assert float(after.seen.ys) == pytest.approx(drawn, rel=1e-9, abs=1e-15)
             seen["against" if cosine <= 0 else "drawn" if phi < 1 else "kept"] += 1
     assert len(seen) == 3
     assert min(seen.values()) >= 5, seen
@@ -583,7 +586,7 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
 
 def test_forms_agree_over_a_damped_run(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as gamma is 1, which a matrix cannot change."""
-    monkeypatch.setattr(fedsso, "FLATTEST", 1)
+    monkeypatch.setattr(trust_region, "FLATTEST", 1)
     low, dense = (
         stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE
     )
@@ -594,16 +597,18 @@ def test_without_the_guard_negative_curvature_enters_with_an_enforced_value(
     fed: Federation,
 ) -> None:
     states = stepwise(fed, FedSSO(alpha=0.05, eta=0.01, guard="none"), 30, "mlp", batch_size=1)
-    negative = [after for after in states[1:] if float(after.seen[0, 0]) < 0]
+    negative = [after for after in states[1:] if float(after.seen.ys) < 0]
     assert len(negative) >= 3
-    assert all(float(after.seen[0, 1]) == 1 and float(after.seen[0, 2]) == 0 for after in negative)
+    assert all(
+        float(after.seen.overridden) == 1 and float(after.seen.skipped) == 0 for after in negative
+    )
 
 
 def test_the_radius_waits_for_the_first_answer() -> None:
     """If nobody answers in round 1 the first answer sets the radius, whatever its round."""
     fed = one_dimension([1, 3, 0.5], [0, 2, -1], [0.5, 0.3, 0.2])
     options = {"drop_rate": 0.9, "local_steps": 5, "init": torch.tensor([4.0])}
-    plans = Rounds(fed, Protocol(batch_size=None, drop_rate=0.9, local_steps=5))
+    plans = Rounds(fed, Settings(batch_size=None, drop_rate=0.9, local_steps=5))
     first = next(k for k in range(1, 20) if len(plans.plan(k).answered))
     assert first > 1
     x, v = (fly(fed, a, first, **options) for a in (FedSSO(alpha=0.1), FedAvg(alpha=0.1)))
@@ -614,7 +619,7 @@ def test_the_radius_waits_for_the_first_answer() -> None:
 def test_a_run_that_starts_at_the_optimum_stays_there() -> None:
     """No gradient, so no radius: the first step is 0 of 0 long."""
     fed = one_dimension([1.0], [0.0], [1.0])
-    for run_ in sweep(
+    for run_ in compare(
         fed,
         algorithms=[FedSSO(alpha=0.1), FedSSO(alpha=0.2)],
         rounds=3,
@@ -638,7 +643,7 @@ def test_the_guard_rescues_a_step_that_is_too_long(fed: Federation) -> None:
 # --- the client step chosen by the server
 # ----------------------------------------------------------------------------
 
-FIRST, DRIFT = fedsso.FIRST, fedsso.DRIFT
+FIRST, DRIFT = client_step.FIRST, client_step.DRIFT
 
 
 def isotropic(L: float, tau: int, rounds: int = 8, eta: float = 0.5) -> list[float]:
@@ -661,7 +666,7 @@ def test_auto_with_one_local_step(L: float) -> None:
     """y = L s whatever alpha is: the first pair sets alpha L = DRIFT, or alpha to the largest."""
     found = isotropic(L, 1)
     assert found == pytest.approx(
-        [FIRST * L, *[min(DRIFT, fedsso.LARGEST * L)] * (len(found) - 1)], rel=1e-9
+        [FIRST * L, *[min(DRIFT, client_step.LARGEST * L)] * (len(found) - 1)], rel=1e-9
     )
 
 
@@ -689,7 +694,7 @@ def test_auto_goes_by_the_least_steepness_of_the_first_rounds() -> None:
     steepness = dict.fromkeys(range(1, 9), 5.0) | {2: 4.0, 6: 1e-3, 7: 1e3}
     assert steps_after(steepness) == pytest.approx([FIRST, *[DRIFT / 4] * 7], rel=1e-12)
     assert steps_after(steepness | {3: 0.1}) == pytest.approx(
-        [FIRST, DRIFT / 4, *[fedsso.LARGEST] * 6], rel=1e-12
+        [FIRST, DRIFT / 4, *[client_step.LARGEST] * 6], rel=1e-12
     )
     later = dict.fromkeys(range(1, 9), 40.0) | {3: 20.0, 4: 100.0}
     assert steps_after(later)[:4] == pytest.approx(
@@ -708,14 +713,14 @@ def test_auto_waits_for_the_first_pair(missed: list[int], waits: int) -> None:
     pattern = [int(k not in missed) for k in range(1, 9)]
     for aim in (0.06, 0.6, 0.004):
         fed = one_dimension([DRIFT / aim], [0.0], [1.0])
-        plans = (Rounds(fed, Protocol(**options, seed=seed)) for seed in range(9999))
+        plans = (Rounds(fed, Settings(**options, seed=seed)) for seed in range(9999))
         seed = next(
-            p.protocol.seed
+            p.settings.seed
             for p in plans
             if [len(p.plan(k).answered) for k in range(1, 9)] == pattern
         )
         found = alphas(fed, 9, FedSSO(eta=0.5), **options, seed=seed, init=torch.tensor([4.0]))
-        expected = [FIRST] * waits + [min(aim, fedsso.LARGEST)] * (9 - waits)
+        expected = [FIRST] * waits + [min(aim, client_step.LARGEST)] * (9 - waits)
         assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -725,7 +730,7 @@ def test_auto_with_several_local_steps(L: float, tau: int) -> None:
     """The mean gradient of the way is less steep than L, and g_{k-1} belongs to another alpha:
     DRIFT is met roughly."""
     found = isotropic(L, tau)
-    last = fedsso.EARLY
+    last = client_step.CHOOSING - 1
     assert DRIFT / 2 < found[last] < DRIFT * 2.5
     assert found[last + 1 :] == found[last : last + 1] * (7 - last)
 
@@ -751,19 +756,19 @@ def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
             pairwise(stepwise(fed, FedSSO(), 7, batch_size=batch, seed=seed)), 1
         ):
             assert float(before.choice.alpha) == pytest.approx(alpha, rel=1e-12)
-            if 2 <= k <= fedsso.EARLY + 1:
+            if 2 <= k <= client_step.CHOOSING:
                 L = float((after.g - before.g).norm() / before.s.norm())
                 seen["flatter" if least > L else "steeper"] += k > 2
                 least = min(L, least)
                 wanted = DRIFT / (3 * least)
                 seen[
                     "largest"
-                    if wanted > fedsso.LARGEST
+                    if wanted > client_step.LARGEST
                     else "raised"
                     if wanted > alpha
                     else "not raised"
                 ] += 1
-                alpha = min(wanted, fedsso.LARGEST)
+                alpha = min(wanted, client_step.LARGEST)
             assert float(after.choice.alpha) == pytest.approx(alpha, rel=1e-12)
             assert float(after.choice.L) == pytest.approx(least, rel=1e-12)
     assert (
@@ -832,7 +837,7 @@ def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
 def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
     records = [FedSSO(eta=eta, lam=lam) for eta, lam in ((0.01, 1e-4), (0.02, 1e-4), (1.0, 0.5))]
     options: dict[str, Any] = {**NOISY, "participation": 0.6}
-    together = sweep(fed, "mclr", records, rounds=7, **options)
+    together = compare(fed, "mclr", records, rounds=7, **options)
     ends = [stepwise(fed, record, 7, participation=0.6)[-1] for record in records]
     assert len({float(end.choice.alpha) for end in ends}) == 3
     for run_, end in zip(together, ends, strict=True):
@@ -841,7 +846,7 @@ def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
 
 def test_auto_and_fixed_steps_in_one_sweep(fed: Federation) -> None:
     records = [FedSSO(alpha=0.05), FedSSO(), FedSSO(alpha=Decay(0.1, 2.0)), FedSSO(eta=0.5)]
-    for record, run_ in zip(records, sweep(fed, "mclr", records, rounds=4, **NOISY), strict=True):
+    for record, run_ in zip(records, compare(fed, "mclr", records, rounds=4, **NOISY), strict=True):
         torch.testing.assert_close(
             run_.x, simulate(fed, "mclr", record, rounds=4, **NOISY).x, rtol=1e-10, atol=1e-12
         )
@@ -853,10 +858,8 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(
     fed: Federation, quad: Federation, k: int
 ) -> None:
     for data, model, batch in ((fed, "mclr", 4), (quad, "linear", None)):
-        full = complete({**NOISY, "dtype": "float32", "batch_size": batch})
-        whole, half, rest = (
-            Simulation(context(data, model, full).job(full), [FedSSO()]) for _ in range(3)
-        )
+        full = {**NOISY, "dtype": "float32", "batch_size": batch}
+        whole, half, rest = (Simulation(data, model, [FedSSO()], **full) for _ in range(3))
         run(whole, 9)
         run(half, k)
         rest.restore({name: leaf.clone() for name, leaf in half.state().items()})
@@ -865,6 +868,18 @@ def test_a_run_resumed_in_its_first_rounds_goes_on_to_the_bit(
         assert all(map(torch.equal, (a.x, *a.guard, *a.choice), (b.x, *b.guard, *b.choice)))
         assert float(a.choice.alpha) != pytest.approx(FIRST)
     assert float(a.guard.gamma) not in (1, float(half.server.guard.gamma))  # of the quadratic
+
+
+def test_a_checkpoint_of_an_older_version_is_refused(fed: Federation) -> None:
+    """Versions before this one kept what the trace tells as one tensor, server.seen [trials, 5]."""
+    full = dict(NOISY)
+    half, rest = (Simulation(fed, "mclr", [FedSSO()], **full) for _ in range(2))
+    run(half, 2)
+    state = {name: leaf for name, leaf in half.state().items() if ".seen." not in name}
+    state["server.seen"] = torch.zeros(1, 5, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"lacks server\.seen\.ys; perhaps another version"):
+        rest.restore(state)
+    assert rest.k == 0
 
 
 # --- alpha="auto" where its first step is far too long
@@ -900,11 +915,11 @@ def test_a_table_without_scaling_does_not_end_the_default(model: str, column: in
         assert undone[0]
         assert undone.sum() < 15
         assert trace["alpha"][1:3].tolist() == pytest.approx(
-            [FIRST, fedsso.SHRINK * FIRST], rel=1e-6
+            [FIRST, client_step.SHRINK * FIRST], rel=1e-6
         )
         assert np.isfinite(trace["test_loss"]).all()
         sound = int(undone.argmin()) + 1
-        assert trace["train_loss"][sound] <= fedsso.WARY * trace["test_loss"][0]
+        assert trace["train_loss"][sound] <= client_step.WARY * trace["test_loss"][0]
     assert trace["test_loss"][1] == trace["test_loss"][0]
 
 
@@ -956,14 +971,14 @@ def test_what_an_explosion_leaves(fed: Federation) -> None:
     assert all(map(torch.equal, (back.s, *back.guard), (fresh.s, *fresh.guard)))
     assert back.curvature is after.curvature
     assert float(back.choice.alpha) == pytest.approx(
-        fedsso.SHRINK * float(after.choice.alpha), rel=1e-12
+        client_step.SHRINK * float(after.choice.alpha), rel=1e-12
     )
     assert (float(back.choice.L), float(back.choice.undone)) == (np.inf, 1)
     none = back._replace(g=0 * back.g)  # no round was sound yet
     assert [float(record.bears(state)) for state in (after, back, none, fresh)] == [
         1000,
         1000,
-        fedsso.WARY,
+        client_step.WARY,
         1000,
     ]
     tiny = after._replace(
@@ -979,7 +994,7 @@ def test_trials_are_undone_each_for_itself() -> None:
     """eta = 1e-6 creeps, so that its second round is another one; both are as they are alone."""
     fed, records = unscaled(1e3), [FedSSO(), FedSSO(eta=1e-6)]
     options: dict[str, Any] = {"rounds": 8, "dtype": "float64", "device": "cpu"}
-    for record, run_ in zip(records, sweep(fed, "mclr", records, **options), strict=True):
+    for record, run_ in zip(records, compare(fed, "mclr", records, **options), strict=True):
         alone: Run = simulate(fed, "mclr", record, **options)
         torch.testing.assert_close(run_.x, alone.x, rtol=1e-8, atol=1e-12)
         np.testing.assert_array_equal(
@@ -992,10 +1007,8 @@ def test_trials_are_undone_each_for_itself() -> None:
 def test_a_run_resumed_after_an_undone_round_goes_on_to_the_bit(
     k: int, compress: str | None
 ) -> None:
-    full = complete({"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress})
-    whole, half, rest = (
-        Simulation(context(unscaled(1e6), "mclr", full).job(full), [FedSSO()]) for _ in range(3)
-    )
+    full = {"local_steps": 3, "batch_size": 8, "device": "cpu", "compress": compress}
+    whole, half, rest = (Simulation(unscaled(1e6), "mclr", [FedSSO()], **full) for _ in range(3))
     run(whole, 7)
     with torch.no_grad():
         for _ in range(k):  # not the last round of a run

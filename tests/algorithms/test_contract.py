@@ -15,14 +15,13 @@ import torch
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from fedsso import Federation, Run, Runs, simulate, sweep
+from fedsso import Federation, Results, Run, compare, simulate
 from fedsso.algorithm import Algorithm, Local, Objective, Phase, Reply
 from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.engine import checkpoint
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 from fedsso.support.trees import Tree, leaves, named_leaves
 from samples import case
 
@@ -129,8 +128,8 @@ def harsh(name: str) -> dict[str, Any]:
 def simulation(
     fed: Federation, records: Sequence[Algorithm], model: str = "mclr", **options: Any
 ) -> Simulation:
-    full = complete({**BASE, **options})
-    return Simulation(context(fed, model, full).job(full), records)
+    full = {**BASE, **options}
+    return Simulation(fed, model, records, **full)
 
 
 def advanced(sim: Simulation, rounds: int) -> Simulation:
@@ -203,7 +202,7 @@ def test_stacked_equals_looped(
 
 def test_trials_at_once_equal_one_by_one(fed: Federation, name: str, extra: dict[str, Any]) -> None:
     records = [record(name, extra, which) for which in range(3)]
-    together = sweep(fed, models_of(name)[0], records, **{**BASE, **harsh(name)})
+    together = compare(fed, models_of(name)[0], records, **{**BASE, **harsh(name)})
     for algorithm, run_ in zip(records, together, strict=True):
         alone = simulate(fed, models_of(name)[0], algorithm, **{**BASE, **harsh(name)})
         close(run_.x, alone.x)
@@ -316,8 +315,8 @@ def test_a_diverging_trial_harms_no_neighbour(
 ) -> None:
     model, options = models_of(name)[0], {**BASE, "rounds": 8, "dtype": dtype}
 
-    def trio(middle: Algorithm) -> Runs:
-        return sweep(fed, model, [record(name, extra, 1), middle, record(name, extra)], **options)
+    def trio(middle: Algorithm) -> Results:
+        return compare(fed, model, [record(name, extra, 1), middle, record(name, extra)], **options)
 
     ill, sane = trio(sick(name, extra)), trio(record(name, extra, 2))
     for t in (0, 2):

@@ -31,11 +31,12 @@ from fedsso.algorithms import ALGORITHMS, make, name_of
 from fedsso.data import quadratic
 from fedsso.engine import checkpoint, gather
 from fedsso.engine.gather import Chunk, Gather
-from fedsso.engine.rounds import Protocol, Rounds
-from fedsso.engine.simulate import Simulation, run
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import run
 from fedsso.experiment.costs import costs
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.experiment.plan import settings_of
+from fedsso.experiment.stepper import Simulation
 from fedsso.support.trees import Scalar, leaves
 
 BASE: dict[str, Any] = {
@@ -50,12 +51,12 @@ BASE: dict[str, Any] = {
 def simulation(
     fed: Federation, record: Algorithm, model: Any = "mclr", **options: Any
 ) -> Simulation:
-    full = complete({**BASE, **options})
-    return Simulation(context(fed, model, full).job(full), [record])
+    full = {**BASE, **options}
+    return Simulation(fed, model, [record], **full)
 
 
 def chunk(fed: Federation, clients: Sequence[int], k: int = 1, **protocol: Any) -> Chunk:
-    rounds = Rounds(fed, Protocol(**{"batch_size": 4, **protocol}))
+    rounds = Rounds(fed, Settings(**{"batch_size": 4, **protocol}))
     n = len(clients)
     return Chunk(
         Gather(fed, torch.float64),
@@ -88,7 +89,7 @@ def test_a_full_pass_sees_every_row_once(
 
 
 def test_a_full_pass_and_mini_batches_do_not_disturb_each_other(fed: Federation) -> None:
-    rounds = Rounds(fed, Protocol(batch_size=4))
+    rounds = Rounds(fed, Settings(batch_size=4))
     both = Chunk(
         Gather(fed, torch.float64),
         rounds,
@@ -119,7 +120,7 @@ def test_draws_belong_to_client_purpose_and_round(fed: Federation) -> None:
 
 
 def test_a_second_sample_is_another_one(fed: Federation) -> None:
-    rounds = Rounds(fed, Protocol(participation=0.4))
+    rounds = Rounds(fed, Settings(participation=0.4))
     first, second = (
         [rounds.plan(k, sample).chosen.tolist() for k in range(1, 20)] for sample in (0, 1)
     )
@@ -138,7 +139,7 @@ def test_feddane_sends_the_model_again_only_to_newcomers(fed: Federation) -> Non
 
 
 def test_who_is_slow_is_slow_for_the_whole_round(fed: Federation) -> None:
-    rounds = Rounds(fed, Protocol(stragglers=0.5))
+    rounds = Rounds(fed, Settings(stragglers=0.5))
     assert all(torch.equal(rounds.plan(k).steps, rounds.plan(k, 1).steps) for k in range(1, 9))
 
 
@@ -498,9 +499,9 @@ def test_a_state_that_changes_its_shape_is_refused(fed: Federation) -> None:
         lambda: make("fedsophia", {"T": 10**30}),
         lambda: make("fedsso", {"pairs": 10**30}),
         lambda: make("fednl", {"compressor": "rank:" + "9" * 400}),
-        lambda: complete({"local_steps": 10**30}),
-        lambda: complete({"eval_every": 10**40}),
-        lambda: complete({"compress": "rank:" + "9" * 5000}),
+        lambda: Settings.of({"local_steps": 10**30}),
+        lambda: Settings.of({"eval_every": 10**40}),
+        lambda: Settings.of({"compress": "rank:" + "9" * 5000}),
         lambda: costs("mclr", ["fedavg"], sample=(10**9, 10**9, 10**9)),
     ],
 )
@@ -510,7 +511,7 @@ def test_huge_values_are_refused(wrong: Any) -> None:
 
 
 def test_compression_can_be_switched_off() -> None:
-    assert complete({"compress": "none"})["compress"] is None
+    assert Settings.of({"compress": "none"}).compress is None
 
 
 def test_an_own_class_does_not_take_a_registered_name() -> None:
@@ -540,7 +541,7 @@ def _made(hint: Any) -> type:
 
 def test_an_option_of_the_algorithm_is_pointed_out() -> None:
     with pytest.raises(InputError, match=r"algorithm=FedAvg\(alpha=\.\.\.\)"):
-        complete({"alpha": 0.3})
+        settings_of({"alpha": 0.3})
 
 
 def test_a_run_of_an_unregistered_class_is_not_saved(fed: Federation, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ import torch
 from console import command, fedsso
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
-from fedsso.cli.config import Base, Data
-from fedsso.experiment.settings import DEFAULTS
+from fedsso.cli.config import Base, Data, model
+from fedsso.engine.settings import options
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = [
@@ -384,9 +384,9 @@ def test_help_of_every_command_has_an_example() -> None:
 
 
 def test_the_settings_file_knows_every_run_option() -> None:
-    for key, default in DEFAULTS.items():
-        field = Base.model_fields[key]
-        assert field.default == (list(default) if isinstance(default, tuple) else default)
+    for one in options():
+        default = list(one.default) if isinstance(one.default, tuple) else one.default
+        assert model(Base).model_fields[one.name].default == default
 
 
 def test_verbose_says_which_engine_was_chosen() -> None:

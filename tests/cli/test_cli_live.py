@@ -30,8 +30,8 @@ from console import command, fedsso
 from fedsso import FedAvg, Federation, FedSSO, load, load_run, load_runs, resume, simulate, sweep
 from fedsso.cli.live import BLOCKS, Dashboard, sparkline
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.study import study
 from fedsso.experiment.trace import Trace
+from studies import study
 
 BUILD = Path(__file__).parents[2] / "build" / "screenshots"
 SMALL = ["--clients", "4", "--rounds", "20", "--device", "cpu"]
@@ -467,11 +467,11 @@ def test_a_study_shows_what_runs_and_what_lies_there(
     study(fed, "mclr", GRID[:1], out=tmp_path, **FAST)
     seen = Seen()
     found = study(fed, "mclr", GRID, out=tmp_path, jobs=jobs, progress=seen, **FAST)
-    assert [one.label for one in seen.specs] == [setting.label for setting in found]
+    assert [one.label for one in seen.specs] == [run.label for run in found]
     assert [len(one) for one in seen.traces[found[0].spec.identity]] == [7]
-    for setting in found:
-        same(seen.traces[setting.spec.identity][-1], setting.traces[0])
-    assert all(len(seen.traces[setting.spec.identity]) >= 2 for setting in found[1:])
+    for run in found:
+        same(seen.traces[run.spec.identity][-1], run.trace)
+    assert all(len(seen.traces[run.spec.identity]) >= 2 for run in found[1:])
 
 
 def test_an_interrupted_run_is_seen_to_its_last_round_and_again_when_it_goes_on(

@@ -37,7 +37,7 @@ def page(lab: Lab) -> None:
     """A command of our own: a run and a page."""
     found = lab.study(TINY, [METHODS["fedavg"].at(alpha=0.3)], lab.seeds)
     (lab.out / "page.md").write_text(
-        f"# {found[0].label}, quick: {lab.quick}, seeds: {len(found[0].seeds)}\n"
+        f"# {found[0].label}, quick: {lab.quick}, seeds: {len(found)}\n"
     )
 
 

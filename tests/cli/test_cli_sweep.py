@@ -27,8 +27,8 @@ with warnings.catch_warnings():
 
 from fedsso import load
 from fedsso.experiment.grids import grid
-from fedsso.experiment.study import study
 from fedsso.support.lock import Lock
+from studies import study
 
 SMALL = ["--clients", "3", "--rounds", "6", "--device", "cpu"]
 GRID = [*SMALL, "--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1"]
@@ -68,7 +68,7 @@ def test_a_sweep_finds_what_a_study_finds(tmp_path: Path) -> None:
         r for n in ("fedsso", "fedavg") for r in grid(n, {"alpha": [0.03, 0.3], "eta": [0.3, 1.0]})
     ]
     own = study(load("digits", clients=3), "mclr", records, seeds=(0, 1), rounds=6, device="cpu")
-    assert [s["final_accuracy"] for s in document["grid"]] == [s.finals() for s in own]
+    assert [s["final_accuracy"] for s in document["grid"]] == [s.finals() for s in own.settings()]
     assert [r["setting"] for r in document["results"]] == [
         s.best(0.7).label for s in own.algorithms().values()
     ]
@@ -308,10 +308,13 @@ BAD = {
     "form": (["--form", "bfgs,dpf"], "did you mean 'dfp'?"),
     "seeds": (["--seeds", "0,0"], "seeds must be different"),
     "minutes": (["--minutes", "0"], "--minutes must be > 0, got 0"),
-    "regression": (["--dataset", "synthetic"], "a sweep chooses by accuracy"),
+    "regression": (
+        ["--dataset", "synthetic", "--target", "0.9"],
+        "a target is an accuracy, which the loss mse does not have; leave it out",
+    ),
     "no test rows": (
         ["--test-fraction", "0"],
-        "no test rows to judge by: it takes --test-fraction above 0",
+        "no test rows to judge by: it takes test_fraction above 0",
     ),
     "no test rows, val": (["--test-fraction", "0", "--select", "val"], "no test rows to judge by"),
     "tiny clients": (

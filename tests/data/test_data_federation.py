@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsso.data import Federation
-from fedsso.data.federation import client_weights, label_skew
+from fedsso.data.arrays import client_weights
+from fedsso.data.federation import label_skew
 from fedsso.errors import InputError
 
 
@@ -311,15 +312,15 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "all test": (
         lambda: Federation.from_arrays(X, Y, WHO, test_fraction=1.0),
-        r"in \[0, 1\), got 1.0",
+        r"in \[0, 1\), got test_fraction=1.0",
     ),
     "minus test": (
         lambda: Federation.from_arrays(X, Y, WHO, test_fraction=-0.1),
-        r"in \[0, 1\), got -0.1",
+        r"in \[0, 1\), got test_fraction=-0.1",
     ),
     "nan test": (
         lambda: Federation.from_arrays(X, Y, WHO, test_fraction=NAN),
-        r"in \[0, 1\), got nan",
+        r"in \[0, 1\), got test_fraction=nan",
     ),
     "names": (
         lambda: Federation.from_clients([(X, Y)], client_names=["a", "b"]),

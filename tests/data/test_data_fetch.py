@@ -30,8 +30,10 @@ from typing import Any
 
 import pytest
 
+from fedsso.data import archives
 from fedsso.data import fetch as module
-from fedsso.data.fetch import Remote, fetch, unpack
+from fedsso.data.archives import unpack
+from fedsso.data.fetch import Remote, fetch
 from fedsso.data.remotes import REMOTES
 from fedsso.errors import InputError
 
@@ -766,7 +768,7 @@ def test_a_bomb_is_refused_before_anything_is_written(
     packer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = PACKERS[packer](tmp_path / "archive", {**FILES, "zeros": bytes(10**6)})
-    monkeypatch.setattr(module, "MOST", 10**5)
+    monkeypatch.setattr(archives, "MOST", 10**5)
     assert "unpacks to more than 100000 bytes" in refused(archive, tmp_path / "out")
     assert left(tmp_path) == ["archive"]
 
@@ -776,7 +778,7 @@ def test_zeros_behind_the_end_of_a_tar_are_not_read_for_ever(
 ) -> None:
     plain = taped(tmp_path / "tar", FILES, "w").read_bytes()
     (tmp_path / "archive").write_bytes(gzip.compress(plain + bytes(10**6)))
-    monkeypatch.setattr(module, "MOST", 5 * 10**5)
+    monkeypatch.setattr(archives, "MOST", 5 * 10**5)
     assert "more than 500000 bytes" in refused(tmp_path / "archive", tmp_path / "out")
 
 

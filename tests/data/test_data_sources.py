@@ -18,7 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fedsso.data import PARTITIONS, TABLES, Federation, datasets, load, quadratic
+from fedsso.data import PARTITIONS, TABLES, Federation, all_options, datasets, load, quadratic
+from fedsso.data.options import SKEW, other_names
+from fedsso.data.sources import EVERY
+from fedsso.data.synthetic import KINDS, OPTIONS_OF_KIND
 from fedsso.errors import InputError
 from fedsso.models import MODELS
 
@@ -171,13 +174,79 @@ def test_what_is_fetched_is_what_is_read() -> None:
         assert d.remotes or d.yours or d.name in ("digits", "synthetic")
 
 
-def test_all_forms_of_a_set_take_the_same_options() -> None:
+def test_all_forms_of_a_set_take_the_options_that_it_declares() -> None:
     for d in datasets():
-        kinds = {
-            tuple(p for p in signature(form.read).parameters if p not in ("paths", "_"))
-            for form in d.forms
-        }
-        assert len(kinds) <= 1, d.name
+        declared = [option for option in d.options if option.name != "files"]
+        for form in d.forms:
+            taken = signature(form.read).parameters.values()
+            own = {p.name: p.default for p in taken if p.kind is p.KEYWORD_ONLY}
+            assert own == {option.name: option.default for option in declared}, d.name
+
+
+def test_synthetic_problems_take_the_options_that_they_declare() -> None:
+    for kind, function in KINDS.items():
+        taken = signature(function).parameters.values()
+        own = {p.name: p.default for p in taken if p.kind is p.KEYWORD_ONLY}
+        assert own == {option.name: option.default for option in OPTIONS_OF_KIND[kind]}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("digits", "n_clients", "clients"),
+        ("digits", "num_clients", "clients"),
+        ("mnist", "nodes", "clients"),
+        ("heart", "num_nodes", "clients"),
+        ("synthetic", "silos", "clients"),
+        ("digits", "alpha", "concentration"),
+        ("digits", "beta", "concentration"),
+        ("a9a", "dirichlet_alpha", "concentration"),
+        ("digits", "num_classes", "classes_per_client"),
+        ("csv", "path", "files"),
+        ("csv", "file", "files"),
+        ("svmlight", "paths", "files"),
+        ("csv", "label", "target"),
+        ("csv", "y", "target"),
+        ("csv", "outcome", "target"),
+        ("csv", "column", "target"),
+        ("digits", "test_size", "test_fraction"),
+        ("digits", "random_state", "seed"),
+    ],
+)
+def test_the_names_of_other_libraries_are_understood(name: str, wrong: str, right: str) -> None:
+    given: dict[str, Any] = {wrong: 4}
+    message = f"unknown option of {name}.*{wrong!r}; did you mean {right!r}"
+    with pytest.raises(InputError, match=message):
+        load(name, **given)
+
+
+def test_no_option_is_called_as_another_one_is_in_other_libraries() -> None:
+    """Else an error would send a user from a name that exists to another one."""
+    for d in datasets():
+        skew = () if d.name == "synthetic" else SKEW
+        taken = (*EVERY, *skew, *d.options)
+        others = other_names(taken)
+        assert not {option.name for option in taken} & others.keys(), d.name
+        assert len(others) == sum(len(option.also) for option in taken), d.name
+
+
+def test_the_help_of_load_explains_every_option() -> None:
+    text = " ".join((load.__doc__ or "").split())
+    for option, owners in all_options().items():
+        brackets = f" ({', '.join(owners)})" if owners else ""
+        assert f"- `{option.name}`{brackets}: {option.doc}" in text
+        assert option.doc.endswith(".")
+    for name in list(signature(load).parameters)[1:-1]:
+        assert name in [option.name for option in EVERY]
+    assert len(EVERY) == len(signature(load).parameters) - 2
+
+
+def test_an_option_says_what_a_settings_file_may_write() -> None:
+    types = {option.name: option.plain_type for option in all_options()}
+    assert types["clients"] is int
+    assert types["data_dir"] is str
+    assert types["files"] == types["features"] == list[str]
+    assert types["pixel_range"] == list[float]
 
 
 def idx_files(folder: Path, rows: int, start: str = "", test: str = "t10k") -> None:
@@ -394,29 +463,29 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
     "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
     "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
-    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim.*integer.*dim=2.5"),
+    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim.*integer >= 1.*dim=2.5"),
     "no clients": ({"name": "synthetic", "clients": 0}, "clients=0"),
     "heterogeneity": ({"name": "synthetic", "heterogeneity": -1.0}, "heterogeneity=-1.0"),
     "condition": (
         {"name": "synthetic", "condition": 0.5},
-        "condition must be >= 1 and finite, got 0.5",
+        "condition must be >= 1 and finite, got condition=0.5",
     ),
     "noise": ({"name": "synthetic", "kind": "logistic", "noise": 0.5}, "noise=0.5"),
     "condition inf": (
         {"name": "synthetic", "condition": float("inf")},
-        "condition must be >= 1 and finite, got inf",
+        "condition must be >= 1 and finite, got condition=inf",
     ),
     "endless": (
         {"name": "synthetic", "heterogeneity": float("inf")},
-        "finite heterogeneity >= 0, got .*=inf",
+        "heterogeneity must be >= 0 and finite, got heterogeneity=inf",
     ),
     "too large": (
         {"name": "synthetic", "clients": 10**9},
         "got clients=1000000000, .*need at most 268435456",
     ),
     "too long": (
-        {"name": "synthetic", "kind": "logistic", "rows": 10**12},
-        "1000000000000 rows each make",
+        {"name": "synthetic", "kind": "logistic", "rows": 10**8},
+        "100000000 rows each make",
     ),
     "wide range": ({"name": "digits", "pixel_range": (-1e308, 1e308)}, "two finite numbers"),
     "name int": ({"name": 5}, "unknown data set 5. Known: a9a, cifar10"),
@@ -459,7 +528,7 @@ def test_a_wrong_wish_is_an_error(case: str) -> None:
         ("min_rows", -4, "min_rows.*integer >= 1.*min_rows=-4"),
         ("test_fraction", "a", "test_fraction.*a number.*test_fraction='a'"),
         ("test_fraction", None, "test_fraction.*a number.*test_fraction=None"),
-        ("test_fraction", 7.0, r"test_fraction must be in \[0, 1\), got 7.0"),
+        ("test_fraction", 7.0, r"test_fraction.*in \[0, 1\).*test_fraction=7.0"),
         ("partition", 5, "unknown partition 5. Known: classes"),
         ("concentration", "a", "concentration.*a number.*concentration='a'"),
         ("concentration", 10**400, "concentration must be a number below 1e308"),
@@ -478,7 +547,7 @@ def test_every_data_set_checks_the_common_options(
 
 
 def test_a_concentration_that_is_no_number_is_an_error() -> None:
-    with pytest.raises(InputError, match="concentration must be > 0 and <= 1e9, got nan"):
+    with pytest.raises(InputError, match="must be > 0 and <= 1e9, got concentration=nan"):
         load("digits", concentration=float("nan"))
 
 

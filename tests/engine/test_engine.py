@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 
-from fedsso import FedAvg, Federation, FedSGD, FedSSO, InputError, Run, simulate, sweep
+from fedsso import FedAvg, Federation, FedSGD, FedSSO, InputError, Run, compare, simulate
 from fedsso.engine.evaluate import PIECE
 from fedsso.engine.gather import Chunk, Gather
 from fedsso.engine.metrics import accuracy, auc, f1, metric
-from fedsso.engine.rounds import Ints, Plan, Protocol, Rounds
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.rounds import Ints, Plan, Rounds
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 from fedsso.objective import unravel_into
 
 MakeFederation = Callable[..., Federation]
@@ -45,14 +45,14 @@ def batch(rounds: Rounds, client: int, step: int) -> Ints:
 
 
 def simulation(fed: Federation, **options: Any) -> Simulation:
-    full = complete({**BASE, **options})
-    return Simulation(context(fed, "mclr", full).job(full), [FedAvg(alpha=0.1)])
+    full = {**BASE, **options}
+    return Simulation(fed, "mclr", [FedAvg(alpha=0.1)], **full)
 
 
 # --- draws
 # --------------------------------------------------------------------------------------------------
 def test_draws_are_pure_functions(fed: Federation) -> None:
-    protocol = Protocol(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=3)
+    protocol = Settings(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=3)
     forward, backward = Rounds(fed, protocol), Rounds(fed, protocol)
     order = [(k, i) for k in range(1, 9) for i in range(fed.clients)]
     seen = {(k, i): (forward.plan(k), batch(forward, i, 5 * k).copy()) for k, i in order}
@@ -61,16 +61,16 @@ def test_draws_are_pure_functions(fed: Federation) -> None:
         assert same(plan, seen[k, i][0])
         assert np.array_equal(rows, seen[k, i][1])
     other = Rounds(
-        fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=4)
+        fed, Settings(batch_size=4, participation=0.6, drop_rate=0.2, stragglers=0.5, seed=4)
     )
     assert not all(same(other.plan(k), forward.plan(k)) for k in range(1, 9))
 
 
 def test_options_do_not_move_each_others_draws(fed: Federation) -> None:
     """Turning stragglers or drop-outs on leaves the cohorts and the mini-batches as they were."""
-    plain = Rounds(fed, Protocol(batch_size=4, participation=0.6))
+    plain = Rounds(fed, Settings(batch_size=4, participation=0.6))
     busy = Rounds(
-        fed, Protocol(batch_size=4, participation=0.6, drop_rate=0.4, stragglers=0.5, local_steps=9)
+        fed, Settings(batch_size=4, participation=0.6, drop_rate=0.4, stragglers=0.5, local_steps=9)
     )
     for k in range(1, 10):
         assert torch.equal(plain.plan(k).chosen, busy.plan(k).chosen)
@@ -81,7 +81,7 @@ def test_options_do_not_move_each_others_draws(fed: Federation) -> None:
     ("participation", "size"), [(1.0, 5), (0.8, 4), (0.5, 2), (0.3, 2), (0.01, 1)]
 )
 def test_cohort_sizes(fed: Federation, participation: float, size: int) -> None:
-    rounds = Rounds(fed, Protocol(participation=participation))
+    rounds = Rounds(fed, Settings(participation=participation))
     chosen = [rounds.plan(k).chosen for k in range(1, 60)]
     assert all(len(c) == len(set(c.tolist())) == size for c in chosen)
     counts = torch.cat(chosen).bincount(minlength=5)
@@ -92,7 +92,7 @@ def test_cohort_sizes(fed: Federation, participation: float, size: int) -> None:
 
 def test_drop_outs_and_stragglers_come_as_often_as_asked(make_fed: MakeFederation) -> None:
     fed = make_fed(sizes=[4] * 50)
-    rounds = Rounds(fed, Protocol(drop_rate=0.3, stragglers=0.4, local_steps=5))
+    rounds = Rounds(fed, Settings(drop_rate=0.3, stragglers=0.4, local_steps=5))
     plans = [rounds.plan(k) for k in range(1, 201)]
     answered = sum(len(p.answered) for p in plans)
     assert answered / (200 * 50) == pytest.approx(0.7, abs=0.02)
@@ -105,7 +105,7 @@ def test_drop_outs_and_stragglers_come_as_often_as_asked(make_fed: MakeFederatio
 
 @pytest.mark.parametrize("size", [1, 4, 7, 100])
 def test_every_row_is_seen_exactly_once_per_epoch(fed: Federation, size: int) -> None:
-    rounds = Rounds(fed, Protocol(batch_size=size))
+    rounds = Rounds(fed, Settings(batch_size=size))
     for i in range(fed.clients):
         own = sorted(fed.rows_of(i).tolist())
         per_epoch = -(-len(own) // min(size, len(own)))
@@ -121,7 +121,7 @@ def test_every_row_is_seen_exactly_once_per_epoch(fed: Federation, size: int) ->
 
 
 def test_many_batches_at_once_are_the_same_as_one_by_one(fed: Federation) -> None:
-    rounds, other = (Rounds(fed, Protocol(batch_size=5)) for _ in range(2))
+    rounds, other = (Rounds(fed, Settings(batch_size=5)) for _ in range(2))
     for i in range(fed.clients):
         step = 0
         while step < 12:
@@ -135,7 +135,7 @@ def test_many_batches_at_once_are_the_same_as_one_by_one(fed: Federation) -> Non
 def test_batches_are_weighted_and_padded(fed: Federation) -> None:
     """Weights sum to one per client and step; padding has weight 0; a small client uses all its
     rows."""
-    rounds = Rounds(fed, Protocol(batch_size=6))
+    rounds = Rounds(fed, Settings(batch_size=6))
     clients = np.arange(fed.clients)
     local = Chunk(
         Gather(fed, torch.float64), rounds, 1, clients, np.zeros(5, np.int64), np.full(5, 4)
@@ -157,7 +157,7 @@ def test_batches_are_weighted_and_padded(fed: Federation) -> None:
 
 def test_a_batch_larger_than_the_client_is_all_its_rows(fed: Federation) -> None:
     for size in (None, 1000):
-        rounds = Rounds(fed, Protocol(batch_size=size))
+        rounds = Rounds(fed, Settings(batch_size=size))
         for i in range(fed.clients):
             assert sorted(batch(rounds, i, 3).tolist()) == sorted(fed.rows_of(i).tolist())
     a, b = (
@@ -168,7 +168,7 @@ def test_a_batch_larger_than_the_client_is_all_its_rows(fed: Federation) -> None
 
 
 def test_local_epochs_give_every_client_its_own_number_of_steps(fed: Federation) -> None:
-    rounds = Rounds(fed, Protocol(batch_size=4, local_epochs=3))
+    rounds = Rounds(fed, Settings(batch_size=4, local_epochs=3))
     assert rounds.plan(1).steps.tolist() == [3 * -(-n // 4) for n in fed.train_sizes.tolist()]
     sim = simulation(fed, local_epochs=2, local_steps=None)
     run(sim, 3)
@@ -205,7 +205,7 @@ def test_positions_persist_and_move_only_for_those_who_answer(fed: Federation) -
 
 def test_two_rounds_see_consecutive_batches(fed: Federation) -> None:
     """FedSGD by hand: a gradient per client and round, batches 0, 1, 2 of each client's stream."""
-    rounds = Rounds(fed, Protocol(batch_size=4))
+    rounds = Rounds(fed, Settings(batch_size=4))
     W, b = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for k in range(3):
         dW, db = torch.zeros_like(W), torch.zeros_like(b)
@@ -224,7 +224,7 @@ def test_a_round_that_nobody_answers_keeps_the_model_and_is_recorded(
     fed: Federation, algorithm: FedAvg | FedSSO | FedSGD
 ) -> None:
     options = {**BASE, "rounds": 12, "participation": 0.2, "drop_rate": 0.6}
-    plans = Rounds(fed, Protocol(participation=0.2, drop_rate=0.6))
+    plans = Rounds(fed, Settings(participation=0.2, drop_rate=0.6))
     silent = np.array([False] + [len(plans.plan(k).answered) == 0 for k in range(1, 13)])
     assert 3 <= silent.sum() <= 10
     trace = simulate(fed, "mclr", algorithm, **options).trace
@@ -242,7 +242,7 @@ def test_a_round_that_nobody_answers_keeps_the_model_and_is_recorded(
 
 def test_the_first_rounds_may_be_silent_and_checkpointed(fed: Federation, tmp_path: Any) -> None:
     options = {**BASE, "rounds": 12, "participation": 0.2, "drop_rate": 0.9}
-    assert len(Rounds(fed, Protocol(participation=0.2, drop_rate=0.9)).plan(1).answered) == 0
+    assert len(Rounds(fed, Settings(participation=0.2, drop_rate=0.9)).plan(1).answered) == 0
     kept = simulate(
         fed, "mclr", FedSSO(alpha=0.1), out=tmp_path / "run", checkpoint_every=1, **options
     )
@@ -260,7 +260,7 @@ def test_weights_are_renormalised_over_those_who_answer(quad: Federation) -> Non
         "participation": 0.5,
         "seed": 5,
     }
-    chosen = Rounds(quad, Protocol(participation=0.5, seed=5)).plan(1).answered
+    chosen = Rounds(quad, Settings(participation=0.5, seed=5)).plan(1).answered
     assert len(chosen) == 2
     x = simulate(quad, "linear", FedAvg(alpha=0.1), **options).x
     pull = torch.zeros(6, dtype=torch.float64)
@@ -272,7 +272,7 @@ def test_weights_are_renormalised_over_those_who_answer(quad: Federation) -> Non
 
 def test_a_cohort_without_weight_moves_nothing(make_fed: MakeFederation) -> None:
     fed = make_fed(sizes=[8, 8, 8], weights=[1.0, 0.0, 0.0])
-    plans = Rounds(fed, Protocol(participation=0.3))
+    plans = Rounds(fed, Settings(participation=0.3))
     light = np.array([0 not in plans.plan(k).answered.tolist() for k in range(1, 9)])
     assert 0 < light.sum() < 8
     result = simulate(fed, "mclr", FedAvg(alpha=0.1), **{**BASE, "rounds": 8, "participation": 0.3})
@@ -313,9 +313,9 @@ def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form
         return 0.0
 
     def begin(**options: Any) -> Simulation:
-        full = complete({**BASE, **options})
+        full = {**BASE, **options}
         record = FedSSO(alpha=0.1, form=form, guard="none", pairs=3, m=3)
-        return Simulation(context(fed, "mclr", full).job(full), [record])
+        return Simulation(fed, "mclr", [record], **full)
 
     sim, resumed, whole = begin(metrics=(flaky,)), begin(), begin()
     with pytest.raises(KeyboardInterrupt):
@@ -382,7 +382,7 @@ def test_own_weights_count_in_the_full_training_loss(make_fed: MakeFederation) -
 
 def test_the_running_loss_is_the_weighted_mean_of_the_mini_batch_losses(fed: Federation) -> None:
     """Round 1, tau = 2, by plain torch: the loss at x_1 and at the point after one step."""
-    rounds = Rounds(fed, Protocol(batch_size=4))
+    rounds = Rounds(fed, Settings(batch_size=4))
     total = 0.0
     for i, p in enumerate(fed.p):
         module = nn.Linear(4, 3).double()
@@ -417,12 +417,12 @@ def test_eval_every(fed: Federation) -> None:
 def test_stop_at_ends_each_trial_at_its_own_round(fed: Federation) -> None:
     records = [FedAvg(alpha=alpha) for alpha in (1e-4, 0.1, 0.5)]
     options = {**BASE, "rounds": 25}
-    whole = sweep(fed, "mlp", records, **options)
+    whole = compare(fed, "mlp", records, **options)
     target = 0.5
     hits = [run_.rounds_to(target) for run_ in whole]
     assert len(set(hits)) == 3
     for full, stopped, hit in zip(
-        whole, sweep(fed, "mlp", records, stop_at=target, **options), hits, strict=True
+        whole, compare(fed, "mlp", records, stop_at=target, **options), hits, strict=True
     ):
         length = 25 if hit is None else hit
         assert len(stopped.trace) == length + 1
@@ -519,7 +519,7 @@ def test_a_skewed_first_cohort_with_a_tiny_loss_is_no_divergence(test_fraction: 
     seed = next(
         s
         for s in range(9)
-        if Rounds(fed, Protocol(participation=0.5, seed=s)).plan(1).chosen.tolist() == [0]
+        if Rounds(fed, Settings(participation=0.5, seed=s)).plan(1).chosen.tolist() == [0]
     )
     result = simulate(fed, "linear", FedAvg(alpha=0.01), init=w + 1e-9, seed=seed, **options)
     losses = result.trace["train_loss"]
@@ -535,7 +535,7 @@ def test_a_diverged_trial_has_the_same_trace_alone_and_among_others(
     options = {**BASE, "rounds": 9, "eval_every": eval_every, "metrics": ("f1",)}
     sick = FedSSO(alpha=1e6, guard="none")
     alone = simulate(fed, "mlp", sick, **options)
-    among = sweep(fed, "mlp", [FedSSO(alpha=0.05, guard="none"), sick], **options)[1]
+    among = compare(fed, "mlp", [FedSSO(alpha=0.05, guard="none"), sick], **options)[1]
     end = alone.diverged
     assert end is not None
     assert end == among.diverged < 9
@@ -660,4 +660,4 @@ def test_a_users_metric_sees_rows_first() -> None:
 )
 def test_wrong_protocols_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Protocol(**values)
+        Settings(**values)

@@ -20,11 +20,10 @@ with warnings.catch_warnings():
 from fedsso import FedAvg, Federation, load
 from fedsso.algorithm.records import hyper
 from fedsso.algorithms import ALGORITHMS, make
-from fedsso.engine.simulate import Simulation, run
+from fedsso.engine.simulate import run
 from fedsso.errors import InputError
 from fedsso.experiment.costs import THEORY, Bill, Cost, Row, Size, costs
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.experiment.stepper import Simulation
 from fedsso.support.trees import nbytes
 
 CLIENTS = 3
@@ -116,10 +115,8 @@ def test_sample_classes_and_model_make_d() -> None:
 
 def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
     """Costs read off two rounds of the simulator."""
-    full = complete(
-        {"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress}
-    )
-    sim = Simulation(context(fed, model_for(name), full).job(full), [make(name)])
+    full = {"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress}
+    sim = Simulation(fed, model_for(name), [make(name)], **full)
     run(sim, 2)
     down, up = (float(sim.rows[2][key][0]) / CLIENTS for key in ("bytes_down", "bytes_up"))
     kept = nbytes(sim.own[0], 1) + nbytes(

@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedsso import FedAvg, Federation, FedSSO, InputError, Run, load_run, resume, simulate, sweep
+from fedsso import FedAvg, Federation, FedSSO, InputError, Run, compare, load_run, resume, simulate
 from fedsso.engine import checkpoint
 from fedsso.engine.checkpoint import before, text_of
-from fedsso.experiment.results import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.run import CHECKPOINT, SPEC, TRACE
 from fedsso.experiment.spec import Spec
 from fedsso.support.files import write_atomic
 from fedsso.support.intake import Damaged
@@ -316,8 +316,8 @@ def test_a_sweep_killed_while_it_saves_ends_with_the_same_bits(
     fed: Federation, tmp_path: Path
 ) -> None:
     grid = [FedSSO(alpha=a) for a in (0.01, 0.02, 0.05)]
-    whole = sweep(fed, "mlp", grid, out=tmp_path / "whole", **SMALL)
-    sweep(fed, "mlp", grid, out=tmp_path / "cut", **SMALL)
+    whole = compare(fed, "mlp", grid, out=tmp_path / "whole", **SMALL)
+    compare(fed, "mlp", grid, out=tmp_path / "cut", **SMALL)
     for folder in sorted((tmp_path / "cut").iterdir())[
         1:
     ]:  # as if it was killed after the first of the three
@@ -331,7 +331,7 @@ def test_a_sweep_killed_while_it_plans_knows_all_its_runs(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = [FedSSO(), FedAvg(alpha=0.1), FedAvg(alpha=0.2)]
-    whole = sweep(fed, "mclr", grid, **SMALL)
+    whole = compare(fed, "mclr", grid, **SMALL)
     save, saved = Spec.save, list[Path]()
 
     def killed(self: Spec, path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_sweep_killed_while_it_plans_knows_all_its_runs(
 
     monkeypatch.setattr(Spec, "save", killed)
     with pytest.raises(Stop):
-        sweep(fed, "mclr", grid, out=tmp_path, **SMALL)
+        compare(fed, "mclr", grid, out=tmp_path, **SMALL)
     monkeypatch.undo()
     assert len(list(tmp_path.glob(f"*/{SPEC}"))) == 1
     for a, b in zip(resume(tmp_path, federation=fed), whole, strict=True):
@@ -379,11 +379,11 @@ def test_two_writers_of_a_run(fed: Federation, tmp_path: Path) -> None:
 
 
 def test_two_writers_of_a_sweep_and_of_one_of_its_runs(fed: Federation, tmp_path: Path) -> None:
-    sweep(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
+    compare(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
     (folder,) = tmp_path.iterdir()
     (folder / CHECKPOINT).unlink()
     assert "is being written by" in refused(
-        tmp_path, lambda: sweep(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
+        tmp_path, lambda: compare(fed, "mclr", [FedAvg()], out=tmp_path, **SMALL)
     )
     assert "is being written by" in refused(folder, lambda: resume(tmp_path, federation=fed))
     assert "is being written by" in refused(folder, lambda: simulate(fed, out=folder, **SMALL))

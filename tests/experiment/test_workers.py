@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedsso import FedAvg, Federation, FedSSO
 from fedsso.algorithm import Algorithm
 from fedsso.errors import InputError
-from fedsso.experiment.execute import plan
+from fedsso.experiment.plan import plan
 from fedsso.experiment.store import held
-from fedsso.experiment.study import study
 from fedsso.experiment.workers import OutOfTime, in_order, in_processes
+from studies import study
 
 RECORDS: list[Algorithm] = [FedAvg(alpha=0.1), FedSSO(alpha=0.1), FedSSO(alpha=0.1, form="dfp")]
 PARTS = [[0], [1], [2]]
@@ -70,10 +70,9 @@ def test_processes_do_what_one_does(fed: Federation, tmp_path: Path) -> None:
         progress=lambda *row: told.append(row[1]),
     )  # fmt: skip
     assert told == list(range(1, 25))
-    assert [s.label for s in done] == [s.label for s in alone]
+    assert [run.spec for run in done] == [run.spec for run in alone]
     for one, other in zip(alone, done, strict=True):
-        for a, b in zip(one.traces, other.traces, strict=True):
-            np.testing.assert_allclose(a["test_loss"], b["test_loss"], rtol=1e-5)
+        np.testing.assert_allclose(one.trace["test_loss"], other.trace["test_loss"], rtol=1e-5)
     assert active_children() == []
 
 

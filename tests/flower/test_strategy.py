@@ -135,7 +135,7 @@ def test_a_run_becomes_a_trace_with_the_plots_of_a_simulation(tmp_path: Path) ->
     assert trace["bytes_up"][1] > 3 * 4 * 4
     assert (trace["seconds"][1:] > 0).all()
     simulated = fedsso.simulate(fedsso.load("digits", clients=3), "mclr", fedsso.FedAvg(), rounds=4)
-    curves = [strategy.curve(), *fedsso.Runs([simulated]).curves()]
+    curves = [strategy.curve(), *fedsso.Results([simulated]).curves()]
     report.plot(curves, tmp_path / "both.png")
     assert (tmp_path / "both.png").stat().st_size > 10_000
     assert "fedsso on Flower" in report.markdown(report.rounds_table(curves, (0.5,)))

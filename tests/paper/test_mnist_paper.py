@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsso import FedAvg, Federation, FedSSO, load, simulate, sweep
+from fedsso import FedAvg, Federation, FedSSO, compare, load, simulate
 
 pytestmark = pytest.mark.skipif(
     "FEDSSO_DATA" not in os.environ, reason="FEDSSO_DATA does not name a folder with mnist.npz"
@@ -28,8 +28,8 @@ def mnist() -> Federation:
 
 
 def test_fedsso_reaches_088_as_fast_as_the_paper_says(mnist: Federation) -> None:
-    runs = simulate(
-        mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=(0, 1), rounds=60, **PAPER
+    runs = compare(
+        mnist, "mclr", [FedSSO(alpha=0.001, guard="none")], seeds=(0, 1), rounds=60, **PAPER
     )
     hits = [run.rounds_to(0.88) for run in runs]
     assert None not in hits
@@ -42,14 +42,14 @@ def test_fedsso_reaches_088_as_fast_as_the_paper_says(mnist: Federation) -> None
 
 def test_the_guard_makes_the_client_step_unimportant(mnist: Federation) -> None:
     records = [FedSSO(alpha=alpha) for alpha in (0.0003, 0.001, 0.003, 0.01)]
-    hits = [run.rounds_to(0.88) for run in sweep(mnist, "mclr", records, rounds=24, **PAPER)]
+    hits = [run.rounds_to(0.88) for run in compare(mnist, "mclr", records, rounds=24, **PAPER)]
     assert None not in hits, hits
 
 
 @pytest.mark.slow
 def test_five_seeds_agree_with_the_papers_table(mnist: Federation) -> None:
-    runs = simulate(
-        mnist, "mclr", FedSSO(alpha=0.001, guard="none"), seeds=range(5), rounds=60, **PAPER
+    runs = compare(
+        mnist, "mclr", [FedSSO(alpha=0.001, guard="none")], seeds=range(5), rounds=60, **PAPER
     )
     first = [run.rounds_to(0.88) or np.inf for run in runs]
     last = [run.last_below(0.88) or np.inf for run in runs]
@@ -81,7 +81,7 @@ def test_with_half_of_the_clients_the_guard_works_and_the_plain_method_does_not(
     final = {}
     for guard in ("adaptive", "none"):
         records = [FedSSO(alpha=alpha, guard=guard) for alpha in alphas]
-        runs = sweep(
+        runs = compare(
             mnist,
             "mclr",
             records,

@@ -10,10 +10,9 @@ import torch
 
 from fedsso import Federation
 from fedsso.algorithms import make
-from fedsso.engine.simulate import Simulation, run
+from fedsso.engine.simulate import run
 from fedsso.errors import InputError
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.experiment.stepper import Simulation
 from fedsso.paper.table3 import ENTRIES, table3
 from fedsso.support.trees import nbytes
 
@@ -108,9 +107,9 @@ def test_room_for_pairs_is_taken_at_the_start_and_fills_by_one_a_round() -> None
         (torch.randn(40, 3, generator=draw), torch.randint(0, 2, (40,), generator=draw))
         for _ in range(2)
     ]
-    full = complete({"rounds": 4, "batch_size": 40, "device": "cpu", "local_steps": 1})
-    ctx = context(Federation.from_clients(rows), "mclr", full)
-    sim = Simulation(ctx.job(full), [make("fedsso", {"pairs": 20, "guard": "none"})])
+    full = {"rounds": 4, "batch_size": 40, "device": "cpu", "local_steps": 1}
+    fed = Federation.from_clients(rows)
+    sim = Simulation(fed, "mclr", [make("fedsso", {"pairs": 20, "guard": "none"})], **full)
     start = nbytes(sim.server, 1)
     assert start == kept(20, 8)
     run(sim, 4)

@@ -6,12 +6,14 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsso.errors import InputError
-from fedsso.experiment.study import COUNTS, OutOfTime, Study
+from fedsso.experiment.results import COUNTS, Results, Setting
 from fedsso.experiment.trace import Trace
+from fedsso.experiment.workers import OutOfTime
 from fedsso.paper import COMMANDS
 from fedsso.paper import curves as curves_module
 from fedsso.paper.curves import FIGURES, TAUS, Column, Figure, figure
@@ -32,6 +34,7 @@ from fedsso.paper.table2_pages import (
 )
 from fedsso.paper.tasks import METHODS, SEEDS, TABLE2, TASKS, Task
 from fedsso.paper.write import save_csv, settings, spread
+from studies import made_up
 
 SMALL = Task(
     "digits-mclr", "Digits, 4 clients", {"name": "digits", "clients": 4}, "mclr", (0.5, 0.8), 0.8
@@ -70,7 +73,7 @@ def test_a_block_holds_every_method_and_the_best_of_each_grid(block: Block) -> N
     assert set(block.grids) == set(METHODS) - {"fednl"}
     for count in COUNTS:
         for name, setting in block.chosen[count].items():
-            means = [s.mean_rounds(0.8, count) for s in block.grids[name]]
+            means = [s.mean_rounds(0.8, count) for s in block.grids[name].settings()]
             assert setting.mean_rounds(0.8, count) == min(means)
 
 
@@ -219,23 +222,22 @@ def test_csv_has_empty_cells_for_none(tmp_path: Path) -> None:
 
 
 def test_the_share_of_an_empty_study() -> None:
-    with pytest.raises(InputError, match="no setting"):
-        Study([]).best()
+    with pytest.raises(InputError, match="no runs"):
+        Results([]).best()
 
 
 def test_released_curves_are_matched_by_partition_start_and_steps(block: Block) -> None:
     """A curve of the 3-client set does not stand for the 20-client one."""
     cnn = TABLE2["fashion-cnn"]
-    setting = block.grids["fedsso"][0]
-    hyper = {**setting.spec.hyper, "alpha": 0.003, "eta": 1.0}
-    known = setting._replace(spec=replace(setting.spec, hyper=hyper))
+    setting = block.grids["fedsso"].settings()[0]
+
+    def changed(**hyper: Any) -> Setting:
+        spec = replace(setting.spec, hyper={**setting.spec.hyper, **hyper})
+        return made_up(spec, *setting.traces)
+
+    known = changed(alpha=0.003, eta=1.0)
     assert [c.last_below for c in same_setting(cnn, known)] == [(14, 17, 46, 67, 191)]
-    assert (
-        same_setting(
-            cnn, known._replace(spec=replace(known.spec, hyper={**hyper, "guard": "adaptive"}))
-        )
-        == []
-    )
+    assert same_setting(cnn, changed(alpha=0.003, eta=1.0, guard="adaptive")) == []
     moved = replace(cnn, data={**cnn.data, "partition": "paper-20"})
     assert same_setting(moved, known) == []
     assert same_setting(SMALL, setting) == []
@@ -245,9 +247,9 @@ def test_a_setting_that_misses_with_a_seed_is_named(block: Block) -> None:
     fedavg = block.chosen["first hit"]["fedavg"]
     first = fedavg.traces[0]
     never = Trace({**first.columns, "test_accuracy": 0 * first["test_accuracy"]})
-    mixed = fedavg._replace(seeds=(0, 1), traces=(first, never))
+    mixed = made_up(fedavg.spec, first, never)
     assert None in mixed.rounds(0.8)
-    two = {"fedavg": mixed, "scaffold": fedavg._replace(seeds=(0, 1), traces=fedavg.traces * 2)}
+    two = {"fedavg": mixed, "scaffold": made_up(fedavg.spec, first, first)}
     half = block._replace(chosen={"first hit": two})
     assert _misses(half, "first hit") == [
         "The chosen setting gets there with some seeds only: FedAvg (1 of 2)."

@@ -400,7 +400,7 @@ def fed() -> fedsso.Federation:
 
 
 @pytest.fixture(scope="module")
-def runs(fed: fedsso.Federation) -> fedsso.Runs:
+def runs(fed: fedsso.Federation) -> fedsso.Results:
     algorithms = [fedsso.FedSSO(alpha=0.1), fedsso.FedAvg(alpha=0.1)]
     return fedsso.compare(fed, "mclr", algorithms, rounds=4, seeds=(0, 1), device="cpu")
 
@@ -418,7 +418,7 @@ def same(curve: Curve, traces: list[Trace]) -> None:
         np.testing.assert_array_equal(own["test_accuracy"], other["test_accuracy"])
 
 
-def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path) -> None:
+def test_a_folder_of_runs(runs: fedsso.Results, fed: fedsso.Federation, tmp_path: Path) -> None:
     runs.save(tmp_path)
     found = content([tmp_path])
     assert [curve.label for curve in found.curves] == ["fedsso alpha=0.1", "fedavg alpha=0.1"]
@@ -436,7 +436,9 @@ def test_a_folder_of_runs(runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: P
     assert again.label == one.label
 
 
-def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_command_repeats_the_run(
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
+) -> None:
     runs.save(tmp_path / "a")
     told = content([tmp_path / "a"])
     assert "Save the settings below as spec.toml, then:" in page(told)
@@ -448,7 +450,7 @@ def test_the_command_repeats_the_run(runs: fedsso.Runs, tmp_path: Path, monkeypa
 
 
 def test_python_and_the_command_write_the_same_curves(
-    runs: fedsso.Runs, tmp_path: Path, monkeypatch: Any
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
 ) -> None:
     runs.save(tmp_path / "runs")
     runs.report(tmp_path / "python.html", title="Mine", text="One.\n\nTwo.", targets=[0.5])
@@ -575,7 +577,7 @@ def test_of_different_data_each_has_its_best() -> None:
 
 
 def test_folders_of_runs_below_a_folder_are_found(
-    runs: fedsso.Runs, fed: fedsso.Federation, tmp_path: Path
+    runs: fedsso.Results, fed: fedsso.Federation, tmp_path: Path
 ) -> None:
     """A run, a comparison, a sweep and one that has not begun, side by side."""
     fedsso.simulate(fed, "mclr", fedsso.FedProx(alpha=0.1), rounds=1, device="cpu").save(
@@ -608,7 +610,7 @@ def test_folders_of_runs_below_a_folder_are_found(
     assert note.startswith(f"{tmp_path / 'begun'} is left out: ")
 
 
-def test_the_same_folder_given_twice_counts_once(runs: fedsso.Runs, tmp_path: Path) -> None:
+def test_the_same_folder_given_twice_counts_once(runs: fedsso.Results, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
     once, twice = (
         content([tmp_path / "a"]),
@@ -656,7 +658,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert [curve.label for curve in found.curves[:4]] == labels
     fed = fedsso.load("digits", clients=3, seed=0)
     record = fedsso.FedSSO(alpha=0.3, eta=0.3)
-    again = fedsso.simulate(fed, "mclr", record, rounds=6, seeds=(0, 1), device="cpu")
+    again = fedsso.compare(fed, "mclr", [record], rounds=6, seeds=(0, 1), device="cpu")
     for own, other in zip(found.curves[2].traces, again, strict=True):
         np.testing.assert_allclose(
             own["test_accuracy"], other.trace["test_accuracy"], atol=5e-3
@@ -729,7 +731,8 @@ def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(
     command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
     (tmp_path / "trials.csv").unlink()  # it is written last
     found = content([tmp_path])
-    assert {entry.curve.label.endswith(" on held-out rows") for entry in found.entries} == {True}
+    for entry in found.entries:
+        assert entry.curve.label.endswith(" on held-out rows") != entry.lead
     assert any("not finished" in note for note in found.notes)
 
 
@@ -740,11 +743,14 @@ def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) ->
     assert {len(curve.traces[0]) for curve in found.curves} == {5}
     assert "8 more trials" in found.notes[0]
     (tmp_path / "trials.csv").unlink()
-    (note, more) = content([tmp_path]).notes
+    unfinished = content([tmp_path])
+    (note,) = unfinished.notes
     assert note.endswith(": run the same `fedsso sweep` command again to complete it.")
-    assert "8 more trials" in more
-    shutil.move(tmp_path / "parts", tmp_path / "own")  # as `study(out=...)` leaves it
-    assert len(content([tmp_path / "own"]).curves) == 8
+    labels = [curve.label for curve in unfinished.curves]
+    assert len(set(labels)) == 16, "they are told apart"
+    assert sum("rounds=4" in label for label in labels) == 8
+    shutil.move(tmp_path / "parts", tmp_path / "own")  # parts alone
+    assert len(content([tmp_path / "own"]).curves) == 16
 
 
 def test_a_run_on_flower(tmp_path: Path) -> None:
@@ -779,7 +785,7 @@ def test_a_bare_trace(tmp_path: Path) -> None:
     assert other.label == curve.label
 
 
-def test_several_inputs_are_shown_together(runs: fedsso.Runs, tmp_path: Path) -> None:
+def test_several_inputs_are_shown_together(runs: fedsso.Results, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
     AVG.traces[0].save(tmp_path / "b" / "trace.csv")
     assert len(content([tmp_path / "a", tmp_path / "b"]).curves) == 3

@@ -19,7 +19,7 @@ from benchmarks.peers import Loop, Stacked  # noqa: E402
 from benchmarks.targets import Check  # noqa: E402
 
 from fedsso.data import Federation  # noqa: E402
-from fedsso.engine.rounds import Protocol  # noqa: E402
+from fedsso.engine.settings import Settings  # noqa: E402
 
 
 def federation() -> Federation:
@@ -37,7 +37,7 @@ def federation() -> Federation:
 
 
 def test_the_peers_are_the_same_algorithm() -> None:
-    fed, protocol = federation(), Protocol(batch_size=5, local_steps=3)
+    fed, protocol = federation(), Settings(batch_size=5, local_steps=3)
     module = nn.Linear(4, 3)
     nn.init.zeros_(module.weight)
     nn.init.zeros_(module.bias)

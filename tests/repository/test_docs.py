@@ -242,7 +242,7 @@ def test_the_lines_of_the_paper_are_shown_with_their_code() -> None:
         where: code
         for where, code, _ in build.cited((ROOT / "src/fedsso/algorithms/fedsso.py").read_text())
     }
-    assert lines["Alg. 1, line 11"] == "`g = delta / (-alpha * cohort.steps)`"
+    assert lines["Alg. 1, line 11"] == "`g = delta / (-alpha * tau)`"
     assert lines["Alg. 1, line 14"] == "`new = x + move`"
     assert [where.split()[-1] for where in lines] == ["4-8", "11", "12", "13", "14"]
 

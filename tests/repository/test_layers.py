@@ -29,6 +29,7 @@ ALLOWED = {  # tighter than the order
     "engine": RANK.keys() - {"algorithms"},
 }
 SHORTCUTS = {"experiment": {"report"}}  # results draw themselves
+PARTS = {"algorithms.client_step", "algorithms.trust_region"}  # of algorithms, not algorithms
 HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
@@ -82,9 +83,13 @@ def test_no_folder_is_crowded() -> None:
 
 
 def test_algorithms_do_not_import_each_other() -> None:
+    """An algorithm may be split into parts, which know no algorithm themselves."""
     for path in MODULES:
         if path.parts[0] == "algorithms" and path.stem != "__init__":
-            assert not [name for name in imported(path) if name.startswith("algorithms")], path
+            own = ".".join(path.with_suffix("").parts)
+            allowed = set() if own in PARTS else PARTS
+            others = {name for name in imported(path) if name.startswith("algorithms")}
+            assert others <= allowed, path
 
 
 def test_an_algorithm_fits_on_a_page() -> None:
@@ -105,7 +110,7 @@ def test_the_walk_sees_imports() -> None:
         imported(Path("algorithms/fedsso.py"))
     )
     assert {"data", "engine.simulate", "experiment.spec"} <= set(
-        imported(Path("experiment/execute.py"))
+        imported(Path("experiment/plan.py"))
     )
     assert "errors" in set(imported(Path("support/files.py")))
     assert {"data.federation", "support.rng"} <= set(imported(Path("data/synthetic.py")))
@@ -121,7 +126,7 @@ def test_a_first_run_does_not_load_torchs_compiler() -> None:
     """It would take longer than many a run."""
     code = (
         "import sys, fedsso; fed = fedsso.load('synthetic', clients=2, dim=3);"
-        "fedsso.sweep(fed, 'linear', [fedsso.FedSSO(form=f) for f in ('bfgs', 'dfp-dense')], "
+        "fedsso.compare(fed, 'linear', [fedsso.FedSSO(form=f) for f in ('bfgs', 'dfp-dense')], "
         "rounds=2, device='cpu');"
         "print('torch._dynamo' in sys.modules)"
     )

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from fedsso.algorithms import make
 from fedsso.data import datasets
 from fedsso.experiment.grids import grid
+from fedsso.experiment.results import Setting
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.study import Setting, Study
 from fedsso.experiment.trace import Trace
 from fedsso.experiment.workers import OutOfTime
+from studies import made_up, together
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -104,7 +105,7 @@ def test_a_cell_is_run_scored_and_shown(
     assert (told["task"], told["change"], told["metric"]) == (task, cell.change, metric)
     assert told["methods"].keys() == METHODS.keys()
     for name, own in told["methods"].items():
-        means = [by_hand(s, metric, TASKS[task].target) for s in found[name]]
+        means = [by_hand(s, metric, TASKS[task].target) for s in found[name].settings()]
         assert own["rounds"] == expected_rounds(name, means), name
         assert own["final"] == expected_final(name, means, 1 if metric == ACCURACY else -1), name
     row = (
@@ -235,16 +236,16 @@ def setting(name: str, *traces: Trace) -> Setting:
         (1,),
         2,
         "fedavg",
-        {},
+        {"alpha": name},
         {"rounds": len(traces[0]) - 1},
         short={"alpha": name},
     )
-    return Setting(spec, tuple(range(len(traces))), traces)
+    return made_up(spec, *traces)
 
 
 def judge(own: Sequence[Setting], target: float = 0.5, metric: str = ACCURACY) -> Score:
     judged = Goal(metric, target)
-    return chosen(points(Study(own), judged), judged)
+    return chosen(points(together(*own), judged), judged)
 
 
 def test_the_final_value_is_the_mean_of_the_last_ten() -> None:
@@ -282,12 +283,12 @@ def test_the_target_itself_is_reached() -> None:
 def test_ties_go_to_the_other_value_and_then_to_the_first() -> None:
     a, b = setting("a", trace([0, 0.5, 0.6])), setting("b", trace([0, 0.5, 0.7]))
     judged = Goal(ACCURACY, 0.5)
-    assert fewest_rounds(points(Study([a, b]), judged), judged).setting is b
+    assert fewest_rounds(points(together(a, b), judged), judged).setting.runs == b.runs
     late, early = setting("late", trace([0, 0.25, 0.5])), setting("early", trace([0, 0.5, 0.25]))
-    assert best_final(points(Study([late, early]), judged), judged).setting is early
+    assert best_final(points(together(late, early), judged), judged).setting.runs == early.runs
     twin = setting("twin", *a.traces)
     for best in (fewest_rounds, best_final):
-        assert best(points(Study([a, twin]), judged), judged).setting is a
+        assert best(points(together(a, twin), judged), judged).setting.runs == a.runs
 
 
 def test_what_diverged_counts_as_the_worst() -> None:
@@ -310,11 +311,11 @@ def test_of_what_is_not_tuned_all_settings_count() -> None:
         setting("1", trace([0.5, 0.5]), trace([0.2, 0.6])),
         setting("2", trace([0.1, 0.5]), trace([0.1, 0.9])),
     )
-    told = unchosen(points(Study([one, two]), judged), judged)
+    told = unchosen(points(together(one, two), judged), judged)
     assert told["rounds"] == {"mean": 0.8, "best": 0.5, "worst": 1.0}, "0.75 with one decimal"
     assert told["final"] == {"mean": 0.425, "best": 0.45, "worst": 0.4}
     lost = setting("3", trace([0.1, 0.0], diverged=1), trace([0.1, 0.1]))
-    told = unchosen(points(Study([one, lost]), judged), judged)
+    told = unchosen(points(together(one, lost), judged), judged)
     assert told["rounds"] == {"mean": None, "best": 0.5, "worst": None}
     assert told["final"] == {"mean": 0.25, "best": 0.45, "worst": 0.05}
     assert (told["diverged"], told["trials"]) == (1, 4)
@@ -370,7 +371,7 @@ def test_curves_are_means_of_a_few_rounds(
     half = setting("b", trace([k / 400 for k in range(rounds + 1)]))
     told = score(
         CELLS["digits"],
-        {"auto": Study([line]), "default": Study([half, line]), "fedavg": Study([half])},
+        {"auto": together(line), "default": together(half, line), "fedavg": together(half)},
     )
     shown = told["curves"]
     assert shown["round"] == [0, *((k + k + few - 1) / 2 for k in range(1, rounds + 1, few))]

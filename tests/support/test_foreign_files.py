@@ -18,7 +18,8 @@ import pytest
 
 import fedsso
 from console import fedsso as command
-from fedsso.data.tables import csv_pool, svmlight
+from fedsso.data.svmlight import svmlight
+from fedsso.data.tables import csv_pool
 from fedsso.errors import InputError
 from fedsso.experiment.trace import COLUMNS
 from fedsso.report.sources import content
@@ -179,10 +180,12 @@ def test_hostile_sweeps(sweep: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "r.html")
     trials, settings = sweep / "trials.csv", sweep / "sweep.toml"
     good, plain = trials.read_text(), unsealed(settings)
-    first = good.splitlines()[1].split(",")[3]
-    for value in ("nan", "inf", "-1", "1e999"):
-        trials.write_text(good.replace(first, value, 1))
-        assert "final must be an accuracy" in refused("report", sweep, *out)
+    trials.write_text(good.replace("identity", "identities"))
+    assert "trials.csv was written by an earlier version" in refused("report", sweep, *out)
+    head, *rows = good.splitlines()
+    others = [f"{row.rpartition(',')[0]},0123456789abcdef" for row in rows]
+    trials.write_text("\n".join([head, *others]) + "\n")
+    assert "none of the trials that" in refused("report", sweep, *out)
     trials.write_text(good + "x" * 200_000 + "\n")
     assert "line 4: has more characters in a cell, at most 131072" in refused("report", sweep, *out)
     trials.write_text(good)
@@ -194,8 +197,9 @@ def test_hostile_sweeps(sweep: Path, tmp_path: Path) -> None:
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no label": lambda arrays: described(arrays, label=None),
-    "label, number": lambda arrays: described(arrays, label=5),
+    "no identity": lambda arrays: described(arrays, identity=None),
+    "settings, number": lambda arrays: described(arrays, spec=5),
+    "settings of nobody": lambda arrays: described(arrays, spec={"model": "mclr"}),
     "rounds": lambda arrays: described(arrays, rounds=10**12),
     "evaluations": lambda arrays: described(arrays, eval_every=10**30),
     "flat": lambda arrays: arrays.update(bytes_up=np.zeros(3, np.int64)),
@@ -281,7 +285,7 @@ BOUNDED = """
 import resource, sys
 from pathlib import Path
 from fedsso.data.images import npz
-from fedsso.data.tables import svmlight
+from fedsso.data.svmlight import svmlight
 from fedsso.errors import InputError
 
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -440,7 +444,7 @@ def test_a_start_from_a_file_is_found_from_any_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     spec = fedsso.load_run(tmp_path / "second").spec
     assert spec.options["init"] == str(tmp_path.resolve() / start)
-    spec.context()
+    spec.problem()
 
 
 def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
@@ -456,7 +460,7 @@ def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
     ):
         run.spec.federation()
     again = fedsso.load("csv", files=[tmp_path / "moved"], target="y")
-    assert run.spec.context(again).fed is again
+    assert run.spec.problem(again).fed is again
 
 
 def test_a_data_set_with_fewer_rows_says_so(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Everything that the author of an algorithm imports, from one place.
 
-    the contract        Algorithm, Phase, Reply, Batch, Cohort, Local, Objective, as_sent, none, BLOW_UP
-    records             hyper, param, Scalar, Step, Auto, Decay, at
+    the contract        Algorithm, Phase, Reply, Batch, Cohort, Local, Objective, as_sent, none,
+                        BLOW_UP
+    records             hyper, param, build, Scalar, Step, Auto, Decay, at
     checks of fields    positive, not_negative, share, at_least
     vectors             dot, norm, gram, solve, Tree, tree_map
     work of clients     local.sgd and others

@@ -1,4 +1,9 @@
-"""Checks of hyper-parameters that records share."""
+"""Checks of hyper-parameters that records share.
+
+A record calls them in its `__post_init__`. Each refuses a wrong value with an InputError that names
+the field, the value and the bound, and writes a right value back in its plain form: a number that
+was given as 1 or as numpy's 1.0 becomes the float 1.0, so that equal settings are equal records.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +18,55 @@ HUGE = 1e100  # its square is still a number
 
 
 def positive(record: Any, *names: str, schedules: bool = True) -> None:
-    """Each named field must be a positive finite number, or a schedule where that is allowed; it
-    becomes a float."""
+    """Each named field must be a positive finite number, or a schedule where that is allowed."""
     for name in names:
         value = getattr(record, name)
+        if schedules and isinstance(value, Decay):
+            continue
         if schedules and isinstance(value, str) and value == "auto":
             raise InputError(
                 f"{name}='auto': only FedSSO's alpha is chosen by itself; give a number, as in "
                 f"{name}=0.1"
             )
-        if not (schedules and isinstance(value, Decay)):
-            _within(record, (name,), lambda v: v > 0, "> 0 and finite")
+        _bound(record, name, lambda v: v > 0, "> 0 and finite")
 
 
 def not_negative(record: Any, *names: str) -> None:
-    """Each named field must be a finite number >= 0; it becomes a float."""
-    _within(record, names, lambda v: v >= 0, ">= 0 and finite")
+    """Each named field must be a finite number >= 0."""
+    for name in names:
+        _bound(record, name, lambda v: v >= 0, ">= 0 and finite")
 
 
 def share(record: Any, *names: str) -> None:
-    """Each named field must lie in [0, 1); it becomes a float."""
-    _within(record, names, lambda v: 0 <= v < 1, "in [0, 1)")
-
-
-def _within(
-    record: Any, names: tuple[str, ...], fits: Callable[[float], bool], bounds: str
-) -> None:
+    """Each named field must lie in [0, 1)."""
     for name in names:
-        value = number(name, getattr(record, name))
-        if not (fits(value) and isfinite(value) and abs(value) < HUGE):
-            raise InputError(
-                f"{name} must be {bounds}, got {name}={value:g}; leave it out for the default"
-            )
-        object.__setattr__(record, name, value)  # 1 and 1.0 are the same setting
+        _bound(record, name, lambda v: 0 <= v < 1, "in [0, 1)")
 
 
-def at_least(record: Any, name: str, bound: int, none: bool = False, most: int = MOST) -> None:
-    """A named field must be an integer from the bound to `most`; None only where the record allows
-    it."""
+def _bound(
+    record: Any,
+    name: str,
+    fits: Callable[[float], bool],
+    bounds: str,
+) -> None:
+    """A named field must be a number that fits; `bounds` says in words which do."""
+    value = number(name, getattr(record, name))
+    if not (fits(value) and isfinite(value) and abs(value) < HUGE):
+        raise InputError(
+            f"{name} must be {bounds}, got {name}={value:g}; leave it out for the default"
+        )
+    object.__setattr__(record, name, value)  # records are frozen
+
+
+def at_least(
+    record: Any,
+    name: str,
+    bound: int,
+    none: bool = False,
+    most: int = MOST,
+) -> None:
+    """A named field must be an integer from `bound` to `most`; None only where `none` allows it."""
     value = getattr(record, name)
-    if not (none and value is None):
-        object.__setattr__(record, name, integer(name, value, bound, most))
+    if none and value is None:
+        return
+    object.__setattr__(record, name, integer(name, value, bound, most))

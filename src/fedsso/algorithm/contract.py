@@ -1,15 +1,19 @@
 """What an algorithm is: a frozen record of hyper-parameters and the pure functions of one round.
 
-A round is a list of exchanges (phases), each
+A round is a list of exchanges between server and clients, called phases. Each of them is
 
-    message = broadcast(server)  ->  upload = client(f, message, own, local)  ->  server(state, mean upload, cohort)
+    message = broadcast(state)                      the server speaks
+    upload  = client(f, message, own, local)        every client works, and answers
+    state   = server(state, mean upload, cohort)    the server goes on
 
-where the mean is that of the decoded uploads, weighted with p_i over those who answered.
+The mean is that of the decoded uploads, weighted with the clients' weights p_i over those who
+answered.
 
-Engines own the loop, the weighted mean, the randomness, the devices and the wire. Algorithms only
-compute, for any number of clients and trials at once: server arrays are [trials, d], client arrays
-[clients, trials, d], hyper-parameters [trials, 1]. Read `algorithms/fedavg.py` next: it is the
-smallest complete example.
+Engines own the loop, the weighted mean, the randomness, the devices and the network. Algorithms
+only compute, for any number of clients and trials at once. A *trial* is one setting of a sweep, or
+one seed. Arrays of the server are [trials, d], those of clients [clients, trials, d],
+hyper-parameters [trials, 1]. `algorithms/first_order/fedavg.py` is the smallest complete example:
+read it next.
 """
 
 from __future__ import annotations
@@ -26,8 +30,11 @@ BLOW_UP = 1e3  # a loss this many times the first one is an explosion
 
 
 class Batch(NamedTuple):
-    """Rows of M clients. Weights are 0 on padding and sum to 1 over a client's rows of the batch
-    (over all batches of a full pass)."""
+    """Rows of M clients, padded to the same number B.
+
+    Weights are 0 on padding. They sum to 1 over a client's rows of the batch; in a full pass, which
+    comes in several batches, over all of these together.
+    """
 
     x: Tensor  # [M, B, *sample]
     y: Tensor  # [M, B], or [M, trials, B] where trials see targets of their own
@@ -36,12 +43,15 @@ class Batch(NamedTuple):
 
 
 class Objective(Protocol):
-    """The clients' loss f_i at their own points x [M, trials, d]."""
+    """The clients' losses f_i, each at points of its own: x [M, trials, d].
+
+    An engine makes it from the model and the loss, and hands it to the clients' functions.
+    """
 
     def value_and_grad(
         self, x: Tensor, batch: Batch, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """([M, trials], [M, trials, d]); the gradient is written into `out` where one is given."""
+        """Loss [M, trials] and gradient [M, trials, d], which is written into `out` if given."""
         ...
 
     def value(self, x: Tensor, batch: Batch) -> Tensor:
@@ -57,13 +67,18 @@ class Objective(Protocol):
         ...
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """An estimate of the Hessian's diagonal [M, trials, d], from targets drawn by uniform
-        numbers u [M, B]."""
+        """An estimate of the Hessian's diagonal, [M, trials, d].
+
+        It draws targets from the model's own distribution, by uniform numbers u [M, B].
+        """
         ...
 
 
 class Local(Protocol):
-    """What the clients of a cohort (or a chunk of it) hold in one exchange."""
+    """What M clients hold in one exchange: their rows, steps and random numbers.
+
+    The M clients are a cohort, or as many of a cohort as fit into memory.
+    """
 
     k: int  # the round, 1, 2, ...
     steps: int  # the most local steps that any of them takes
@@ -78,13 +93,17 @@ class Local(Protocol):
         ...
 
     def full(self) -> Iterator[Batch]:
-        """All training rows, piece by piece; each piece overwrites the one before, and a
-        mini-batch."""
+        """All training rows, piece by piece.
+
+        Each piece overwrites the one before, and the last mini-batch.
+        """
         ...
 
     def uniform(self, purpose: str, n: int) -> Tensor:
-        """[M, n] uniform draws in (0, 1), each client's own: a function of seed, purpose, client
-        and round."""
+        """Uniform draws in (0, 1), [M, n]: each client has its own.
+
+        They are a function of seed, purpose, client and round, so that a run can be repeated.
+        """
         ...
 
 
@@ -121,33 +140,36 @@ class Phase(NamedTuple):
 
     A tensor that a client has received earlier in the round need not be sent again: put the same
     object into the message, and it is neither counted nor, over a network, repeated.
+
+    `steps` turns the user's tau into the mini-batch steps of each client in this exchange: none by
+    default, `self.local_steps` for tau. `decode` turns an upload as it was sent (factors, indices)
+    into the tree that is averaged.
     """
 
     broadcast: Callable[[Any], Tree]
     client: Callable[[Any, Any, Any, Local], Reply]
     server: Callable[[Any, Any, Cohort], Any]
-    steps: Callable[[Tensor], Tensor] = (
-        none  # mini-batch steps of each client; `self.local_steps`: the user's tau
-    )
-    decode: Callable[[Tree], Tree] = (
-        as_sent  # an upload as sent (factors, indices) -> the tree that is averaged
-    )
+    steps: Callable[[Tensor], Tensor] = none
+    decode: Callable[[Tree], Tree] = as_sent
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search
 
 
 class Algorithm:
-    """Base of all records: one phase, no client state, the model is `server.x`."""
+    """Base of all records: one phase, no client state, the model is `server.x`.
 
-    needs_all: ClassVar[str] = (
-        ""  # what to use when not all clients answer; "" if the algorithm bears that
-    )
+    A subclass must give `server_init`, `client` and `server`. All else has a default.
+    """
+
+    needs_all: ClassVar[str] = ""  # if all clients must answer: which algorithm bears absence
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
     personal: ClassVar[bool] = False  # every client has a model of its own
 
     def asks(self) -> str:
-        """What it asks of the objective beyond gradients: "hvp" (second derivatives), "targets" or
-        nothing."""
+        """What it asks of the objective beyond gradients.
+
+        That is "hvp" (second derivatives), "targets" (draws from the model) or "".
+        """
         return ""
 
     def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
@@ -155,8 +177,11 @@ class Algorithm:
         return self
 
     def server_init(self, x: Tensor) -> Any:
-        """Server state from the initial model x [trials, d]; every leaf has the trials as its first
-        axis."""
+        """Server state from the initial model x [trials, d].
+
+        The state is a tree of tensors, each with the trials as its first axis. It is all that is
+        kept between rounds, and what checkpoints hold.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs server_init")
 
     def client_init(self, x: Tensor) -> Tree:  # noqa: ARG002
@@ -168,8 +193,10 @@ class Algorithm:
         return tau
 
     def model(self, server: Any, own: Any) -> Tensor:  # noqa: ARG002
-        """The model that is evaluated, [trials, d]; one for each client, [clients, trials, d], if
-        it is personal."""
+        """The model that is evaluated, [trials, d].
+
+        If `personal`, there is one for each client, [clients, trials, d].
+        """
         x: Tensor = server.x
         return x
 
@@ -178,7 +205,7 @@ class Algorithm:
         return server.x
 
     def client(self, f: Objective, message: Any, own: Any, local: Local) -> Reply:
-        """Work of the clients in one exchange."""
+        """Work of the clients in one exchange; `own` is what each has kept since its last one."""
         raise NotImplementedError(f"{type(self).__name__} needs client")
 
     def server(self, server: Any, mean: Any, cohort: Cohort) -> Any:
@@ -186,21 +213,25 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} needs server")
 
     def bears(self, server: Any) -> Scalar:  # noqa: ARG002
-        """How many times the first loss a round from this state may show; beyond, it has exploded.
-        One number or [trials]."""
+        """How many times the first loss a round from this state may show.
+
+        Beyond that it has exploded. One number, or [trials].
+        """
         return BLOW_UP
 
     def undo(self, server: Any) -> tuple[Any, Tensor] | None:  # noqa: ARG002
-        """Where a round from this state explodes: the state to go on from, and which trials can,
-        [trials] of booleans.
+        """What to do where a round from this state explodes.
 
-        None: no trial can. Who cannot has diverged.
+        Returns the state to go on from, and which trials can go on, [trials] of booleans; None if
+        no trial can. A trial that cannot has diverged.
         """
         return None
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:  # noqa: ARG002
-        """Columns of the trace that it knows: grad_norm, ys, overridden, skipped, radius, alpha;
-        each [trials]."""
+        """Columns of the trace that this algorithm knows, each [trials].
+
+        Usual names are grad_norm, ys, overridden, skipped, radius, gamma and alpha.
+        """
         return {}
 
     @property

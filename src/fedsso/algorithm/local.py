@@ -1,12 +1,17 @@
-"""Work that clients of several algorithms share: local SGD, full passes over their rows, conjugate
-gradients, Newton.
+"""Work that clients of several algorithms share.
 
-Points are [M, trials, d], or [trials, d] where all clients start from the server's model.
+    sgd                                   local SGD steps on mini-batches
+    gradient, value, hessian, curvature   full passes over all rows of the clients
+    cg, newton                            conjugate gradients, Newton's method
+    along, armijo                         a line search that takes one exchange
+
+Points are [M, trials, d] for M clients, or [trials, d] where all clients start from the server's
+model. Every client and every trial is computed on its own, all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,27 +24,34 @@ from .contract import Local, Objective
 Correction = Callable[[Tensor], Tensor]
 Product = Callable[[Tensor], Tensor]
 BACKTRACKING = tuple(0.5**j for j in range(10))  # 1, 1/2, ..., 2^-9
+ENOUGH = 0.1  # Armijo's c in Newton's method: the share of the promised decrease that is enough
+ROUNDING = 16  # losses that differ by so many units in the last place cannot choose a step
 
 
 def sgd(
-    f: Objective, x: Tensor, local: Local, alpha: Scalar, correction: Correction | None = None
+    f: Objective,
+    x: Tensor,
+    local: Local,
+    alpha: Scalar,
+    correction: Correction | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Local SGD from the global model x: the update x_tau - x [M, trials, d] and the mean
-    mini-batch loss [M, trials].
+    """Local SGD from the global model x [trials, d].
 
-    The difference is carried instead of the model: at alpha = 1e-4 a float32 model would drown its
-    own update in rounding. `correction` adds a term to every gradient, given the update so far.
-    Step j acts only on clients that still have a step to do.
+    Returns the update x_tau - x [M, trials, d] and the mean loss of the mini-batches [M, trials].
+    `correction` adds a term to every gradient, given the update so far. A client that has done all
+    its steps stays where it is.
+
+    The difference to x is carried, not the model: at alpha = 1e-4 a float32 model would lose its
+    own update to rounding.
     """
     delta = x.new_zeros(local.own_steps.shape[0], *x.shape[-2:])
-    point, grad = (
-        torch.empty_like(delta),
-        torch.empty_like(delta),
-    )  # fresh ones in each step cost page faults
+    point = torch.empty_like(delta)  # fresh tensors in each step would cost page faults
+    grad = torch.empty_like(delta)
     rate = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
     total = x.new_zeros(())
     for j in range(local.steps):
-        loss, g = f.value_and_grad(torch.add(x, delta, out=point), local.batch(j), out=grad)
+        torch.add(x, delta, out=point)
+        loss, g = f.value_and_grad(point, local.batch(j), out=grad)
         if correction is not None:
             g = g + correction(delta)
         active = local.active(j)
@@ -48,29 +60,45 @@ def sgd(
     return delta, total / local.own_steps[..., 0]
 
 
-# ---- full passes over the clients' rows ----
+# ---- full passes over the clients' rows, piece by piece ----
 
 
 def at_clients(x: Tensor, local: Local) -> Tensor:
-    """The server's model x [trials, d] as the same point at every client."""
+    """The server's model x [trials, d] as the same point at every client, [M, trials, d]."""
     return x.expand(local.own_steps.shape[0], *x.shape[-2:])
 
 
-def gradient(f: Objective, x: Tensor, local: Local) -> tuple[Tensor, Tensor]:
+def gradient(
+    f: Objective,
+    x: Tensor,
+    local: Local,
+) -> tuple[Tensor, Tensor]:
     """f_i(x) [M, trials] and its gradient [M, trials, d]."""
     x = at_clients(x, local)
-    parts = [f.value_and_grad(x, piece) for piece in local.full()]
-    return sum((v for v, _ in parts[1:]), parts[0][0]), sum((g for _, g in parts[1:]), parts[0][1])
+    values = []
+    gradients = []
+    for piece in local.full():
+        v, g = f.value_and_grad(x, piece)
+        values.append(v)
+        gradients.append(g)
+    return _sum(values), _sum(gradients)
 
 
-def value(f: Objective, x: Tensor, local: Local) -> Tensor:
+def value(
+    f: Objective,
+    x: Tensor,
+    local: Local,
+) -> Tensor:
     """f_i(x) [M, trials]."""
     x = at_clients(x, local)
-    parts = [f.value(x, piece) for piece in local.full()]
-    return sum(parts[1:], parts[0])
+    return _sum(f.value(x, piece) for piece in local.full())
 
 
-def hessian(f: Objective, x: Tensor, local: Local) -> Tensor:
+def hessian(
+    f: Objective,
+    x: Tensor,
+    local: Local,
+) -> Tensor:
     """The Hessian of f_i at x, [M, trials, d, d]."""
     x = at_clients(x, local)
     pieces = local.full()
@@ -80,27 +108,43 @@ def hessian(f: Objective, x: Tensor, local: Local) -> Tensor:
     return total
 
 
-def curvature(f: Objective, x: Tensor, local: Local) -> Product:
+def curvature(
+    f: Objective,
+    x: Tensor,
+    local: Local,
+) -> Product:
     """The function v -> (Hessian of f_i at x) v."""
     x = at_clients(x, local)
 
     def product(v: Tensor) -> Tensor:
-        parts = [f.hvp(x, v, piece) for piece in local.full()]
-        return sum(parts[1:], parts[0])
+        return _sum(f.hvp(x, v, piece) for piece in local.full())
 
     return product
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of one tensor or more, in order."""
+    first, *others = parts
+    return sum(others, first)
 
 
 # ---- solvers ----
 
 
-def cg(product: Product, b: Tensor, steps: int, tol: float) -> Tensor:
-    """Conjugate gradients for A z = b from z = 0, each client and trial on its own.
+def cg(
+    product: Product,
+    b: Tensor,
+    steps: int,
+    tol: float,
+) -> Tensor:
+    """Conjugate gradients for A z = b from z = 0, given v -> A v.
 
-    One ends when its residual has shrunk to `tol` times its first length, or where v^T A v <= 0:
-    then with the point before, or b itself in the first step.
+    A client ends when its residual has shrunk to `tol` times its first length, or where it finds a
+    direction v with v^T A v <= 0. Then it keeps the point before; in the first step, b itself.
     """
-    z, r, v = torch.zeros_like(b), b, b
+    z = torch.zeros_like(b)
+    r = b
+    v = b
     rr = first = dot(r, r)
     for j in range(steps):
         Av = product(v)
@@ -126,12 +170,17 @@ class Solver(NamedTuple):
 
 
 def newton(
-    f: Objective, x: Tensor, local: Local, solver: Solver, tilt: Tensor | None, mu: Scalar
+    f: Objective,
+    x: Tensor,
+    local: Local,
+    solver: Solver,
+    tilt: Tensor | None,
+    mu: Scalar,
 ) -> Tensor:
-    """Minimise f_i(y) + <tilt, y - x> + mu/2 |y - x|^2 by Newton's method; the update y - x [M,
-    trials, d].
+    """Minimise f_i(y) + <tilt, y - x> + mu/2 |y - x|^2 by Newton's method.
 
-    Each step is the largest of 1, 1/2, ..., 2^-9 that lowers the client's own objective enough.
+    Returns the update y - x [M, trials, d]. Each step is the largest of 1, 1/2, ..., 2^-9 that
+    lowers the client's own objective enough.
     """
     x = at_clients(x, local)
     delta = torch.zeros_like(x)
@@ -141,45 +190,70 @@ def newton(
         return loss.unsqueeze(-1).double() + dot(shift, delta) + mu * dot(delta, delta) / 2
 
     for _ in range(solver.newton):
-        loss, g = gradient(f, x + delta, local)
+        y = x + delta
+        loss, g = gradient(f, y, local)
         g = g + shift + mu * delta
-        H = curvature(f, x + delta, local)
-        p = cg(lambda v, H=H: H(v) + mu * v, -g, solver.cg, solver.tol)  # type: ignore[misc]
-        losses = zip(along(f, x + delta, p, local).unbind(-1), BACKTRACKING, strict=True)
-        tried = torch.cat([total(loss_t, delta + t * p) for loss_t, t in losses], -1)
-        t = armijo(tried.to(x.dtype), total(loss, delta), dot(g, p), 0.1)
+        damped = _damped(curvature(f, y, local), mu)
+        p = cg(damped, -g, solver.cg, solver.tol)
+        losses = along(f, y, p, local).unbind(-1)
+        tried = []
+        for step, loss_there in zip(BACKTRACKING, losses, strict=True):
+            tried.append(total(loss_there, delta + step * p))
+        totals = torch.cat(tried, -1).to(x.dtype)
+        t = armijo(totals, total(loss, delta), dot(g, p), ENOUGH)
         delta = delta + t.to(x.dtype) * p
     return delta
 
 
-# ---- line search: the steps are fixed, so it is one exchange ----
+def _damped(H: Product, mu: Scalar) -> Product:
+    """The function v -> (H + mu I) v."""
+
+    def product(v: Tensor) -> Tensor:
+        return H(v) + mu * v
+
+    return product
 
 
-def along(f: Objective, x: Tensor, p: Tensor, local: Local) -> Tensor:
-    """f_i(x + t p) at the ten steps t, [M, trials, 10]."""
-    x, p = at_clients(x, local), at_clients(p, local)
-    parts = [
-        torch.stack([f.value(x + t * p, piece) for t in BACKTRACKING], -1) for piece in local.full()
-    ]
-    return sum(parts[1:], parts[0])
+# ---- line search: the steps are fixed, so that it takes one exchange ----
 
 
-def armijo(losses: Tensor, f0: Tensor, slope: Tensor, c: float, last: Scalar = 1.0) -> Tensor:
-    """The largest of the ten steps with f(x + t p) <= f(x) + c t g^T p; where none has, the one of
-    the lowest loss if that is below f(x), else 0.
+def along(
+    f: Objective,
+    x: Tensor,
+    p: Tensor,
+    local: Local,
+) -> Tensor:
+    """f_i(x + t p) at the ten steps t = 1, 1/2, ..., 2^-9, [M, trials, 10]."""
+    x = at_clients(x, local)
+    p = at_clients(p, local)
+    parts = []
+    for piece in local.full():
+        losses = [f.value(x + t * p, piece) for t in BACKTRACKING]
+        parts.append(torch.stack(losses, -1))
+    return _sum(parts)
 
-    losses [..., 10], f0, slope and last [..., 1]; the step [..., 1] in float64. Near a minimum,
-    where the losses differ by their rounding alone, they cannot choose: then `last`, the step of
-    the round before, is taken.
+
+def armijo(
+    losses: Tensor,
+    f0: Tensor,
+    slope: Tensor,
+    c: float,
+    last: Scalar = 1.0,
+) -> Tensor:
+    """The largest of the ten steps t that lowers f enough: f(x + t p) <= f(x) + c t g^T p.
+
+    Where none does, it is the step of the lowest loss if that is below f(x), else 0.
+
+    `losses` [..., 10] are f at the ten steps; f0 = f(x), slope = g^T p and last are [..., 1]. The
+    step is [..., 1] in float64. Near a minimum, where the losses differ by rounding alone, they
+    cannot choose: then `last`, the step of the round before, is taken.
     """
     t = torch.tensor(BACKTRACKING, dtype=torch.float64, device=losses.device)
     fits = losses <= f0 + c * t * slope.clamp(max=0)  # where p leads uphill, f must not rise
     best, where = losses.nan_to_num(torch.inf).min(-1, keepdim=True)
+    fallback = torch.where(best < f0, t[where], 0.0)
     first = fits.to(torch.uint8).argmax(-1, keepdim=True)
-    chosen = torch.where(
-        fits.any(-1, keepdim=True), t[first], torch.where(best < f0, t[where], 0.0)
-    )
-    blind = (losses - f0).abs().amax(-1, keepdim=True) <= 16 * torch.finfo(
-        losses.dtype
-    ).eps * f0.abs()
+    chosen = torch.where(fits.any(-1, keepdim=True), t[first], fallback)
+    rounding = ROUNDING * torch.finfo(losses.dtype).eps * f0.abs()
+    blind = (losses - f0).abs().amax(-1, keepdim=True) <= rounding
     return torch.where(blind, last, chosen)

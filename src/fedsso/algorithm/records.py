@@ -1,15 +1,25 @@
-"""Records of hyper-parameters, and how several of them become one sweep.
+"""Records of hyper-parameters, and how several records become one sweep.
 
-A *record* is a frozen dataclass made by ``@hyper``. Its fields annotated ``Scalar`` or ``Step`` may
-differ between the trials of a sweep; all others (a name, a window length) are static: trials that
-differ there are run apart.
+A *record* is a frozen dataclass made by ``@hyper``, such as ``FedAvg(alpha=0.1)``. Its fields are
+of two kinds.
+
+Swept fields may differ between the trials of a sweep: a step size, a weight. Records that differ in
+these alone are stacked into one record whose swept fields are tensors [trials, 1], and all trials
+run at once. Static fields are the same in all trials that run at once: a name, a window length.
+Trials that differ there are run one after the other.
+
+A field is swept if its type admits a tensor, as ``Scalar`` and ``Step`` do. Its author can also say
+so: ``param(default=0.1, doc="...", swept=True)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, dataclass_transform, get_args
+from functools import cache, wraps
+from inspect import signature as parameters_of
+from types import UnionType
+from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -17,26 +27,93 @@ from torch import Tensor
 from ..errors import InputError, unknown
 
 R = TypeVar("R")
+CLIENT_STEP = ("lr", "learning_rate", "eta_l", "local_lr", "client_lr", "step")
+SERVER_STEP = ("server_lr", "global_lr")
+OTHER_NAMES = {  # what papers and frameworks call a field -> what it may be called here
+    **dict.fromkeys(CLIENT_STEP, ("alpha",)),
+    **dict.fromkeys(SERVER_STEP, ("eta",)),
+    "momentum": ("beta", "beta1"),
+}
 
 
-SWEPT = ("Scalar", "Step", "Step | Auto")
+# ---- making a record ----
 
 
-def param(*, default: Any, doc: str) -> Any:
-    """A record's field with a default and one line that names the paper's symbol."""
-    return field(default=default, metadata={"doc": doc})
+def param(
+    *,
+    default: Any,
+    doc: str,
+    swept: bool | None = None,
+) -> Any:
+    """A record's field, with its default and one line of documentation.
+
+    The line should name the paper's symbol. `swept` says whether the trials of a sweep may differ
+    in this field; without it the field's type decides.
+    """
+    return field(default=default, metadata={"doc": doc, "swept": swept})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, param))
 def hyper(cls: type[R]) -> type[R]:
-    """Make a class a frozen record whose ``Scalar`` and ``Step`` fields can be stacked over trials."""
-    return dataclass(frozen=True)(cls)
+    """Make a class a record: a frozen dataclass whose swept fields can be stacked over trials.
+
+    A name that is not a field is refused by an error that tells the right one.
+    """
+    has_own = "__init__" in vars(cls)
+    record = dataclass(frozen=True)(cls)
+    if not has_own:
+        record.__init__ = _checked(record.__init__)  # type: ignore[method-assign]
+    return record
 
 
-def swept(record: Any) -> list[str]:
-    """Names of the fields that may differ between stacked trials: by the text of their type, or the
-    type itself."""
-    return [f.name for f in fields(record) if f.type in SWEPT or Tensor in get_args(f.type)]
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that refuses unknown names before it does its work."""
+    _, *names = parameters_of(init).parameters
+
+    @wraps(init)
+    def __init__(
+        self: Any,
+        *args: Any,
+        **values: Any,
+    ) -> None:
+        _check_names(type(self), values, names)
+        init(self, *args, **values)
+
+    return __init__
+
+
+def _check_names(
+    cls: type,
+    given: Iterable[str],
+    known: Sequence[str],
+) -> None:
+    """Raise InputError for a name that the record does not have."""
+    for name in given:
+        if name not in known:
+            raise _wrong_name(f"field of {cls.__name__}", name, known)
+
+
+def _wrong_name(
+    kind: str,
+    name: str,
+    known: Sequence[str],
+) -> InputError:
+    """The error for a wrong name: it tells the name used here, or else the nearest one."""
+    for other in OTHER_NAMES.get(name, ()):
+        if other in known:
+            hint = f"here it is called {other!r}"
+            listed = ", ".join(sorted(known))
+            return InputError(f"unknown {kind} {name!r}; {hint}. Known: {listed}.")
+    return unknown(kind, name, known)
+
+
+def build(cls: type[R], values: dict[str, Any]) -> R:
+    """A record from keyword values, with a clear error for a name it does not have."""
+    _check_names(cls, values, [f.name for f in fields_of(cls)])
+    return cls(**values)
+
+
+# ---- looking at a record ----
 
 
 def fields_of(cls: Any) -> tuple[Field[Any], ...]:
@@ -44,44 +121,89 @@ def fields_of(cls: Any) -> tuple[Field[Any], ...]:
     return fields(cls)
 
 
-def build(cls: type[R], values: dict[str, Any]) -> R:
-    """A record from keyword values, with a clear error for a name it does not have."""
-    names = [f.name for f in fields_of(cls)]
-    for name in values:
-        if name not in names:
-            raise unknown(f"field of {cls.__name__}", name, names)
-    return cls(**values)
-
-
 def to_dict(record: Any) -> dict[str, Any]:
     """A record's fields as plain values; nested records (schedules) become nested dictionaries."""
-    values = {f.name: getattr(record, f.name) for f in fields(record)}
-    return {k: to_dict(v) if is_dataclass(v) else v for k, v in values.items()}
+    values = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        values[f.name] = to_dict(value) if is_dataclass(value) else value
+    return values
 
 
 def changed(record: Any) -> dict[str, Any]:
     """The fields that differ from their defaults: the short way to name a record."""
-    defaults = {f.name: f.default for f in fields(record) if f.default is not MISSING}
-    return {k: v for k, v in to_dict(record).items() if k not in defaults or defaults[k] != v}
+    values = to_dict(record)
+    for f in fields(record):
+        if f.default is not MISSING and f.default == values[f.name]:
+            del values[f.name]
+    return values
+
+
+def swept(record: Any) -> tuple[str, ...]:
+    """Names of the fields that may differ between stacked trials."""
+    cls: Any = type(record)
+    return _swept_of(cls)
+
+
+@cache
+def _swept_of(cls: Any) -> tuple[str, ...]:
+    """The swept fields of a class: those that say so, else those whose type admits a tensor."""
+    names = []
+    types: dict[str, Any] | None = None
+    for f in fields(cls):
+        choice = f.metadata.get("swept")
+        if choice is None:
+            types = types or _types_of(cls)
+            choice = _admits_tensor(types[f.name])
+        if choice:
+            names.append(f.name)
+    return tuple(names)
+
+
+def _types_of(cls: Any) -> dict[str, Any]:
+    """The types of a class's fields, whether they are written as text or not."""
+    try:
+        return get_type_hints(cls)
+    except NameError as error:
+        raise InputError(
+            f"the types of {cls.__name__}'s fields cannot be read ({error}), so nobody knows which "
+            "of them a sweep may vary; import that name at run time, or give every field "
+            "param(..., swept=True) or swept=False"
+        ) from error
+
+
+def _admits_tensor(hint: Any) -> bool:
+    """Whether a value of this type can be a tensor."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_admits_tensor(part) for part in get_args(hint))
+    return hint is Tensor
+
+
+# ---- a sweep ----
 
 
 def signature(record: Any) -> tuple[Any, ...]:
-    """What must be equal for records to be stacked: their type, static fields and the types of
-    swept ones."""
-    free = set(swept(record))
+    """What must be equal for records to be stacked, as one hashable value.
+
+    That is their type, their static fields, and for each swept field whether it holds a number, a
+    schedule or a word such as "auto".
+    """
+    free = swept(record)
     parts: list[Any] = [type(record)]
     for f in fields(record):
         value = getattr(record, f.name)
-        if f.name not in free:
-            parts.append(value)
-        elif is_dataclass(value):
+        if is_dataclass(value) and f.name in free:
             parts.append(signature(value))
-        elif isinstance(value, str):
+        elif f.name not in free or not _is_number(value):
             parts.append(value)
     return tuple(parts)
 
 
-def stack(records: Sequence[R], dtype: torch.dtype, device: torch.device) -> R:
+def stack(
+    records: Sequence[R],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> R:
     """One record whose swept fields are tensors [trials, 1]: a grid of records *is* the sweep."""
     if len({signature(r) for r in records}) != 1:
         raise InputError("only records of one type with equal static fields can be stacked")
@@ -91,9 +213,14 @@ def stack(records: Sequence[R], dtype: torch.dtype, device: torch.device) -> R:
         column = [getattr(r, name) for r in records]
         if is_dataclass(column[0]):
             values[name] = stack(column, dtype, device)
-        elif not isinstance(column[0], str):
+        elif _is_number(column[0]):
             values[name] = torch.tensor(column, dtype=dtype, device=device).reshape(-1, 1)
     stacked: R = object.__new__(type(first))
     for name, value in values.items():
-        object.__setattr__(stacked, name, value)  # validated one by one already
+        object.__setattr__(stacked, name, value)  # each record was checked when it was made
     return stacked
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a swept field holds a number, not a word such as "auto" or nothing."""
+    return not (value is None or isinstance(value, str))

@@ -1,28 +1,31 @@
 """Step sizes as data: constant, or the two schedules of the paper's theorems.
 
-    Theorem 2.1 (strongly convex)   eta_k = beta / (k + gamma),          alpha_k proportional to eta_k
-    Theorem 3.1 (non-convex)        alpha_k = 1 / (2 sqrt(6) tau L k),   eta_k = 1 / sqrt(k)
+    Theorem 2.1 (strongly convex)   eta_k = beta / (k + gamma),         alpha_k prop. to eta_k
+    Theorem 3.1 (non-convex)        alpha_k = 1 / (2 sqrt(6) tau L k),  eta_k = 1 / sqrt(k)
 
-The constants printed in Theorem 2.1 make its own condition beta u > 1 fail (u = kappa mu^2 / (N
-L)); the corrected ones are the default. In Theorem 3.1 the printed alpha_1 makes the bound's
-denominator vanish, so k + 1 replaces k. `printed=True` gives the paper's text.
+The constants printed in Theorem 2.1 make its own condition beta u > 1 fail, where
+u = kappa mu^2 / (N L); corrected ones are the default. In Theorem 3.1 the printed alpha_1 makes the
+denominator of the bound vanish, so k + 1 replaces k. `printed=True` gives the paper's text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from math import isfinite, nan, sqrt
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ..errors import InputError, number, unknown
 from ..support.trees import Scalar
-from .records import hyper, param
+from .records import fields_of, hyper, param
 
 
 @hyper
 class Decay:
-    """scale / (k + shift)^power in round k = 1, 2, ..."""
+    """A step size that falls with the rounds: scale / (k + shift)^power in round k = 1, 2, ...
+
+    >>> Decay(scale=0.5, shift=1.0)(4)
+    0.1
+    """
 
     scale: Scalar = param(default=1.0, doc="numerator")
     shift: Scalar = param(default=0.0, doc="added to the round")
@@ -31,23 +34,28 @@ class Decay:
     )
 
     def __post_init__(self) -> None:
+        finite = True
         for name in ("scale", "shift", "power"):
-            object.__setattr__(self, name, number(name, getattr(self, name)))
-        if not (self.scale > 0 and self.shift > -1) or not all(
-            isfinite(v) for v in (self.scale, self.shift, self.power)
-        ):
+            value = number(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+            finite = finite and isfinite(value)
+        if not (finite and self.scale > 0 and self.shift > -1):
             raise InputError(
                 f"a decay needs finite scale > 0 and shift > -1, got {self.scale}, {self.shift}, "
                 f"{self.power}"
             )
 
     def __call__(self, k: int) -> Scalar:
+        """The step size of round k."""
         return self.scale / (k + self.shift) ** self.power
 
 
 def decay_of(name: str, table: Mapping[str, Any]) -> Decay:
-    """The schedule that a table of its fields tells."""
-    known = [field.name for field in fields(cast(Any, Decay))]
+    """The schedule that a table of its fields describes, as a settings file holds it.
+
+    `name` is the field that it is for, such as "alpha"; errors name it.
+    """
+    known = [field.name for field in fields_of(Decay)]
     for key in table:
         if key not in known:
             raise unknown(f"key of {name}, a schedule", key, known)
@@ -65,7 +73,9 @@ def at(step: Step | Auto, k: int, chosen: Scalar = nan) -> Scalar:
     """The step size of round k; for "auto" the one that was chosen."""
     if isinstance(step, str):
         return chosen
-    return step(k) if isinstance(step, Decay) else step
+    if isinstance(step, Decay):
+        return step(k)
+    return step
 
 
 def theorem_2(
@@ -78,26 +88,37 @@ def theorem_2(
     kappa_bar: float,
     printed: bool = False,
 ) -> tuple[Decay, Decay]:
-    """(alpha, eta) of Theorem 2.1 for an L-smooth, mu-convex f; kappa, kappa_bar bound the
-    eigenvalues of B^-1."""
-    _positive(L=L, mu=mu, tau=tau, clients=clients, kappa=kappa, kappa_bar=kappa_bar)
+    """(alpha, eta) of Theorem 2.1, for an f that is L-smooth and mu-strongly convex.
+
+    kappa and kappa_bar are the lower and upper bound of the eigenvalues of B^-1.
+    """
+    _check_positive(L=L, mu=mu, tau=tau, clients=clients, kappa=kappa, kappa_bar=kappa_bar)
     ratio = L * kappa_bar**2 / (mu * tau * kappa)  # alpha_k = ratio * eta_k
     if printed:
-        beta, gamma = 2 / mu, max(2 * kappa * mu / (clients * L), 2 * L / mu)
+        beta = 2 / mu
+        gamma = max(2 * kappa * mu / (clients * L), 2 * L / mu)
     else:
         beta = 2 * clients * L / (kappa * mu**2)
         gamma = max(beta * kappa * mu**2 / (clients * L), beta * L * ratio)
     return Decay(beta * ratio, gamma), Decay(beta, gamma)
 
 
-def theorem_3(*, L: float, tau: int, printed: bool = False) -> tuple[Decay, Decay]:
-    """(alpha, eta) of Theorem 3.1 for an L-smooth f."""
-    _positive(L=L, tau=tau)
+def theorem_3(
+    *,
+    L: float,
+    tau: int,
+    printed: bool = False,
+) -> tuple[Decay, Decay]:
+    """(alpha, eta) of Theorem 3.1, for an f that is L-smooth."""
+    _check_positive(L=L, tau=tau)
     shift = 0.0 if printed else 1.0
-    return Decay(1 / (2 * sqrt(6) * tau * L), shift), Decay(1.0, shift, 0.5)
+    alpha = Decay(1 / (2 * sqrt(6) * tau * L), shift)
+    eta = Decay(1.0, shift, 0.5)
+    return alpha, eta
 
 
-def _positive(**values: float) -> None:
+def _check_positive(**values: float) -> None:
+    """Refuse a constant that is not a positive number."""
     for name, value in values.items():
         if not number(name, value) > 0:
             raise InputError(f"{name} must be > 0, got {name}={value!r}")

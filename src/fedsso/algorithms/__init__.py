@@ -1,7 +1,10 @@
 """All algorithms.
 
-A line in ALGORITHMS makes one exist in the command line, the sweeps, the tests and the docs; its
-name in __all__ puts it beside `fedsso.FedSSO`.
+A line in ALGORITHMS makes an algorithm known to the command line, the sweeps, the tests and the
+documentation. Its name in __all__ puts it beside `fedsso.FedSSO`.
+
+`first_order` and `second_order` hold one paper in each file. `fedsso.py` is the paper that this
+package is about; `trust_region.py` and `client_step.py` are parts of it that go beyond the paper.
 """
 
 from __future__ import annotations
@@ -96,11 +99,16 @@ __all__ = [
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The registry name of a record; a user's own class goes by its class name, unless that is
-    taken."""
-    names = {cls: name for name, cls in ALGORITHMS.items()}
+    """The registry name of a record.
+
+    A user's own class goes by its class name in small letters, with "own-" before it where that
+    name is taken.
+    """
+    for name, cls in ALGORITHMS.items():
+        if type(algorithm) is cls:
+            return name
     own = type(algorithm).__name__.lower()
-    return names.get(type(algorithm), f"own-{own}" if own in ALGORITHMS else own)
+    return f"own-{own}" if own in ALGORITHMS else own
 
 
 def make(name: str, values: dict[str, Any] | None = None) -> Algorithm:

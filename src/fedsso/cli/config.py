@@ -16,7 +16,7 @@ from functools import cache, reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, create_model
 from torch import Tensor
@@ -26,10 +26,9 @@ from ..algorithm.schedule import Decay
 from ..algorithms import ALGORITHMS, make
 from ..data import PARTITIONS, Federation, datasets
 from ..data.synthetic import KINDS
-from ..engine.metrics import METRICS
+from ..engine.settings import Settings, options
 from ..errors import InputError, unknown
 from ..experiment.grids import grid, tried
-from ..experiment.settings import DEFAULTS, DTYPES
 from ..models import MODELS
 from ..report.page import check_targets
 from ..support.intake import read_bytes, read_toml, user_path
@@ -46,12 +45,6 @@ class Table(BaseModel):
     def given(self) -> dict[str, Any]:
         """What was set, without defaults."""
         return self.model_dump(exclude_unset=True)
-
-
-def _run(name: str, doc: str) -> Any:
-    """A run option with the default that the Python interface has."""
-    default = DEFAULTS[name]
-    return Field(list(default) if isinstance(default, tuple) else default, description=doc)
 
 
 class Data(Table):
@@ -88,47 +81,19 @@ class Data(Table):
     )
 
 
-class Base(Table):
-    """The keys at the top of the file."""
+class Head(Table):
+    """The keys at the top of the file that are no run options."""
 
     model: str = Field("mclr", description=", ".join(MODELS))
     algorithm: str = Field("fedsso", description="`fedsso algorithms` shows them")
     algorithms: list[str] = Field(
         ["fedsso", "fedavg", "fedsgd"], description="names with commas between, or all"
     )
-    rounds: int = _run("rounds", "communication rounds")
-    local_steps: int = _run("local_steps", "local steps τ of a client in a round")
-    local_epochs: int | None = _run(
-        "local_epochs", "passes over the client's rows, instead of --local-steps"
-    )
-    batch_size: int | Literal["full"] = _run(
-        "batch_size", "rows of a mini-batch; full: all the client has"
-    )
-    participation: float = _run("participation", "share of the clients chosen in a round")
-    drop_rate: float = _run("drop_rate", "probability that a chosen client never answers")
-    stragglers: float = _run("stragglers", "share of clients that do only some of their steps")
-    seed: int | list[int] = Field(
-        DEFAULTS["seed"],
-        validation_alias=AliasChoices("seed", "seeds"),
-        description="seed of all but the partition; several with commas between: one run each",
-    )
-    eval_every: int = _run("eval_every", "rounds between evaluations")
-    eval_train: bool = _run("eval_train", "also evaluate the loss on all training rows")
-    init: str | None = _run(
-        "init", "zero, default or a safetensors file; left out: the model's own start"
-    )
-    loss: str | None = _run("loss", "cross_entropy, mse or bce; left out: by the targets")
-    metrics: list[str] = _run("metrics", f"of the test rows: {', '.join(METRICS)}")
-    stop_at: float | None = _run("stop_at", "stop when the test accuracy reaches this")
-    dtype: str = _run("dtype", " or ".join(DTYPES))
-    device: str = _run("device", "auto, cpu or cuda")
-    engine: str = _run("engine", "auto, stacked or loop")
-    compress: str | None = _run(
-        "compress", "of the uploads, with error feedback: topk:SHARE, int8, rank:R or none"
-    )
-    l2: float = _run(
-        "l2", "strength of the penalty l2/2 |x|^2 on all parameters, in every client's loss"
-    )
+
+
+class Base(Head):
+    """The keys at the top of a file for `run` and `compare`; run options are added to it."""
+
     targets: list[float] | None = Field(
         None, description="accuracies of the table; left out: four that suit"
     )
@@ -141,24 +106,31 @@ class Base(Table):
 
     @property
     def seeds(self) -> list[int]:
-        if self.seed == []:
+        """The seeds that were asked for, at least one and all different."""
+        seed = self.run_options()["seed"]
+        if seed == []:
             raise InputError("seed must list at least one number, got []")
-        several = self.seed if isinstance(self.seed, list) else [self.seed]
+        several = seed if isinstance(seed, list) else [seed]
         if len(set(several)) < len(several):
             raise InputError(f"seeds must be different, got {', '.join(map(str, several))}")
         return several
 
-    @property
-    def options(self) -> dict[str, Any]:
+    def run_options(self) -> dict[str, Any]:
+        """All run options, with their defaults."""
+        return {one.name: getattr(self, one.name) for one in options()}
+
+    def given_options(self) -> dict[str, Any]:
         """The run options that were set, as `simulate` takes them, but the seed."""
-        chosen = {k: v for k, v in self.given().items() if k in DEFAULTS and k != "seed"}
+        names = [one.name for one in options() if one.name != "seed"]
+        given = self.given()
+        chosen = {name: given[name] for name in names if name in given}
         if chosen.get("batch_size") == "full":
             chosen["batch_size"] = None
         return chosen
 
 
 class Sweep(Base):
-    """The keys at the top of a file for a sweep, in whose tables a field may list several values."""
+    """The keys at the top of a file for a sweep; in its tables a field may list several values."""
 
     target: float | None = Field(
         None,
@@ -166,11 +138,26 @@ class Sweep(Base):
     )
     select: str = Field(
         "test",
-        description="rows to choose settings by: test, or val, a quarter of each client's training rows",
+        description="rows to choose settings by: test, or val, a quarter of each client's training "
+        "rows",
     )
 
 
-SELECT = ("test", "val")
+def run_fields() -> dict[str, Any]:
+    """The run options as fields of the file's model, from their one declaration."""
+    made: dict[str, Any] = {}
+    for one in options():
+        default = list(one.default) if isinstance(one.default, tuple) else one.default
+        more: dict[str, Any] = {}
+        doc = one.doc[0].lower() + one.doc[1:] if one.doc[:2].istitle() else one.doc
+        doc = doc.rstrip(".")
+        if one.name == "seed":
+            more["validation_alias"] = AliasChoices("seed", "seeds")
+            doc += "; several with commas between: one run each"
+        if one.choices:
+            doc += f": {', '.join(one.choices)}"
+        made[one.name] = (one.in_files, Field(default, description=doc, **more))
+    return made
 
 
 # ---- tables that registries define ----
@@ -240,7 +227,7 @@ def model(base: type[Base]) -> type[Base]:
         "data": (data, Field(default_factory=data)),
         "record": (dict[str, Any] | None, None),
     }
-    return create_model("Settings", __base__=base, **rest, **hyper)
+    return create_model("Settings", __base__=base, **run_fields(), **rest, **hyper)
 
 
 # ---- file and command line ----
@@ -349,12 +336,14 @@ def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effective(
-    chosen: Any, fed: Federation, full: Mapping[str, Any], made: Mapping[str, Sequence[Algorithm]]
+    chosen: Any, fed: Federation, full: Settings, made: Mapping[str, Sequence[Algorithm]]
 ) -> dict[str, Any]:
-    """Settings with their defaults as a table that `read` takes; where the results go is not among
-    them."""
+    """Settings with their defaults as a table that `read` takes.
+
+    Where the results go is not among them.
+    """
     plain = {
-        **full,
+        **full.values(),
         "seed": chosen.seed,
         "targets": chosen.targets,
         "checkpoint_every": chosen.checkpoint_every,

@@ -54,12 +54,15 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data.sources import FOLDER
 from ..errors import InputError, unknown
-from ..experiment import execute as experiment
+from ..experiment.calls import load_runs, run_planned
+from ..experiment.calls import resume as resume_runs
 from ..experiment.costs import costs as measure_costs
-from ..experiment.results import SPEC, Runs, is_done, load_runs, run_folders
+from ..experiment.plan import below, complete_plan, folder_of
+from ..experiment.results import Results
+from ..experiment.run import SPEC, is_done, run_folders
 from ..experiment.spec import Spec
+from ..experiment.sweep import SETTINGS
 from ..models import MODELS
-from ..report.sources import SETTINGS
 from ..support.lock import Lock
 from ..support.stopping import listen, unwind
 from ..version import __version__
@@ -111,7 +114,7 @@ app.add_typer(cli_paper.app, name="paper")
 # ---- the commands ----
 
 
-def _draw(runs: Runs, settings: Any) -> None:
+def _draw(runs: Results, settings: Any) -> None:
     if settings.out is not None:
         runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
 
@@ -139,23 +142,15 @@ def run(
     set_logging(verbose)
     made = plan(ctx, config, "algorithm")
     begin(made, save_config, OF_RUNS)
-    settings, seeds = made.settings, made.settings.seeds
-    many = (
-        {"seeds": seeds}
-        if len(seeds) > 1
-        else {"seed": seeds[0], "checkpoint_every": settings.checkpoint_every}
-    )
-    (record,) = made.records
+    settings = made.settings
+    root = folder_of(settings.out)
+    if len(made.planned) > 1:
+        planned = below(made.planned, root)
+    else:
+        planned = [run._replace(folder=root) for run in made.planned]
     with watching(resuming(settings.out), live, tensorboard) as watch:
-        done = experiment.simulate(
-            made.fed,
-            settings.model,
-            record,
-            out=settings.out,
-            progress=watch,
-            **cast(Any, {**made.options, **many}),
-        )
-    runs = done if isinstance(done, Runs) else Runs([done])
+        every = settings.checkpoint_every
+        runs = run_planned(planned, root, watch, every, fresh=len(planned) == 1)
     _draw(runs, settings)
     show(runs, settings.targets, settings.out, as_json, {})
     judge(runs.curves(), targets_of(settings))
@@ -186,8 +181,8 @@ def compare(
     begin(made, save_config, OF_RUNS)
     settings = made.settings
     with watching(resuming(settings.out), live, tensorboard) as watch:
-        common = {"seeds": settings.seeds, "out": settings.out, "progress": watch}
-        runs = experiment.compare(made.fed, settings.model, made.records, **common, **made.options)
+        root = folder_of(settings.out)
+        runs = run_planned(below(made.planned, root), root, watch)
     _draw(runs, settings)
     show(runs, settings.targets, settings.out, as_json, made.left_out)
     judge(runs.curves(), targets_of(settings))
@@ -224,7 +219,7 @@ def resume(
         _draw_missing(runs, folder / PICTURE)
     else:
         with watching(resuming(folder), live, tensorboard) as watch:
-            runs = experiment.resume(folder, progress=watch)
+            runs = resume_runs(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})
     judge(runs.curves(), ())
@@ -239,11 +234,11 @@ def _runs_below(folder: Path) -> list[Path]:
     if (folder / SETTINGS).is_file():
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
         raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
-    experiment.complete_plan(folder)
+    complete_plan(folder)
     return run_folders(folder)
 
 
-def _draw_missing(runs: Runs, path: Path) -> None:
+def _draw_missing(runs: Results, path: Path) -> None:
     """The picture of runs that were killed after their last round; a folder that cannot be written
     has none."""
     if not path.is_file():

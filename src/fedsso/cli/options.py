@@ -13,6 +13,7 @@ import click
 from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
+from ..engine.settings import options as run_options
 from . import config as cli_config
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) ->
 
 def setting_options(section: str, command: str) -> Iterator[TyperOption]:
     """One option for each key of a part of the settings file that this command uses."""
-    base = cli_config.Sweep if command == SWEEP else cli_config.Base
-    table: type[cli_config.Table] = base if section == "run" else cli_config.Data
-    for key, field in table.model_fields.items():
+    for key, field in _fields(section, command).items():
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [cli_config.flag(key)])
@@ -122,6 +121,18 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
             else ""
         )
         yield option(section, key, field.annotation, f"{field.description}{default}", names)
+
+
+def _fields(section: str, command: str) -> Mapping[str, Any]:
+    """The fields of a part of the settings file; run options come first, then what is kept."""
+    if section == "data":
+        return cli_config.Data.model_fields
+    base = cli_config.Sweep if command == SWEEP else cli_config.Base
+    model = cli_config.model(base).model_fields
+    head = list(cli_config.Head.model_fields)
+    run = [one.name for one in run_options()]
+    rest = [key for key in base.model_fields if key not in head]
+    return {key: model[key] for key in (*head, *run, *rest)}
 
 
 def hyper_options(command: str) -> Iterator[TyperOption]:

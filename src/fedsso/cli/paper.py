@@ -15,7 +15,7 @@ import typer
 from rich.markdown import Markdown
 
 from ..data.sources import FOLDER
-from ..experiment.settings import device_of
+from ..engine.settings import device_of
 from ..paper import COMMANDS, Command, Entry
 from ..paper.lab import Lab
 from ..paper.table2 import table2

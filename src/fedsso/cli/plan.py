@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,10 +14,10 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data import Federation, load
 from ..errors import InputError
-from ..experiment import execute as experiment
-from ..experiment.problem import Context, context
-from ..experiment.results import CHECKPOINT, TRACE
-from ..experiment.settings import complete
+from ..experiment.plan import Planned, suited
+from ..experiment.plan import plan as plan_runs
+from ..experiment.run import CHECKPOINT, TRACE
+from ..experiment.sweep import Question, check_target, judging
 from ..report.page import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from . import config as cli_config
@@ -26,13 +27,8 @@ from .screen import say
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
-OF_RUNS = (
-    PICTURE,
-    TRACE,
-    CHECKPOINT,
-    f"*/{TRACE}",
-    f"*/{CHECKPOINT}",
-)  # what run and compare leave, beside the specs
+# what run and compare leave, beside the specs
+OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
 
 Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; options given here win.")
@@ -58,54 +54,67 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done
 
 
 class Plan(NamedTuple):
-    """Checked settings and the objects behind them."""
+    """Checked settings, the data, and the runs that they stand for."""
 
     settings: Any
-    live: Context
-    grids: dict[
-        str, list[Algorithm]
-    ]  # one record for each algorithm, or for a sweep all of its grid
-    options: dict[str, Any]
+    fed: Federation
+    question: Question  # what is asked, for processes that plan it themselves
+    planned: list[Planned]
     left_out: dict[str, str]  # why an algorithm of "all" cannot run here
     table: dict[str, Any]  # the settings in force, as a file
-
-    @property
-    def fed(self) -> Federation:
-        """The data."""
-        return self.live.fed
-
-    @property
-    def records(self) -> list[Algorithm]:
-        """All that are to run."""
-        return [record for own in self.grids.values() for record in own]
 
 
 def plan(
     ctx: typer.Context, config: Path | None, key: str, base: type[cli_config.Base] = cli_config.Base
 ) -> Plan:
-    """Everything that can be wrong with the settings is found here; nothing is written."""
+    """Everything that can be wrong with the settings is found here; nothing is written.
+
+    `key` names the setting that tells the algorithms: algorithm or algorithms.
+    """
     given = ctx.obj
     settings = cli_config.settings(config, given["run"], given["data"], base)
     check_targets(targets_of(settings))
     chosen = getattr(settings, key)
-    names = (
-        list(ALGORITHMS) if chosen == ["all"] else [chosen] if isinstance(chosen, str) else chosen
+    names = _names(key, chosen)
+    grids = cli_config.records(settings, names, given["hyper"])
+    fed = _federation(settings, config, given["data"])
+    question = Question(
+        fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
     )
+    rows = judging(fed, settings.select) if isinstance(settings, cli_config.Sweep) else fed
+    kept, left_out = suited(plan_runs(*question._replace(fed=rows)))
+    if left_out and chosen != ["all"]:
+        raise InputError(next(iter(left_out.values())))
+    if not kept:
+        raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
+    if isinstance(settings, cli_config.Sweep):
+        check_target(settings.target, kept)
+    grids = {name: own for name, own in grids.items() if name not in left_out}
+    question = question._replace(records=_joined(grids))
+    table = {key: chosen, **cli_config.effective(settings, fed, kept[0].settings, grids)}
+    return Plan(settings, fed, question, _numbered(kept), left_out, table)
+
+
+def _names(key: str, chosen: str | list[str]) -> list[str]:
+    """The algorithms that were asked for."""
+    if chosen == ["all"]:
+        return list(ALGORITHMS)
+    names = [chosen] if isinstance(chosen, str) else chosen
     if not names or len(set(names)) < len(names):
         raise InputError(
             f"{key} must list different names, at least one; got {', '.join(names) or 'none'}"
         )
-    grids = cli_config.records(settings, names, given["hyper"])
-    fed = _federation(settings, config, given["data"])
-    full = complete({**settings.options, "seed": settings.seeds[0]})
-    live = context(fed, settings.model, full)
-    live.check(full)
-    left_out = _unsuited(grids, live, full)
-    if left_out and chosen != ["all"]:
-        raise InputError(next(iter(left_out.values())))
-    grids = {name: own for name, own in grids.items() if name not in left_out}
-    table = {key: chosen, **cli_config.effective(settings, fed, full, grids)}
-    return Plan(settings, live, grids, settings.options, left_out, table)
+    return names
+
+
+def _joined(grids: Mapping[str, Sequence[Algorithm]]) -> list[Algorithm]:
+    """The records of all algorithms, one after the other."""
+    return [record for own in grids.values() for record in own]
+
+
+def _numbered(kept: Sequence[Planned]) -> list[Planned]:
+    """The runs with the numbers that they have without those that were left out."""
+    return [run._replace(spec=replace(run.spec, trial=number)) for number, run in enumerate(kept)]
 
 
 def targets_of(settings: Any) -> list[float]:
@@ -125,20 +134,6 @@ def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) ->
     if recorded and not given and recorded != fed.digest():
         log.warning("the data have changed since %s was written: this is another run", config)
     return fed
-
-
-def _unsuited(
-    grids: Mapping[str, Sequence[Algorithm]], live: Context, options: Mapping[str, Any]
-) -> dict[str, str]:
-    """Why some of the algorithms cannot run with this model and these cohorts."""
-    reasons = {}
-    for name, own in grids.items():
-        try:
-            for record in own:
-                experiment.suits(record, live, options)
-        except InputError as error:
-            reasons[name] = str(error)
-    return reasons
 
 
 def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 from ..errors import InputError
-from ..experiment.execute import PLAN
-from ..experiment.results import SPEC
+from ..experiment.plan import PLAN
+from ..experiment.run import SPEC
 from ..support.intake import read_bytes
 from ..support.lock import Lock
 

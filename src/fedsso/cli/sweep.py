@@ -3,61 +3,40 @@ grid works."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..algorithm import Algorithm
-from ..data import Federation
-from ..errors import InputError, one_of
-from ..experiment.study import LAST, Setting, Study, study
+from ..errors import InputError
+from ..experiment.calls import deadline_of
+from ..experiment.results import Results, Setting
+from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Means, answer
 from ..experiment.workers import OutOfTime
-from ..objective.losses import mse
-from ..report import figures
-from ..report import tables as report
-from ..report.sources import PARTS, SETTINGS, TRIALS
+from ..report import sweeps
 from ..support.exits import TIME_IS_UP
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_toml
 from ..support.lock import Lock
 from ..support.seal import MARK, sealed_toml
 from ..version import __version__
-from .config import SELECT, Sweep
+from .config import Sweep
 from .data import Json
 from .plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
 from .screen import print_json, print_table, say, tell, visible
 from .view import judge, set_logging, watching
 
 AGAIN = "the same command"
-TABLE, CURVES, GRID = "table.md", "curves.png", "grid.png"  # beside what a report reads
-OWN_KEYS = {
-    "model",
-    "algorithms",
-    "rounds",
-    "data",
-}  # of any settings file that a sweep has written
+OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of every settings file that a sweep writes
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
 Minutes = Annotated[
     float | None, typer.Option(help="Stop after the part under way; the same command goes on.")
 ]
-
-
-class Outcome(NamedTuple):
-    """What a sweep has found."""
-
-    grid: Study
-    best: dict[str, Setting]  # of each algorithm, as it is judged: on the test rows
 
 
 def sweep(
@@ -99,26 +78,27 @@ def sweep(
     """
     set_logging(verbose)
     made = plan(ctx, config, "algorithms", Sweep)
-    rows = _judges(made)
     check_minutes(minutes)
-    if minutes is not None and made.settings.out is None:
+    settings = made.settings
+    if minutes is not None and settings.out is None:
         raise InputError(
             "--minutes needs --out, the folder where the work is kept until the next call"
         )
-    begin(made, save_config, _foreign(made.settings.out))
-    out = None if made.settings.out is None else Path(made.settings.out)
-    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    begin(made, save_config, _foreign(settings.out))
+    out = None if settings.out is None else Path(settings.out)
     with nullcontext() if out is None else Lock(out):
         if out is not None:
             _settle(out / SETTINGS, sealed_toml(made.table))
         with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
-            found = _search(
-                made, rows, {"out": out and out / PARTS, "jobs": jobs, "deadline": deadline}, watch
-            )
+            watch.name = f"{len(made.planned)} trials"
+            parts = None if out is None else out / PARTS
+            means = Means(parts, jobs, deadline_of(minutes), watch)
+            found = answer(made.question, made.planned, means, settings.target, settings.select)
         _show(made, found, as_json)
         if out is not None:
-            _write(out, made, found)
-    judge([setting.curve() for setting in found.best.values()], targets_of(made.settings))
+            sweeps.write(out, found)
+            sweeps.draw(out, found)
+    judge([setting.curve() for setting in found.winners().values()], targets_of(settings))
 
 
 def _foreign(out: str | None) -> Sequence[str]:
@@ -129,7 +109,7 @@ def _foreign(out: str | None) -> Sequence[str]:
             ours = MARK.encode() in read_bytes(path) or read_toml(path).keys() >= OWN_KEYS
             return () if ours else (SETTINGS,)
         return (SETTINGS,)
-    return (TABLE, TRIALS, CURVES, GRID)
+    return (sweeps.TABLE, TRIALS, sweeps.CURVES, sweeps.GRID)
 
 
 def _settle(path: Path, settings: bytes) -> None:
@@ -140,24 +120,6 @@ def _settle(path: Path, settings: bytes) -> None:
             "replaced"
         )
     write_atomic(path, settings)
-
-
-def _judges(made: Plan) -> Federation:
-    """The federation on whose test rows the grid is judged."""
-    held_out = one_of("choice of rows: --select", made.settings.select, SELECT) == "val"
-    if made.live.loss is mse:
-        raise InputError(
-            "a sweep chooses by accuracy, which the loss mse does not have: give labels and "
-            "another loss"
-        )
-    fed = made.fed.validation() if held_out else made.fed
-    if not len(made.fed.test_rows):
-        raise InputError("there are no test rows to judge by: it takes --test-fraction above 0")
-    if not len(fed.test_rows):
-        raise InputError(
-            "there are no held-out rows to judge by: it takes clients with three rows at least"
-        )
-    return fed
 
 
 def check_minutes(minutes: float | None) -> None:
@@ -176,115 +138,26 @@ def in_time() -> Iterator[None]:
         raise typer.Exit(TIME_IS_UP) from error
 
 
-def _search(made: Plan, rows: Federation, how: dict[str, Any], watch: Any) -> Outcome:
-    """Run the grid, choose, and run the chosen settings where they have not been judged by the test
-    rows."""
-    settings = made.settings
-
-    def run(fed: Federation, records: Sequence[Algorithm]) -> Study:
-        watch.name = f"{len(records) * len(settings.seeds)} trials"
-        return study(
-            fed,
-            settings.model,
-            records,
-            seeds=settings.seeds,
-            progress=watch,
-            **how,
-            **made.options,
-        )
-
-    grid = run(rows, made.records)
-    best = {name: own.best(settings.target) for name, own in grid.algorithms().items()}
-    if rows is not made.fed:
-        again = run(made.fed, [setting.spec.record for setting in best.values()])
-        best = {setting.algorithm: setting for setting in again}
-    return Outcome(grid, best)
-
-
 # ---- the result in words and numbers ----
 
 
-def _sentences(settings: Any) -> str:
-    """How the settings were chosen."""
-    seeds = f"{len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "one seed"
-    rule = f"the best mean accuracy at the end over {seeds}; a run that diverges counts as 0"
-    if settings.target is not None:
-        rule = (
-            f"the fewest mean rounds until {settings.target:g} is first reached, over {seeds}; a "
-            f"miss counts as never, "
-            "and among equals the accuracy at the end decides"
-        )
-    rows = "Chosen and judged by the same test rows."
-    if settings.select == "val":
-        rows = (
-            "Chosen by a quarter of each client's training rows, held out; then run on all "
-            "training rows and judged "
-            "by the test rows."
-        )
-    end = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
-    return f"Best setting: {rule}. {rows} Final accuracy: {end}."
-
-
-def _works(own: Study, target: float | None) -> tuple[int, str]:
-    """How many settings of a grid are of use, and what that means."""
-    if target is None:
-        return sum(not setting.diverged for setting in own), "do not diverge"
-    return own.working(target), f"reach {target:g} with every seed"
-
-
-def _table(made: Plan, found: Outcome) -> list[dict[str, str]]:
-    """One row of text for each algorithm."""
-    target, rows = made.settings.target, []
-    for name, own in found.grid.algorithms().items():
-        best = found.best[name]
-        row = {"algorithm": name, "best setting": _setting(best, own)}
-        if target is not None:
-            row[f"rounds to {target:g}"] = list(
-                report.rounds_table([best.curve()], [target])[0].values()
-            )[1]
-        count, what = _works(own, target)
-        rows.append(
-            row | {"final accuracy": _final(best), "of the grid": f"{count} of {len(own)} {what}"}
-        )
-    return rows
-
-
-def _setting(best: Setting, own: Study) -> str:
-    """What the grid varies, and what is not at its default."""
-    varied = {k: best.spec.hyper[k] for k in own.axes()}
-    shown = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in varied.items()}
-    return " ".join(f"{k}={v}" for k, v in {**shown, **best.spec.short}.items()) or "its defaults"
-
-
-def _final(setting: Setting) -> str:
-    """Mean and sample standard deviation over the seeds."""
-    values = setting.finals()
-    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-    lost = f", {setting.diverged} of {len(values)} diverged" if setting.diverged else ""
-    return f"{np.mean(values):.4f}{spread}{lost}"
-
-
-def _document(made: Plan, found: Outcome) -> dict[str, Any]:
-    """The same as plain numbers, with every setting."""
-    settings, results = made.settings, []
-    for name, own in found.grid.algorithms().items():
-        count, what = _works(own, settings.target)
-        results.append(
-            {
-                **_plain(found.best[name], settings.target),
-                "tried": len(own),
-                "work": count,
-                "that": what,
-            }
-        )
+def _document(made: Plan, found: Results) -> dict[str, Any]:
+    """The result as plain numbers, with every setting."""
+    settings = made.settings
+    winners = found.winners()
+    results = []
+    for name, own in found.algorithms().items():
+        count, what = sweeps.works(own, found.target)
+        told = {"tried": len(own.settings()), "work": count, "that": what}
+        results.append(_plain(winners[name], found.target) | told)
     return {
         "version": __version__,
         "folder": settings.out,
         "target": settings.target,
         "select": settings.select,
-        "chosen": _sentences(settings),
+        "chosen": sweeps.explain_choice(found),
         "results": results,
-        "grid": [_plain(setting, settings.target) for setting in found.grid],
+        "grid": [_plain(setting, found.target) for setting in found.settings()],
         "left_out": made.left_out,
     }
 
@@ -301,79 +174,21 @@ def _plain(setting: Setting, target: float | None) -> dict[str, Any]:
     }
 
 
-def _show(made: Plan, found: Outcome, as_json: bool) -> None:
+def _show(made: Plan, found: Results, as_json: bool) -> None:
+    """Print the best setting of each algorithm, and how they were chosen."""
     if as_json:
         print_json(_document(made, found))
         return
-    rows = _table(made, found)
+    rows = sweeps.winners_table(found)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
-        table.add_column(
-            name,
-            justify="right" if name.startswith(("rounds", "final")) else "left",
-            overflow="fold",
-        )
+        right = name.startswith(("rounds", "final"))
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(visible, row.values()))
     print_table(table)
-    lines = [
-        _sentences(made.settings),
-        *(f"left out: {name}: {why}" for name, why in made.left_out.items()),
-    ]
+    tell(sweeps.explain_choice(found))
+    for name, reason in made.left_out.items():
+        tell(f"left out: {name}: {reason}")
     if made.settings.out is not None:
-        lines.append(f"results: {made.settings.out}")
-    for line in lines:
-        tell(line)
-
-
-# ---- the folder ----
-
-
-def _write(out: Path, made: Plan, found: Outcome) -> None:
-    write_atomic(out / TRIALS, _csv(made, found))
-    write_atomic(
-        out / TABLE, f"{report.markdown(_table(made, found))}\n{_sentences(made.settings)}\n"
-    )
-    target, curves = made.settings.target, [setting.curve() for setting in found.best.values()]
-    report.plot(curves, out / CURVES, targets=[] if target is None else [target])
-    _draw_grid(
-        out / GRID,
-        made.settings,
-        found.grid,
-        target or max(report.default_targets(curves), default=None),
-    )
-
-
-def _draw_grid(path: Path, settings: Any, grid: Study, target: float | None) -> None:
-    """The grids as maps; where nothing was learned there is no accuracy to count rounds to, and no
-    picture."""
-    if path.is_file():
-        path.unlink()
-    if target is not None:
-        where = " on held-out rows" if settings.select == "val" else ""
-        title = f"Mean rounds to an accuracy of {target:g}{where}"
-        figures.heat_maps(path, grid.maps(target), title=title, most=grid[0].spec.options["rounds"])
-
-
-def _csv(made: Plan, found: Outcome) -> str:
-    """A line for each trial of the grid and, where they were run again, before them of the best
-    settings."""
-    targets = [] if made.settings.target is None else [made.settings.target]
-    judged = {
-        "test": list(found.best.values()),
-        made.settings.select: list(found.grid),
-    }  # the whole grid, if by test
-    axes = {name: own.axes() for name, own in found.grid.algorithms().items()}
-    rows = [
-        {**row, "judged_by": by, **{k: setting.spec.hyper[k] for k in axes[setting.algorithm]}}
-        for by, settings in judged.items()
-        for setting in settings
-        for row in Study([setting]).rows(targets)
-    ]
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+        tell(f"results: {made.settings.out}")

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from ..errors import InputError
 from ..experiment.costs import Bill, Cost
-from ..experiment.results import Runs
+from ..experiment.results import Results
 from ..experiment.spec import Spec
 from ..experiment.trace import Trace
 from ..report import tables as report
@@ -99,12 +99,12 @@ class Viewing(Watch):
         self.board, self.scalars, self.silent = board, scalars, board is not None
 
     def begin(self, specs: Sequence[Spec]) -> None:
-        """These are to run."""
+        """Tell the dashboard which runs there will be."""
         if self.board is not None:
             self.board.begin(specs)
 
     def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
-        """These have done so much."""
+        """Show the traces of these runs as far as they have come."""
         for viewer in (self.board, self.scalars):
             if viewer is not None:
                 viewer.look(specs, traces)
@@ -145,7 +145,7 @@ def resuming(out: str | Path | None) -> str | None:
 
 
 def show(
-    runs: Runs,
+    runs: Results,
     targets: Sequence[float] | None,
     out: str | Path | None,
     as_json: bool,

@@ -1,6 +1,11 @@
-"""A federation: every row stored once, a client is a set of row indices.
+"""A federation: the rows of a data set, and which client holds which of them.
 
-Symbols: N clients, n_i training rows of client i, p_i its weight (n_i / sum n unless given).
+Every row is stored once, in the tensors `x` and `y`. A client is a list of row numbers, divided
+into a training part and a test part. This makes it cheap to have thousands of clients, and to move
+all data to a graphics card at once.
+
+Symbols, as in the paper: there are N clients, client i has n_i training rows, and p_i is its weight
+in the average that the server minimises. Unless weights are given, p_i = n_i / (n_1 + ... + n_N).
 """
 
 from __future__ import annotations
@@ -8,81 +13,100 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, integer, number, one_of
-from ..support.rng import generator
+from ..errors import InputError, integer, one_of
+from .arrays import (
+    check_alike,
+    check_every_value,
+    check_finite,
+    check_held_once,
+    check_number_of_classes,
+    check_same_length,
+    checked_indices,
+    checked_names,
+    checked_pair,
+    checked_samples,
+    checked_targets,
+    client_weights,
+    dense,
+    listed,
+)
+from .options import SEED, TEST_FRACTION
+from .packing import count_labels, masks_by_client, pack, rows_by_client, split
+from .scaling import Scaling, scaling_of
 from .tables import MISSING, Files, csv_pool
-
-
-class Scaling(NamedTuple):
-    """What standardises a table: gaps (NaN) take the median, then a column is (x - mean) * factor;
-    float64 each."""
-
-    median: Tensor
-    mean: Tensor
-    factor: Tensor  # 1 / deviation; 0 for a constant column
-    columns: tuple[str, ...] = ()  # their names, where they have any
-
-    def __call__(self, x: Any) -> Tensor:
-        """One row or several as the model knows them, float32 [rows, columns]; a data frame by its
-        column names."""
-        if self.columns and hasattr(x, "columns"):
-            absent = [name for name in self.columns if name not in x.columns]
-            if absent:
-                raise InputError(
-                    f"x lacks the columns {', '.join(absent)}: the model was trained on "
-                    f"{self.columns}"
-                )
-            x = x[list(self.columns)]
-        rows = dense(x, "x").double()
-        rows = rows if rows.ndim > 1 else rows[None]
-        if rows.shape[-1] != len(self.mean):
-            raise InputError(
-                f"x must have {len(self.mean)} columns, as the training rows have, got "
-                f"{rows.shape[-1]}"
-            )
-        filled = torch.where(rows.isnan(), self.median, rows)
-        return ((filled - self.mean) * self.factor).float()
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Rows and who holds them. Build one with `load`, `from_arrays`, `from_clients`, `from_csv` or
-    `from_rows`.
+    """Rows and the clients that hold them.
 
-    With standardise=True gaps (NaN) in a table x are filled with the column's median, then columns
-    are scaled to mean 0 and deviation 1. Medians and moments are those of all clients' training
-    rows together; over a network the moments would be two more averages, and a median a few.
+    Do not call the class itself. Build a federation in one of these ways:
 
-    >>> Federation.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], test_fraction=0)
+    - `fedsso.load` takes a data set by its name,
+    - `Federation.from_clients` takes one pair (x, y) for each client,
+    - `Federation.from_arrays` takes all rows, and the owner of each,
+    - `Federation.from_rows` takes all rows, and a list of row numbers for each client,
+    - `Federation.from_csv` reads one CSV file for each client.
+
+    These options of the four methods mean the same everywhere:
+
+    - `test_fraction` is the share of each client's rows that is kept for testing, from 0 to below
+      1. Every client keeps at least one row for training.
+    - `seed` decides which rows these are. The same arguments always give the same federation.
+    - `classes` is the number of classes. It is needed only where labels are stored as floats, or
+      where no row has the largest label. Integer y are labels, numbered from 0. Floating y are
+      real targets, unless `classes` is given.
+    - `standardise=True` prepares a table x [rows, features]: gaps (NaN) take the median of their
+      column, then columns are scaled to mean 0 and deviation 1. Medians, means and deviations are
+      those of all clients' training rows together. In a real network, the clients would need two
+      more averages for the means and deviations, and a few for a median.
+    - `weights` are your own p_i, one for each client, summing to 1.
+
+    A federation is immutable. All its tensors are on the CPU until `to` moves them.
+
+    >>> north = ([[0.0], [1.0]], [0, 1])
+    >>> south = ([[2.0]], [1])
+    >>> Federation.from_clients([north, south], test_fraction=0)
     Federation(own, 2 clients, 3 train + 0 test rows, sample 1 float64, 2 classes)
     """
 
-    x: Tensor  # [rows, *sample], uint8 or floating
-    y: Tensor  # [rows], int64 labels or floating targets
-    train_rows: Tensor  # client i trains on train_rows[train_start[i]:train_start[i + 1]]
+    # All samples, [rows, *sample], uint8 or floating.
+    x: Tensor
+    # One label (int64) or one real target (floating) for each row, [rows].
+    y: Tensor
+    # Client i trains on the rows train_rows[train_start[i]:train_start[i + 1]].
+    train_rows: Tensor
+    # Where each client begins in train_rows, [N + 1], beginning with 0.
     train_start: Tensor
+    # Client i is tested on the rows test_rows[test_start[i]:test_start[i + 1]].
     test_rows: Tensor
+    # Where each client begins in test_rows, [N + 1], beginning with 0.
     test_start: Tensor
-    classes: int = 0  # 0: y is a real target
-    affine: tuple[float, float] = (
-        1.0,
-        0.0,
-    )  # a sample is x * affine[0] + affine[1], after widening
-    weights: Tensor | None = None  # own p_i, float64; None: n_i / sum n
+    # The number of classes. 0 means that y is a real target.
+    classes: int = 0
+    # A model sees x * affine[0] + affine[1], computed in floating point. Images use it.
+    affine: tuple[float, float] = (1.0, 0.0)
+    # The user's own p_i, float64 [N]. None means that p_i is the client's share of the rows.
+    weights: Tensor | None = None
+    # The name of the data set, or "own".
     name: str = "own"
-    source: Mapping[str, object] = field(
-        default_factory=dict
-    )  # load(**source) rebuilds it; {}: own arrays
+    # The arguments with which `load` makes this federation again. Empty for a user's own arrays.
+    source: Mapping[str, object] = field(default_factory=dict)
+    # The names of the clients, where they have names.
     client_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # where the federation differs from what was asked for
-    scaling: Scaling | None = None  # of a standardised table: prepares new rows for the model
-    optimum: Tensor | None = None  # the minimiser of sum p_i f_i, float64, where it is known
+    # What a user should know, such as rows that were left out or moved to another client.
+    notes: tuple[str, ...] = ()
+    # Of a standardised table: call it to prepare new rows for the trained model.
+    scaling: Scaling | None = None
+    # The exact minimiser of p_1 f_1 + ... + p_N f_N, float64, where it is known.
+    optimum: Tensor | None = None
+
+    # ---- ways to build one ----
 
     @classmethod
     def from_rows(
@@ -91,31 +115,58 @@ class Federation:
         y: Any,
         rows: Iterable[Any],
         *,
-        test_fraction: float = 0.25,
-        seed: int = 0,
+        test_fraction: float = TEST_FRACTION.default,
+        seed: int = SEED.default,
         classes: int | None = None,
         standardise: bool = False,
     ) -> Federation:
-        """Client i holds the rows of x and y that rows[i] lists, or marks in a mask; a row has one
-        holder at most."""
-        test_fraction, seed = split_options(test_fraction, seed)
-        x, y = dense(x, "x"), dense(y, "y")
-        _same_length(x, y)
-        x, (y, classes) = _samples(x, gaps=standardise), _targets(y, classes)
-        _worth_storing(classes, len(y))
-        if not classes:  # a loss compares model output and target in one precision
-            y = y.to(x.dtype if x.is_floating_point() else torch.float32)
-            _finite(y, f"y as {y.dtype}")
-        lists = _listed(rows, "rows must list the row indices of each client")
-        held = [_indices(own, len(x), i) for i, own in enumerate(lists)]
-        _held_once(held, len(x))
-        train, test = _split(held, test_fraction, seed)
+        """Build a federation from all rows and, for each client, the numbers of its rows.
+
+        `x` holds the samples: [rows, features] for a table, [rows, channels, height, width] for
+        images, or any other shape that your model takes. `y` holds one label or target for each
+        row. `rows[i]` lists the row numbers of client i, or is a mask of booleans with one entry
+        for each row. A row may belong to one client or to none, but not to two.
+
+        The other options are explained at `Federation`.
+
+        >>> x = [[0.0], [1.0], [2.0], [3.0]]
+        >>> fed = Federation.from_rows(x, [0, 1, 0, 1], [[0, 1], [2, 3]], test_fraction=0)
+        >>> fed.clients
+        2
+        """
+        test_fraction = TEST_FRACTION.check(test_fraction)
+        seed = SEED.check(seed)
+        samples = dense(x, "x")
+        targets = dense(y, "y")
+        check_same_length(samples, targets)
+        samples = checked_samples(samples, gaps=standardise)
+        targets, count = checked_targets(targets, classes)
+        check_number_of_classes(count, len(targets))
+        if not count:
+            targets = _in_precision_of(samples, targets)
+        lists = listed(rows, "rows must list the row indices of each client")
+        total = len(samples)
+        held = [checked_indices(own, total, i) for i, own in enumerate(lists)]
+        check_held_once(held, total)
+        train, test = split(held, test_fraction, seed)
         scaling = None
         if standardise:
-            scaling = _scaling(x, torch.cat(train))
-            x = scaling(x)
-            _whole(x.isfinite(), "x, standardised, has NaN or Inf", "remove the row")
-        return cls(x, y, *_pack(train), *_pack(test), classes=classes, scaling=scaling)
+            scaling = scaling_of(samples, torch.cat(train))
+            samples = scaling(samples)
+            problem = "x, standardised, has NaN or Inf"
+            check_every_value(samples.isfinite(), problem, "remove the row")
+        train_rows, train_start = pack(train)
+        test_rows, test_start = pack(test)
+        return cls(
+            samples,
+            targets,
+            train_rows,
+            train_start,
+            test_rows,
+            test_start,
+            classes=count,
+            scaling=scaling,
+        )
 
     @classmethod
     def from_arrays(
@@ -124,56 +175,85 @@ class Federation:
         y: Any,
         client_of_row: Any,
         *,
-        test_fraction: float = 0.25,
-        seed: int = 0,
+        test_fraction: float = TEST_FRACTION.default,
+        seed: int = SEED.default,
         classes: int | None = None,
         weights: Any = None,
         standardise: bool = False,
     ) -> Federation:
-        """Row j belongs to client client_of_row[j], an integer or a name; clients come in sorted
-        order.
+        """Build a federation from all rows and the owner of each row.
 
-        Arrays of a dtype that is kept are shared with the caller, not copied.
+        `x` and `y` are as in `from_rows`. `client_of_row[j]` is the client of row j: an integer,
+        or a name. The clients come in sorted order. Arrays whose type need not change are shared
+        with the caller, not copied.
+
+        The other options are explained at `Federation`.
+
+        >>> x = [[36.6], [39.1], [37.0]]
+        >>> fed = Federation.from_arrays(x, [0, 1, 0], ["Ulm", "Graz", "Ulm"], test_fraction=0)
+        >>> fed.client_names
+        ('Graz', 'Ulm')
         """
-        x, y = dense(x, "x"), dense(y, "y")
-        _same_length(x, y)
-        names, rows = _group(client_of_row, len(x))
-        options: Any = {
-            "test_fraction": test_fraction,
-            "seed": seed,
-            "classes": classes,
-            "standardise": standardise,
-        }
-        fed = cls.from_rows(x, y, rows, **options)
-        return replace(fed, client_names=names, weights=client_weights(weights, len(names)))
+        samples = dense(x, "x")
+        targets = dense(y, "y")
+        check_same_length(samples, targets)
+        names, rows = rows_by_client(client_of_row, len(samples))
+        fed = cls.from_rows(
+            samples,
+            targets,
+            rows,
+            test_fraction=test_fraction,
+            seed=seed,
+            classes=classes,
+            standardise=standardise,
+        )
+        p = client_weights(weights, len(names))
+        return replace(fed, client_names=names, weights=p)
 
     @classmethod
     def from_clients(
         cls,
         clients: Iterable[tuple[Any, Any]],
         *,
-        test_fraction: float = 0.25,
-        seed: int = 0,
+        test_fraction: float = TEST_FRACTION.default,
+        seed: int = SEED.default,
         client_names: Sequence[str] = (),
         classes: int | None = None,
         weights: Any = None,
         standardise: bool = False,
     ) -> Federation:
-        """One (x, y) pair per client."""
-        given = _listed(clients, "clients must be one pair (x, y) per client")
-        pairs = [_pair(pair, i, classes, standardise) for i, pair in enumerate(given)]
-        _alike(pairs)
-        names = _names(client_names, len(pairs))
-        x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
-        rows = torch.arange(len(x)).split_with_sizes([len(part) for part, _ in pairs])
-        options: Any = {
-            "test_fraction": test_fraction,
-            "seed": seed,
-            "classes": classes,
-            "standardise": standardise,
-        }
-        fed = cls.from_rows(x, y, rows, **options)
-        return replace(fed, client_names=names, weights=client_weights(weights, len(pairs)))
+        """Build a federation from one pair (x, y) for each client.
+
+        The clients may have different numbers of rows, but their samples must have the same shape.
+        `client_names` gives each client a name, for tables and plots.
+
+        The other options are explained at `Federation`.
+
+        >>> pairs = [([[36.6], [39.1]], [0, 1]), ([[37.0], [38.5]], [0, 1])]
+        >>> fed = Federation.from_clients(pairs, client_names=["Ulm", "Graz"], test_fraction=0.5)
+        >>> fed.train_sizes.tolist(), fed.test_sizes.tolist()
+        ([1, 1], [1, 1])
+        """
+        given = listed(clients, "clients must be one pair (x, y) per client")
+        pairs = []
+        for client, pair in enumerate(given):
+            pairs.append(checked_pair(pair, client, classes, standardise))
+        check_alike(pairs)
+        names = checked_names(client_names, len(pairs))
+        x = torch.cat([samples for samples, _ in pairs])
+        y = torch.cat([targets for _, targets in pairs])
+        sizes = [len(targets) for _, targets in pairs]
+        fed = cls.from_rows(
+            x,
+            y,
+            torch.arange(len(x)).split_with_sizes(sizes),
+            test_fraction=test_fraction,
+            seed=seed,
+            classes=classes,
+            standardise=standardise,
+        )
+        p = client_weights(weights, len(pairs))
+        return replace(fed, client_names=names, weights=p)
 
     @classmethod
     def from_csv(
@@ -185,49 +265,84 @@ class Federation:
         group: str = "",
         missing: Sequence[str] = MISSING,
         standardise: bool = True,
-        test_fraction: float = 0.25,
-        seed: int = 0,
+        test_fraction: float = TEST_FRACTION.default,
+        seed: int = SEED.default,
         classes: int | None = None,
     ) -> Federation:
-        """One CSV file per client, as a folder, a list of paths or {name: path}; `target` is the
-        column to predict.
+        """Build a federation from CSV files, one for each client.
 
-        `features` are column names, by default all others of the first file; `missing` are the
-        marks of a gap. With `group` a client is a value of that column instead of a file. Targets
-        that are names, or all whole numbers, are labels, numbered from 0 in sorted order. classes=0
-        takes any numbers as real targets; classes=n takes labels 0..n-1 as written.
+        `files` is a folder, a list of paths, or a dictionary {client's name: path}. `target` is
+        the name of the column to predict. `features` are the names of the columns to learn from,
+        by default all other columns of the first file. `missing` lists the texts that mark a gap.
+        With `group`, the clients are the values of that column instead of the files.
+
+        Targets that are names, or that are all whole numbers, are labels. They are numbered from 0
+        in sorted order. `classes=0` takes numbers as real targets. `classes=n` takes the labels
+        0 to n - 1 as they are written.
+
+        The other options are explained at `Federation`. Here `standardise` is on by default.
+
+        >>> import tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for city in ("Graz", "Ulm"):
+        ...     _ = (folder / f"{city}.csv").write_text("age,ill\\n63,yes\\n48,no\\n")
+        >>> Federation.from_csv(folder, "ill", test_fraction=0)
+        Federation(own, 2 clients, 4 train + 0 test rows, sample 1 float32, 2 classes)
         """
         pool = csv_pool(files, target, features, missing, classes, group)
-        options: Any = {"test_fraction": test_fraction, "seed": seed, "standardise": standardise}
-        names, rows = _in_order(pool.group)
-        fed = cls.from_rows(pool.x, pool.y, rows, classes=classes or None, **options)
-        scaling = fed.scaling and fed.scaling._replace(columns=pool.columns)
-        return replace(fed, client_names=names, notes=pool.notes, scaling=scaling)
+        assert pool.group is not None
+        names, rows = masks_by_client(pool.group)
+        fed = cls.from_rows(
+            pool.x,
+            pool.y,
+            rows,
+            classes=classes or None,
+            test_fraction=test_fraction,
+            seed=seed,
+            standardise=standardise,
+        )
+        named = fed.with_columns(pool.columns)
+        return replace(named, client_names=names, notes=pool.notes)
+
+    # ---- what it holds ----
 
     @property
     def clients(self) -> int:
+        """The number of clients, N."""
         return len(self.train_start) - 1
 
     @property
     def train_sizes(self) -> Tensor:
+        """The number of training rows of each client, n_i, int64 [N]."""
         return self.train_start.diff()
 
     @property
     def test_sizes(self) -> Tensor:
+        """The number of test rows of each client, int64 [N]."""
         return self.test_start.diff()
 
     @property
     def p(self) -> Tensor:
-        """Client weights, float64 [N]."""
+        """The weight of each client in the objective, p_i, float64 [N]. They sum to 1."""
+        if self.weights is not None:
+            return self.weights
         sizes = self.train_sizes.double()
-        return sizes / sizes.sum() if self.weights is None else self.weights
+        return sizes / sizes.sum()
 
     @property
     def sample_shape(self) -> torch.Size:
+        """The shape of one sample, for example (1, 28, 28)."""
         return self.x.shape[1:]
 
     def rows_of(self, i: int, part: str = "train") -> Tensor:
-        """Row indices of client i's training or test part."""
+        """The row numbers of client i, int64. `part` is "train" or "test".
+
+        They are in random order. Use them as an index of `x` and `y`.
+
+        >>> fed = Federation.from_clients([([[0.0], [1.0]], [0, 1])], test_fraction=0)
+        >>> sorted(fed.rows_of(0).tolist())
+        [0, 1]
+        """
         parts = {
             "train": (self.train_rows, self.train_start),
             "test": (self.test_rows, self.test_start),
@@ -237,389 +352,149 @@ class Federation:
             raise InputError(f"client must be in 0..{self.clients - 1}, got {i}")
         return rows[int(start[i]) : int(start[i + 1])]
 
-    def validation(self, fraction: float = 0.25, seed: int = 0) -> Federation:
-        """The same clients without their test rows: a part of the training rows takes that place,
-        to choose by."""
-        fraction, seed = split_options(fraction, seed)
-        train, held = _split([self.rows_of(i) for i in range(self.clients)], fraction, seed)
-        (rows, start), (test_rows, test_start) = _pack(train), _pack(held)
-        parts: Any = {
-            "train_rows": rows,
-            "train_start": start,
-            "test_rows": test_rows,
-            "test_start": test_start,
-        }
-        return replace(self, **parts, source={}, optimum=None)
-
-    def to(self, device: torch.device | str) -> Federation:
-        """The same federation with every tensor on a device."""
-        values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        moved: dict[str, Any] = {name: v.to(device) for name, v in values if isinstance(v, Tensor)}
-        return replace(self, **moved)
-
-    def digest(self) -> str:
-        """sha256 of everything training can see: rows, who holds them, scaling, weights."""
-        hasher = sha256(repr((self.affine, self.classes)).encode())
-        index = (self.train_rows, self.train_start, self.test_rows, self.test_start)
-        for array in (self.x, self.y, *index, *([] if self.weights is None else [self.weights])):
-            hasher.update(f"{array.dtype}{tuple(array.shape)}".encode())
-            hasher.update(
-                array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-            )
-        return hasher.hexdigest()
-
     def label_counts(self) -> Tensor:
-        """Rows of each label that each client holds, training and test together: int64 [N,
-        classes]."""
+        """How many rows of each label each client holds, int64 [N, classes].
+
+        Training and test rows are counted together.
+
+        >>> pairs = [([[0.0]] * 3, [0, 0, 1]), ([[0.0]] * 2, [1, 1])]
+        >>> Federation.from_clients(pairs).label_counts().tolist()
+        [[2, 1], [0, 2]]
+        """
         if not self.classes:
             raise InputError(f"federation {self.name!r} has real targets, no labels to count")
-        train, test = (
-            _count(self.y, rows, start, self.classes)
-            for rows, start in (
-                (self.train_rows, self.train_start),
-                (self.test_rows, self.test_start),
-            )
-        )
+        train = count_labels(self.y, self.train_rows, self.train_start, self.classes)
+        test = count_labels(self.y, self.test_rows, self.test_start, self.classes)
         return train + test
 
     def summary(self) -> str:
-        """A plain-text table for people."""
-        table = [("train rows", self.train_sizes), ("test rows", self.test_sizes)]
+        """Describe the federation in a few lines of plain text: sizes, labels, skew and notes.
+
+        >>> pairs = [([[0.0]] * 4, [0, 0, 0, 1]), ([[0.0]] * 8, [1] * 8)]
+        >>> print(Federation.from_clients(pairs).summary())
+        Federation(own, 2 clients, 9 train + 3 test rows, sample 1 float64, 2 classes)
+        per client         min    median       max
+        train rows           3       4.5         6
+        test rows            1       1.5         2
+        labels held          1       1.5         2
+        label skew  0.333  (0: all alike, near 1: disjoint)
+        """
+        lines = [
+            repr(self),
+            f"{'per client':<12}{'min':>10}{'median':>10}{'max':>10}",
+            _spread("train rows", self.train_sizes),
+            _spread("test rows", self.test_sizes),
+        ]
         if self.classes:
-            table.append(("labels held", (self.label_counts() > 0).sum(1)))
-        lines = [repr(self), f"{'per client':<12}{'min':>10}{'median':>10}{'max':>10}"]
-        lines += [_spread(title, values) for title, values in table]
-        if self.classes:
-            lines.append(
-                f"label skew  {label_skew(self.label_counts()).mean():.3f}  (0: all alike, near 1: "
-                f"disjoint)"
-            )
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+            counts = self.label_counts()
+            skew = float(label_skew(counts).mean())
+            lines.append(_spread("labels held", (counts > 0).sum(1)))
+            lines.append(f"label skew  {skew:.3f}  (0: all alike, near 1: disjoint)")
+        for note in self.notes:
+            lines.append(f"note: {note}")
+        return "\n".join(lines)
+
+    def digest(self) -> str:
+        """A SHA-256 of everything that training can see: rows, their holders, scaling, weights.
+
+        Two federations with the same digest give the same results. Names, notes and the source do
+        not count. The digest is the same on every machine.
+        """
+        hasher = sha256(repr((self.affine, self.classes)).encode())
+        arrays = [
+            self.x,
+            self.y,
+            self.train_rows,
+            self.train_start,
+            self.test_rows,
+            self.test_start,
+        ]
+        if self.weights is not None:
+            arrays.append(self.weights)
+        for array in arrays:
+            hasher.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            flat = array.detach().cpu().contiguous().flatten()
+            hasher.update(flat.view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.sample_shape))
         dtype = str(self.x.dtype).removeprefix("torch.")
         target = f"{self.classes} classes" if self.classes else "real target"
         rows = f"{len(self.train_rows)} train + {len(self.test_rows)} test rows"
-        return f"Federation({self.name}, {self.clients} clients, {rows}, sample {shape} {dtype}, {target})"
+        sample = f"sample {shape} {dtype}"
+        return f"Federation({self.name}, {self.clients} clients, {rows}, {sample}, {target})"
+
+    # ---- variants of it ----
+
+    def validation(self, fraction: float = 0.25, seed: int = 0) -> Federation:
+        """The same clients, tested on a part of their training rows instead of their test rows.
+
+        Use it to choose settings without looking at the test rows. `fraction` is the share of each
+        client's training rows that is held out, `seed` decides which ones.
+
+        >>> fed = Federation.from_clients([([[0.0]] * 16, [0] * 16)])
+        >>> fed.validation()
+        Federation(own, 1 clients, 9 train + 3 test rows, sample 1 float64, 1 classes)
+        """
+        fraction = TEST_FRACTION.check(fraction)
+        seed = SEED.check(seed)
+        held = [self.rows_of(i) for i in range(self.clients)]
+        train, test = split(held, fraction, seed)
+        train_rows, train_start = pack(train)
+        test_rows, test_start = pack(test)
+        return replace(
+            self,
+            train_rows=train_rows,
+            train_start=train_start,
+            test_rows=test_rows,
+            test_start=test_start,
+            source={},
+            optimum=None,
+        )
+
+    def to(self, device: torch.device | str) -> Federation:
+        """The same federation with every tensor on a device, for example "cuda"."""
+        moved: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Tensor):
+                moved[one.name] = value.to(device)
+        return replace(self, **moved)
+
+    def with_columns(self, columns: tuple[str, ...]) -> Federation:
+        """The same federation, whose scaling knows the names of the table's columns."""
+        if self.scaling is None:
+            return self
+        named = self.scaling._replace(columns=columns)
+        return replace(self, scaling=named)
 
 
 def label_skew(counts: Tensor) -> Tensor:
-    """Total-variation distance between each client's label distribution and that of all: float64
-    [N]."""
+    """How far each client's mix of labels is from that of all clients together, float64 [N].
+
+    It is the total-variation distance: 0 for the same mix, near 1 for a client with labels that
+    nobody else has. `counts` is what `Federation.label_counts` returns.
+
+    >>> label_skew(torch.tensor([[1, 0], [0, 1]])).tolist()
+    [0.5, 0.5]
+    """
     share = counts.double()
     own = share / share.sum(1, keepdim=True)
-    return (own - share.sum(0) / share.sum()).abs().sum(1) / 2
+    everyone = share.sum(0) / share.sum()
+    return (own - everyone).abs().sum(1) / 2
 
 
-def client_weights(weights: Any, clients: int) -> Tensor | None:
-    """Own client weights, checked: one per client, none negative, summing to 1."""
-    if weights is None:
-        return None
-    p = dense(weights, "weights").double()
-    if p.shape != (clients,):
-        raise InputError(
-            f"weights has shape {tuple(p.shape)}, need one number for each of {clients} clients"
-        )
-    if not (p >= 0).all() or not abs(float(p.sum()) - 1) < 1e-9:
-        raise InputError(
-            f"weights must be >= 0 and sum to 1, got {p.tolist()}: divide them by their sum"
-        )
-    return p
-
-
-def split_options(test_fraction: object, seed: object) -> tuple[float, int]:
-    """What decides who is tested on what, checked."""
-    fraction, draw = number("test_fraction", test_fraction), integer("seed", seed)
-    if not 0 <= fraction < 1:
-        raise InputError(f"test_fraction must be in [0, 1), got {test_fraction}")
-    if not -(2**63) <= draw < 2**63:
-        raise InputError(f"seed must be in -2**63..2**63-1, what 64 bits hold, got seed={draw}")
-    return fraction, draw
-
-
-def dense(values: Any, what: str) -> Tensor:
-    """Anything array-like as a CPU tensor: float as it is, uint8 as it is; shared where torch can."""
-    if isinstance(values, Tensor) and values.layout != torch.strided:
-        raise InputError(f"{what} must be dense, got layout {values.layout}: use .to_dense()")
-    if isinstance(values, Tensor) and values.dtype not in (
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    ):
-        tensor = values.detach().cpu()
-    else:
-        tensor = torch.from_numpy(_native(_array(values, what), what))
-    if not tensor.ndim:
-        raise InputError(f"{what} must be an array or a list, got {values!r}")
-    if tensor.is_complex():
-        raise InputError(f"{what} must be real, got dtype {tensor.dtype}")
-    return tensor
-
-
-def _array(values: Any, what: str) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"{what} is ragged or no array: every row needs the same shape ({error})"
-        ) from None
-
-
-def _native(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    """The numbers in a dtype and a layout that torch computes with."""
-    if array.dtype.kind not in "biuf":
-        raise InputError(
-            f"{what} must hold numbers, got dtype {array.dtype}: encode names, make sparse data "
-            f"dense"
-        )
-    if array.dtype == np.uint64 and array.max(initial=0) >= 2**63:
-        raise InputError(f"{what} must be < 2**63, got {array.max()}: pass smaller numbers")
-    array = array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable)
-    if array.dtype in (
-        np.uint16,
-        np.uint32,
-        np.uint64,
-        np.longdouble,
-    ):  # torch has no arithmetic for these
-        array = array.astype(np.int64 if array.dtype.kind == "u" else np.float64)
-    return np.require(array, requirements="C")
-
-
-def _listed(values: Any, rule: str) -> list[Any]:
-    try:
-        return list(values)
-    except TypeError:
-        raise InputError(f"{rule}, got {values!r}") from None
-
-
-def _names(given: Any, clients: int) -> tuple[str, ...]:
-    names = _listed(given, f"client_names must name {clients} clients")
-    if names and len(names) != clients:
-        raise InputError(f"client_names must name {clients} clients, got {len(names)} names")
-    return tuple(map(str, names))
+def _in_precision_of(samples: Tensor, targets: Tensor) -> Tensor:
+    """Real targets in the type of the samples, because a loss compares both in one precision."""
+    dtype = samples.dtype if samples.is_floating_point() else torch.float32
+    converted = targets.to(dtype)
+    check_finite(converted, f"y as {dtype}")
+    return converted
 
 
 def _spread(title: str, values: Tensor) -> str:
-    least, median, most = (
-        values.cpu().double().quantile(torch.tensor([0, 0.5, 1]).double()).tolist()
-    )
+    """A line of the summary: the least, the median and the largest of some numbers."""
+    points = torch.tensor([0, 0.5, 1]).double()
+    least, median, most = values.cpu().double().quantile(points).tolist()
     return f"{title:<12}{least:>10.0f}{median:>10g}{most:>10.0f}"
-
-
-def _count(y: Tensor, rows: Tensor, start: Tensor, classes: int) -> Tensor:
-    clients = len(start) - 1
-    owner = torch.arange(clients, device=rows.device).repeat_interleave(start.diff())
-    return torch.bincount(owner * classes + y[rows], minlength=clients * classes).view(
-        clients, classes
-    )
-
-
-def _split(
-    rows: Sequence[Tensor], test_fraction: float, seed: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's rows, shuffled by its own draw, as (training, test); one row at least is for
-    training."""
-    train, test = [], []
-    for i, own in enumerate(rows):
-        shuffled = own[torch.randperm(len(own), generator=generator(seed, "split", i))]
-        cut = min(round(test_fraction * len(own)), len(own) - 1)
-        test.append(shuffled[:cut])
-        train.append(shuffled[cut:])
-    return train, test
-
-
-def _pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    sizes = torch.tensor([0, *(len(part) for part in parts)])
-    return torch.cat(list(parts)), sizes.cumsum(0)
-
-
-def _samples(x: Tensor, where: str = "", *, gaps: bool = False) -> Tensor:
-    """Samples in a dtype that is kept; gaps (NaN) are admitted in a table that is to be
-    standardised."""
-    if x.ndim < 2 or x.shape[1:].numel() == 0:
-        raise InputError(
-            f"{where}x must be [rows, features] or [rows, C, H, W], got shape {tuple(x.shape)}"
-        )
-    x = x if x.dtype == torch.uint8 or x.is_floating_point() else x.float()
-    if gaps and (x.ndim != 2 or not x.is_floating_point()):
-        got = f"{x.dtype} of shape {tuple(x.shape)}"
-        raise InputError(
-            f"{where}standardise needs a table x [rows, features] of floats, got {got}: leave it "
-            f"out"
-        )
-    if gaps:
-        _whole(~x.isinf(), f"{where}x has Inf", "remove the row, or make it NaN, a gap")
-    elif x.is_floating_point():
-        remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
-        _whole(x.isfinite(), f"{where}x has NaN or Inf", remedy)
-    return x
-
-
-def _scaling(x: Tensor, train: Tensor) -> Scaling:
-    """Medians and moments of the columns over the training rows, gaps filled; deviations are of the
-    population."""
-    columns = [_moments(column[train].double(), j) for j, column in enumerate(x.T)]
-    median, mean, factor = (
-        torch.tensor(part, dtype=torch.float64) for part in zip(*columns, strict=True)
-    )
-    return Scaling(median, mean, factor)
-
-
-def _moments(column: Tensor, j: int) -> tuple[float, float, float]:
-    """Median, mean and 1 / deviation (0 for a constant column)."""
-    known = column[~column.isnan()]
-    if not len(known):
-        raise InputError(f"column {j} of x has no value in any training row: leave it out")
-    median = float(np.median(known.numpy()))
-    filled = torch.where(column.isnan(), median, column)
-    low, high = map(float, filled.aminmax())
-    if low == high:
-        return median, low, 0.0
-    largest = max(abs(low), abs(high))  # squares of numbers up to 1 do not overflow
-    deviation, mean = torch.std_mean(filled / largest, correction=0)
-    spread = float(deviation) * largest  # 0 if it is below what float64 can hold
-    return median, float(mean) * largest, 1 / spread if spread else 0.0
-
-
-def _targets(y: Tensor, classes: int | None, where: str = "") -> tuple[Tensor, int]:
-    """(labels, number of classes) or (targets, 0)."""
-    if y.ndim != 1:
-        raise InputError(f"{where}y must be [rows], got shape {tuple(y.shape)}: take one column")
-    _finite(y, f"{where}y")
-    if y.is_floating_point() and classes is None:
-        return y, 0
-    return _labels(y, classes, f"{where}y")
-
-
-def _labels(y: Tensor, classes: int | None, what: str) -> tuple[Tensor, int]:
-    label = y.long()
-    bound = int(label.max()) + 1 if classes is None else integer("classes", classes, 1)
-    _require(label == y, y, f"{what} must be whole numbers, the class of each row")
-    _require(label >= 0, y, f"{what} must be >= 0: number the classes from 0")
-    _require(label <= min(bound, 2**63) - 1, y, f"{what} must be < classes={bound}")
-    return label, bound
-
-
-def _worth_storing(classes: int, rows: int) -> None:
-    """A number of classes that rows could never fill is a mistake, and would take the memory of the
-    machine."""
-    most = max(1000, 100 * rows)
-    if classes > most:
-        raise InputError(
-            f"got classes={classes} (the largest label + 1, unless given), need at most {most} for "
-            f"{rows} rows: "
-            "number the classes 0, 1, 2 ..., or pass y as float for real targets"
-        )
-
-
-def _finite(values: Tensor, what: str) -> None:
-    _whole(values.isfinite(), f"{what} has NaN or Inf", "remove the row or fill the gap")
-
-
-def _whole(good: Tensor, problem: str, remedy: str) -> None:
-    """An error that names the first row with a value that is not good, of a table also the column;
-    not the value."""
-    rows = good.flatten(1).all(1) if good.ndim > 1 else good
-    if not rows.all():
-        row = int(rows.int().argmin())
-        column = f", column {int(good[row].int().argmin())}" if good.ndim == 2 else ""
-        raise InputError(f"{problem} in row {row}{column}: {remedy}")
-
-
-def _require(good: Tensor, y: Tensor, rule: str) -> None:
-    if not good.all():
-        row = int(good.int().argmin())
-        raise InputError(f"{rule}, got {y[row].item()} in row {row}")
-
-
-def _same_length(x: Tensor, y: Tensor, where: str = "") -> None:
-    if len(x) != len(y):
-        raise InputError(f"{where}x has {len(x)} rows, y has {len(y)}: they must match row by row")
-    if not len(x):
-        raise InputError(
-            f"{where or 'the federation is empty: '}x and y have no rows, need at least 1"
-        )
-
-
-def _indices(rows: Any, total: int, client: int) -> Tensor:
-    what = f"rows of client {client}"
-    own = dense(rows, what)
-    if own.dtype == torch.bool and own.shape == (total,):
-        own = own.nonzero().flatten()
-    if not len(own):
-        raise InputError(
-            f"client {client} has no training rows: leave it out, or use fewer clients"
-        )
-    if own.ndim != 1 or own.dtype == torch.bool or own.is_floating_point():
-        got = f"{own.dtype} of shape {tuple(own.shape)}"
-        raise InputError(
-            f"{what} must be a list of integers, or a mask of {total} booleans, got {got}"
-        )
-    own = own.long()
-    low, high = int(own.min()), int(own.max())
-    if low < 0 or high >= total:
-        raise InputError(f"{what} must be in 0..{total - 1}, got {low}..{high}")
-    return own
-
-
-def _held_once(held: Sequence[Tensor], total: int) -> None:
-    if not held:
-        raise InputError("the federation is empty: got 0 clients, need at least 1")
-    times = torch.bincount(torch.cat(list(held)), minlength=total)
-    if times.max() > 1:
-        row = int(times.argmax())
-        holders = [i for i, own in enumerate(held) for _ in range(int((own == row).sum()))]
-        raise InputError(
-            f"row {row} is listed {len(holders)} times, by clients {holders[:4]}, need once at "
-            f"most: "
-            "drop the repeats, or copy the row in x and y"
-        )
-
-
-def _group(client_of_row: Any, total: int) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Client names in sorted order, and the rows of each in the order of the data."""
-    ids = _array(client_of_row, "client_of_row")
-    if ids.shape != (total,):
-        raise InputError(
-            f"client_of_row has shape {ids.shape}, need one entry for each of {total} rows"
-        )
-    if ids.dtype.kind == "O" and all(isinstance(v, str) for v in ids):
-        ids = ids.astype(str)
-    if ids.dtype.kind not in "iuU":
-        raise InputError(f"client_of_row must hold integers or names, got dtype {ids.dtype}")
-    names, owner, sizes = np.unique(ids, return_inverse=True, return_counts=True)
-    rows = torch.from_numpy(owner.argsort(kind="stable")).split_with_sizes(sizes.tolist())
-    return tuple(map(str, names)), list(rows)
-
-
-def _in_order(group: Any) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Client names in the order of their first rows, and a mask of each one's rows."""
-    names = dict.fromkeys(group.tolist())
-    return tuple(names), [torch.from_numpy(group == name) for name in names]
-
-
-def _pair(pair: Any, client: int, classes: int | None, gaps: bool) -> tuple[Tensor, Tensor]:
-    where = f"client {client}: "
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"{len(pair)} items" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise InputError(f"{where}need a pair (x, y), got {got}")
-    x, y = dense(pair[0], f"{where}x"), dense(pair[1], f"{where}y")
-    _same_length(x, y, where)
-    return _samples(x, where, gaps=gaps), _targets(y, classes, where)[0]
-
-
-def _alike(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Clients must agree in sample shape and in whether y is a label."""
-    if not pairs:
-        raise InputError("the federation is empty: got 0 clients, need at least 1")
-    (x, y), *others = pairs
-    for i, (own_x, own_y) in enumerate(others, start=1):
-        if own_x.shape[1:] != x.shape[1:]:
-            shapes = f"{tuple(own_x.shape[1:])}, client 0 of shape {tuple(x.shape[1:])}"
-            raise InputError(f"client {i} has samples of shape {shapes}: all must be alike")
-        if own_y.is_floating_point() != y.is_floating_point():
-            kinds = f"{own_y.dtype} y, client 0 {y.dtype}"
-            raise InputError(
-                f"client {i} has {kinds}: use integer labels, or float targets, everywhere"
-            )

@@ -1,9 +1,11 @@
-"""Readers of image sets: uint8 samples [channels, H, W] and the affine map that takes them to a
-pixel range.
+"""Readers of image sets.
 
-Every reader pools all rows of its files in their order, so the same images in another format give
-the same rows. Images are never copied as a whole: they are read into one buffer and put upright in
-it, a block at a time.
+Every reader returns a pool of uint8 samples [channels, height, width], and the affine map that
+takes a byte to the wanted range of pixels. It pools all rows of its files in their order, so the
+same images in another format give the same rows.
+
+Images are never copied as a whole. They are read into one buffer, and their axes are put into the
+right order within that buffer, a block at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +24,22 @@ import torch
 
 from ..errors import InputError
 from ..support.intake import Pieces, limits, read_bytes, read_npz, unpacked
+from .options import PIXEL_RANGE
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
-Batch = tuple[
-    Callable[[str, bytes], tuple[Array, Any]], str, bytes
-]  # how to decode it, its name, its content
-GREY, COLOUR = (28, 28), (3, 32, 32)
-LABELS, IMAGES = 0x801, 0x803  # magic numbers of idx files: bytes in one and in three dimensions
+Paths = Sequence[Path]
+Range = Sequence[float]
+Decoder = Callable[[str, bytes], tuple[Array, Any]]  # from a name and bytes to (images, labels)
+Batch = tuple[Decoder, str, bytes]  # how to decode a batch, its name, its content
+
+GREY = (28, 28)
+COLOUR = (3, 32, 32)
+PIXELS = math.prod(COLOUR)  # bytes of a CIFAR image
+LABELS = 0x801  # what an idx file of labels begins with: bytes in one dimension
+IMAGES = 0x803  # what an idx file of images begins with: bytes in three dimensions
 BLOCK = 1 << 20  # bytes read at a time
+ROWS_AT_A_TIME = 1024  # images whose axes are permuted at a time
 CIFAR = (
     "data_batch_1",
     "data_batch_2",
@@ -39,14 +48,18 @@ CIFAR = (
     "data_batch_5",
     "test_batch",
 )
-MOST = 1 << 26  # bytes of a CIFAR batch, twice what one has
-MEMBERS = 1000  # files of a CIFAR archive, which has eight
-ROWS = 1 << 21  # images of an idx file, more than any set has
+MOST = 1 << 26  # the most bytes of a CIFAR batch, twice what one has
+MEMBERS = 1000  # the most files in a CIFAR archive, which has eight
+ROWS = 1 << 21  # the most images in an idx file, more than any set has
 DAMAGED = "corrupt or cut short"
 
 
-def digits(_: Sequence[Path] = (), *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """The 1797 8×8 digits that come with scikit-learn; pixels are 0..16."""
+def digits(
+    _: Paths = (),
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read the 1797 8×8 digits that come with scikit-learn. Their pixels are 0 to 16."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -54,213 +67,315 @@ def digits(_: Sequence[Path] = (), *, pixel_range: Sequence[float] = (-1.0, 1.0)
             "data set 'digits' comes with scikit-learn: pip install scikit-learn"
         ) from None
     images, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy(images.astype(np.uint8)).view(-1, 1, 8, 8)
-    return Pool(x, torch.from_numpy(labels.astype(np.int64)), _affine(pixel_range, 16))
+    x = torch.from_numpy(images.astype(np.uint8))
+    y = torch.from_numpy(labels.astype(np.int64))
+    return Pool(x.view(-1, 1, 8, 8), y, _affine(pixel_range, 16))
 
 
-# --- npz
-# -------------------------------------------------------------------------------------------------------------
-def npz(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """28×28 images from a .npz file with x (uint8 [rows, 28, 28]) and y (integers [rows])."""
+# ---- npz: one file of numpy, with arrays x and y ----
+
+
+def npz(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read 28×28 images from a .npz file with x (uint8 [rows, 28, 28]) and y (integers [rows])."""
     x, y = _arrays(paths, GREY)
     return _pool(x, y, pixel_range)
 
 
-def npz_colour(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """32×32 colour images from a .npz file with x (uint8 [rows, 32, 32, 3]) and y (integers
-    [rows])."""
+def npz_colour(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read 32×32 colour images from a .npz file.
+
+    It holds x (uint8 [rows, 32, 32, 3]) and y (integers [rows]).
+    """
     x, y = _arrays(paths, (32, 32, 3))
     _permute(x, 3, 1, 2)
     return _pool(x.reshape(-1, *COLOUR), y, pixel_range)
 
 
-def _arrays(paths: Sequence[Path], shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Images of a shape in row-major order, and their labels."""
+def _arrays(paths: Paths, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Images of the given shape, contiguous in memory, and their labels."""
     (path,) = paths
     x, y = read_npz(path, ("x", "y")).values()
-    if x.dtype != np.uint8 or x.ndim != len(shape) + 1 or x.shape[1:] != shape:
-        need = ", ".join(map(str, ("rows", *shape)))
-        raise InputError(f"{path}: x must be uint8 [{need}], got {x.dtype} {list(x.shape)}")
-    if y.dtype.kind not in "iu" or y.shape != (len(x),):
-        raise InputError(
-            f"{path}: y must be integers [{len(x)}], one per image, got {y.dtype} {list(y.shape)}"
-        )
+    if x.dtype != np.uint8 or x.ndim == 0 or x.shape[1:] != shape:
+        need = ", ".join(map(str, shape))
+        got = f"{x.dtype} {list(x.shape)}"
+        raise InputError(f"{path}: x must be uint8 [rows, {need}], got {got}")
+    rows = len(x)
+    if y.dtype.kind not in "iu" or y.shape != (rows,):
+        got = f"{y.dtype} {list(y.shape)}"
+        raise InputError(f"{path}: y must be integers [{rows}], one per image, got {got}")
     return np.ascontiguousarray(x), y
 
 
-# --- idx
-# -------------------------------------------------------------------------------------------------------------
-def idx(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """MNIST or Fashion-MNIST from its own files (images, labels, images, labels), gzipped or not."""
-    return _pool(*_idx(paths, range(10)), pixel_range)
+# ---- idx: the format of MNIST and its relatives ----
 
 
-def emnist_digits(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """EMNIST Digits from its own files (images, labels, images, labels)."""
-    return _pool(*_emnist(paths, range(10)), pixel_range)
+def idx(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read MNIST or Fashion-MNIST from its own files (images, labels, images, labels).
+
+    The files may be packed by gzip or not.
+    """
+    x, y = _idx(paths, range(10))
+    return _pool(x, y, pixel_range)
 
 
-def emnist_balanced(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """EMNIST Balanced, 47 digits and letters, from its own files (images, labels, images, labels)."""
-    return _pool(*_emnist(paths, range(47)), pixel_range)
+def emnist_digits(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read EMNIST Digits from its own files (images, labels, images, labels)."""
+    x, y = _emnist(paths, range(10))
+    return _pool(x, y, pixel_range)
 
 
-def emnist_letters(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """EMNIST Letters from its own files (images, labels, images, labels); labels 1..26 become
-    0..25."""
+def emnist_balanced(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read EMNIST Balanced, 47 digits and letters, from its own files (images, labels, ...)."""
+    x, y = _emnist(paths, range(47))
+    return _pool(x, y, pixel_range)
+
+
+def emnist_letters(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read EMNIST Letters from its own files (images, labels, images, labels).
+
+    The labels 1 to 26 of the files become 0 to 25.
+    """
     x, y = _emnist(paths, range(1, 27))
     return _pool(x, y - 1, pixel_range)
 
 
-def _emnist(paths: Sequence[Path], labels: range) -> tuple[Array, Array]:
-    """Images put upright: EMNIST stores them transposed."""
+def _emnist(paths: Paths, labels: range) -> tuple[Array, Array]:
+    """The images, put upright, and their labels: EMNIST stores images transposed."""
     x, y = _idx(paths, labels)
     _permute(x, 2, 1)
     return x, y
 
 
-def _idx(paths: Sequence[Path], labels: range) -> tuple[Array, Array]:
-    """The images of all pairs of files in one buffer, and their labels."""
-    pixels, marks = bytearray(), bytearray()
+def _idx(paths: Paths, labels: range) -> tuple[Array, Array]:
+    """The images of all pairs of files, in one buffer, and their labels.
+
+    `labels` are the labels that the set has. Another one means that a file is damaged or wrong.
+    """
+    pixels = bytearray()
+    marks = bytearray()
     for image_file, label_file in zip(paths[::2], paths[1::2], strict=True):
-        images, own = _read_idx(image_file, IMAGES, GREY, pixels), bytearray()
+        own = bytearray()
+        images = _read_idx(image_file, IMAGES, GREY, pixels)
         labelled = _read_idx(label_file, LABELS, (), own)
         if images != labelled:
             raise InputError(
                 f"{image_file} has {images} images, {label_file} has {labelled} labels: take both "
                 f"from one set"
             )
-        _known(label_file, own, labels)
+        _check_known(label_file, own, labels)
         marks += own
-    return np.frombuffer(pixels, np.uint8).reshape(-1, *GREY), np.frombuffer(marks, np.uint8)
+    x = np.frombuffer(pixels, np.uint8)
+    y = np.frombuffer(marks, np.uint8)
+    return x.reshape(-1, *GREY), y
 
 
-def _read_idx(path: Path, magic: int, shape: tuple[int, ...], out: bytearray) -> int:
-    """Append what an idx file holds to a buffer; the number of its items, which have this shape."""
+def _read_idx(
+    path: Path,
+    magic: int,
+    shape: tuple[int, ...],
+    out: bytearray,
+) -> int:
+    """Append the content of an idx file to a buffer, and return the number of its items.
+
+    `magic` is the number that the file begins with, `shape` is the shape of one item.
+    """
     before = len(out)
     with unpacked(path) as file:
-        items = _header(path, file, magic, shape)
+        items = _read_header(path, file, magic, shape)
         size = items * math.prod(shape)
-        limits().check("bytes", before + size, path, "bytes, unpacked, with the files before it")
-        while len(out) - before <= size and (block := file.read(BLOCK)):
+        total = before + size
+        limits().check("bytes", total, path, "bytes, unpacked, with the files before it")
+        while len(out) <= total:
+            block = file.read(BLOCK)
+            if not block:
+                break
             out += block
     got = len(out) - before
     if got != size:
-        than = "more" if got > size else f"{got} bytes"
+        has = "more" if got > size else f"{got} bytes"
         raise InputError(
-            f"{path}: its header tells of {items} items in {size} bytes, it has {than}: fetch it "
+            f"{path}: its header tells of {items} items in {size} bytes, it has {has}: fetch it "
             f"again"
         )
     return items
 
 
-def _header(path: Path, file: IO[bytes], magic: int, shape: tuple[int, ...]) -> int:
-    """The number of items, at least one, of the wanted kind and shape."""
-    head = file.read(4 * (2 + len(shape)))
+def _read_header(
+    path: Path,
+    file: IO[bytes],
+    magic: int,
+    shape: tuple[int, ...],
+) -> int:
+    """Read the header of an idx file and return the number of items, at least one.
+
+    The header is a row of 4-byte numbers: the magic number, the number of items, the shape of one.
+    """
     what = "images" if shape else "labels"
-    if head[:4] != magic.to_bytes(4) or len(head) != 4 * (2 + len(shape)):
+    length = 4 * (2 + len(shape))
+    head = file.read(length)
+    if head[:4] != magic.to_bytes(4) or len(head) != length:
         raise InputError(
             f"{path}: is no idx file of {what}, which begins with {magic:#010x}: fetch it again"
         )
-    items, *sizes = np.frombuffer(head[4:], ">u4").tolist()
+    numbers = np.frombuffer(head[4:], ">u4")
+    items, *sizes = numbers.tolist()
     if tuple(sizes) != shape:
+        need = list(shape)
         raise InputError(
-            f"{path}: holds images of {sizes} pixels, need {list(shape)}: take the files of this "
-            f"set"
+            f"{path}: holds images of {sizes} pixels, need {need}: take the files of this set"
         )
     if not 0 < items <= ROWS:
         raise InputError(f"{path}: tells of {items} {what}, need 1 to {ROWS}: fetch it again")
     return int(items)
 
 
-# --- CIFAR-10
-# --------------------------------------------------------------------------------------------------------
-def cifar_binary(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """CIFAR-10 from the files data_batch_1.bin, ... of its binary version."""
-    return _cifar(((_records, str(path), read_bytes(path)) for path in paths), pixel_range)
+# ---- CIFAR-10 ----
 
 
-def cifar_pickle(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """CIFAR-10 from the files data_batch_1, ... of its Python version; nothing in them is run."""
-    return _cifar(((_unpickled, str(path), read_bytes(path)) for path in paths), pixel_range)
+def cifar_binary(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read CIFAR-10 from the files data_batch_1.bin, ... of its binary version."""
+    return _cifar(_from_files(_records, paths), pixel_range)
 
 
-def cifar_tar(paths: Sequence[Path], *, pixel_range: Sequence[float] = (-1.0, 1.0)) -> Pool:
-    """CIFAR-10 from cifar-10-binary.tar.gz or cifar-10-python.tar.gz, without unpacking it to disk."""
+def cifar_pickle(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read CIFAR-10 from the files data_batch_1, ... of its Python version.
+
+    These are pickles, which can contain code. Nothing in them is run.
+    """
+    return _cifar(_from_files(_unpickled, paths), pixel_range)
+
+
+def cifar_tar(
+    paths: Paths,
+    *,
+    pixel_range: Range = PIXEL_RANGE.default,
+) -> Pool:
+    """Read CIFAR-10 from cifar-10-binary.tar.gz or cifar-10-python.tar.gz.
+
+    The archive is unpacked in memory, not on the disk.
+    """
     (path,) = paths
-    return _cifar(_members(path), pixel_range)
+    return _cifar(_from_archive(path), pixel_range)
 
 
-def _cifar(batches: Iterable[Batch], pixel_range: Sequence[float]) -> Pool:
-    """The images of all batches in one buffer."""
-    pixels, marks = bytearray(), bytearray()
+def _from_files(decode: Decoder, paths: Paths) -> Iterator[Batch]:
+    """The batches in files of their own, read one by one."""
+    for path in paths:
+        yield decode, str(path), read_bytes(path)
+
+
+def _cifar(batches: Iterable[Batch], pixel_range: Range) -> Pool:
+    """Join the images of all batches in one buffer."""
+    pixels = bytearray()
+    marks = bytearray()
     for decode, name, data in batches:
         if len(data) > MOST:
             raise InputError(f"{name}: has {len(data)} bytes, need at most {MOST}: fetch it again")
         images, labels = decode(name, data)
-        _known(name, labels, range(10))
+        _check_known(name, labels, range(10))
         pixels += np.ascontiguousarray(images).data
         marks += bytes(labels)
-    x = np.frombuffer(pixels, np.uint8).reshape(-1, *COLOUR)
-    return _pool(x, np.frombuffer(marks, np.uint8), pixel_range)
+    x = np.frombuffer(pixels, np.uint8)
+    y = np.frombuffer(marks, np.uint8)
+    return _pool(x.reshape(-1, *COLOUR), y, pixel_range)
 
 
 def _records(name: str, data: bytes) -> tuple[Array, bytes]:
-    """Records of one label and 3072 pixels."""
-    width = 1 + math.prod(COLOUR)
+    """Decode a batch of the binary version: records of one label and 3072 pixels."""
+    width = 1 + PIXELS
     if not data or len(data) % width:
         raise InputError(
             f"{name}: has {len(data)} bytes, need records of {width} bytes, {DAMAGED}: fetch it "
             f"again"
         )
     rows = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return rows[:, 1:], rows[:, 0].tobytes()
+    labels = rows[:, 0].tobytes()
+    return rows[:, 1:], labels
 
 
 def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
-    """A dictionary with the keys data and labels."""
+    """Decode a batch of the Python version: a dictionary with the keys data and labels."""
     try:
         batch = _Unpickler(BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged bytes can ask the unpickler for anything
         raise InputError(
             f"{name}: cannot be read as a CIFAR batch, {DAMAGED} ({error}): fetch it again"
         ) from None
-    x, y = (
-        (batch.get(key) for key in (b"data", b"labels"))
-        if isinstance(batch, dict)
-        else (None, None)
-    )
+    if not isinstance(batch, dict):
+        batch = {}
+    x = batch.get(b"data")
+    y = batch.get(b"labels")
     if not isinstance(x, _Array) or x.rows is None:
-        raise InputError(f"{name}: data must be uint8 [rows, {math.prod(COLOUR)}]: fetch it again")
-    if (
-        not isinstance(y, list)
-        or len(y) != len(x.rows)
-        or not all(type(label) is int for label in y)
-    ):
+        raise InputError(f"{name}: data must be uint8 [rows, {PIXELS}]: fetch it again")
+    count = len(x.rows)
+    if not _are_labels(y, count):
         raise InputError(
-            f"{name}: labels must be a list of {len(x.rows)} integers, one per image: fetch it "
-            f"again"
+            f"{name}: labels must be a list of {count} integers, one per image: fetch it again"
         )
     return x.rows, y
 
 
+def _are_labels(y: Any, count: int) -> bool:
+    """Whether y is a list of that many integers."""
+    if not isinstance(y, list) or len(y) != count:
+        return False
+    return all(type(label) is int for label in y)
+
+
 class _Unpickler(pickle.Unpickler):
-    """Makes dictionaries, lists, text and what is said about an array of bytes; it calls nothing of
-    numpy."""
+    """An unpickler that cannot run code.
+
+    It makes dictionaries, lists, text and numbers, and it takes note of what a pickle says about
+    an array of bytes. It calls nothing of numpy.
+    """
+
+    encoded = 0  # characters that `encode` has seen
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of the few things that a batch consists of."""
+        """What a pickle may ask for: the few things that a CIFAR batch consists of."""
         if (module, name) == ("_codecs", "encode"):
             return self.encode
         if (module, name) not in ADMITTED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR batch needs")
         return ADMITTED[module, name]
 
-    encoded = 0
-
     def encode(self, text: str, encoding: str) -> bytes:
-        """Bytes, as Python 3 writes them in the format of Python 2; not the same text again and
-        again."""
+        """Turn text into bytes, which is how Python 3 writes bytes in the format of Python 2.
+
+        The total is limited, because a pickle can ask for the same text again and again.
+        """
         self.encoded += len(text)
         if encoding != "latin1" or self.encoded > MOST:
             raise pickle.UnpicklingError(
@@ -270,7 +385,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Dtype:
-    """The format of an array's numbers; its state, the byte order, says nothing about bytes."""
+    """The number format of an array. Its state is the byte order, which does not matter here."""
 
     def __init__(self, name: object, *_: object) -> None:
         self.bytes = isinstance(name, str | bytes) and name in ("u1", b"u1")
@@ -280,7 +395,10 @@ class _Dtype:
 
 
 class _Array:
-    """An array as its state describes it: version, shape, format, order, bytes."""
+    """An array as its pickled state describes it: version, shape, format, order, bytes.
+
+    `rows` stays None if the state does not describe images.
+    """
 
     rows: Array | None = None
 
@@ -296,58 +414,43 @@ class _Array:
                 order,
                 bytes() as content,
             ):
-                if rows > 0 and width == math.prod(COLOUR) and len(content) == rows * width:
-                    self.rows = np.frombuffer(content, np.uint8).reshape(
-                        (rows, width), order="F" if order else "C"
-                    )
+                if rows <= 0 or width != PIXELS or len(content) != rows * width:
+                    return
+                flat = np.frombuffer(content, np.uint8)
+                by_column = bool(order)
+                self.rows = flat.reshape((rows, width), order="F" if by_column else "C")
 
 
 ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,  # numpy moved it in version 2
     ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): "ndarray",  # the kind of array: nothing that can be called
+    ("numpy", "ndarray"): "ndarray",  # the kind of array: text, which cannot be called
     ("numpy", "dtype"): _Dtype,
 }
+"""What a CIFAR batch may ask the unpickler for, and what it gets instead."""
 
 
-def _members(path: Path) -> Iterator[Batch]:
-    """The batches of an archive in the order of CIFAR, let go of one by one."""
+def _from_archive(path: Path) -> Iterator[Batch]:
+    """The batches of an archive in the order of CIFAR. Each one is forgotten once it is read."""
     files = _untarred(path)
     binary = any(name.endswith(".bin") for name in files)
-    names = [f"{name}.bin" for name in CIFAR] if binary else CIFAR
+    names = [f"{name}.bin" for name in CIFAR] if binary else list(CIFAR)
     missing = [name for name in names if name not in files]
     if missing:
         raise InputError(f"{path}: has no {', '.join(missing)}: fetch it again")
+    decode: Decoder = _records if binary else _unpickled
     for name in names:
-        yield (_records if binary else _unpickled), f"{path}: {name}", files.pop(name)
+        yield decode, f"{path}: {name}", files.pop(name)
 
 
 def _untarred(path: Path) -> dict[str, bytes]:
-    """The batches among an archive's files, by the last part of their name."""
-    files: dict[str, bytes] = {}
+    """The content of the batches in an archive, by the last part of their names."""
     try:
-        with (
-            unpacked(path) as raw,
-            tarfile.open(fileobj=cast(IO[bytes], Pieces(raw)), mode="r:") as archive,
-        ):
-            for count, member in enumerate(archive):
-                if count > MEMBERS:
-                    raise InputError(
-                        f"{path}: has more than {MEMBERS} files, CIFAR-10 has 8: fetch it again"
-                    )
-                name = member.name.rpartition("/")[2]
-                if (
-                    member.isfile()
-                    and name.removesuffix(".bin") in CIFAR
-                    and (file := archive.extractfile(member))
-                ):
-                    if member.size > MOST:
-                        raise InputError(
-                            f"{path}: {name} has {member.size} bytes, need at most {MOST}: fetch "
-                            f"it again"
-                        )
-                    files[name] = file.read()
-            while raw.read(BLOCK):  # the checksum comes last
+        with unpacked(path) as raw:
+            stream = cast(IO[bytes], Pieces(raw))
+            with tarfile.open(fileobj=stream, mode="r:") as archive:
+                files = _batches_in(archive, path)
+            while raw.read(BLOCK):  # to the end, where gzip has its checksum
                 pass
     except InputError:
         raise
@@ -358,36 +461,63 @@ def _untarred(path: Path) -> dict[str, bytes]:
     return files
 
 
-# --- all
-# -------------------------------------------------------------------------------------------------------------
-def _pool(x: Array, y: Array, pixel_range: Sequence[float]) -> Pool:
-    """Images [rows, H, W] or [rows, 3, H, W], which are not copied."""
+def _batches_in(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
+    """Read the batches of an open archive. InputError if it has too many files, or too large ones."""
+    files: dict[str, bytes] = {}
+    for count, member in enumerate(archive):
+        if count > MEMBERS:
+            raise InputError(
+                f"{path}: has more than {MEMBERS} files, CIFAR-10 has 8: fetch it again"
+            )
+        name = member.name.rpartition("/")[2]
+        is_batch = member.isfile() and name.removesuffix(".bin") in CIFAR
+        file = archive.extractfile(member) if is_batch else None
+        if file is None:
+            continue
+        if member.size > MOST:
+            raise InputError(
+                f"{path}: {name} has {member.size} bytes, need at most {MOST}: fetch it again"
+            )
+        files[name] = file.read()
+    return files
+
+
+# ---- all formats ----
+
+
+def _pool(x: Array, y: Array, pixel_range: Range) -> Pool:
+    """A pool of images [rows, H, W] or [rows, 3, H, W], which are not copied."""
     images = torch.from_numpy(x)
-    images = images[:, None] if x.ndim == 3 else images
-    return Pool(images, torch.from_numpy(y.astype(np.int64)), _affine(pixel_range, 255))
+    if x.ndim == 3:
+        images = images[:, None]
+    labels = torch.from_numpy(y.astype(np.int64))
+    return Pool(images, labels, _affine(pixel_range, 255))
 
 
 def _permute(x: Array, *axes: int) -> None:
-    """Permute the axes of every image in place; the caller knows the new shape, x keeps the old
-    one."""
-    for start in range(0, len(x), 1024):
-        block = x[start : start + 1024]
-        block.reshape(-1)[:] = block.transpose(0, *axes).ravel()
+    """Permute the axes of every image in place. The caller knows the new shape, x keeps the old."""
+    for start in range(0, len(x), ROWS_AT_A_TIME):
+        block = x[start : start + ROWS_AT_A_TIME]
+        permuted = block.transpose(0, *axes).ravel()
+        block.reshape(-1)[:] = permuted
 
 
-def _known(path: str | Path, labels: Iterable[int], known: range) -> None:
+def _check_known(path: str | Path, labels: Iterable[int], known: range) -> None:
+    """Raise InputError for a label that the set does not have."""
     for row, label in enumerate(labels):
         if label not in known:
+            need = f"{known[0]}..{known[-1]}"
             raise InputError(
-                f"{path}: row {row} has label {label}, need {known[0]}..{known[-1]}: take the "
-                f"files of this set"
+                f"{path}: row {row} has label {label}, need {need}: take the files of this set"
             )
 
 
-def _affine(pixel_range: Sequence[float], brightest: int) -> tuple[float, float]:
+def _affine(pixel_range: Range, brightest: int) -> tuple[float, float]:
+    """The factor and the offset that take pixels 0..brightest to the wanted range."""
     low, high = pixel_range
-    if not (math.isfinite(high - low) and low < high):
+    width = high - low
+    if not math.isfinite(width) or not low < high:
         raise InputError(
             f"pixel_range must be two finite numbers, low < high, got {list(pixel_range)}"
         )
-    return (high - low) / brightest, low
+    return width / brightest, low

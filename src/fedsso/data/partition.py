@@ -1,18 +1,24 @@
-"""Who holds which rows: partitions of a pooled data set, each a pure function of (labels, clients,
-seed).
+"""Partitions: rules that decide which client holds which rows of a data set.
 
-iid, dirichlet, classes, quantity and shards draw by the seed; contiguous cuts the rows in the order
-of the data, as the paper does with text; these use every row exactly once and give each client at
-least `min_rows` rows: where the draw gives fewer, rows move from the largest client, and a note
-says how many. group makes a client of each hospital, user or speaker with `min_rows` rows; a note
-counts the rows left out. The tables are the label counts behind the paper's results: `paper-20` and
-`paper-3` for MNIST, `paper-fashion-3` for Fashion-MNIST (its "EMNIST").
+Every partition is a pure function of the labels, the number of clients and the seed: the same
+arguments always give the same clients.
+
+- `iid`, `dirichlet`, `classes`, `quantity` and `shards` draw at random, by the seed.
+- `contiguous` cuts the rows in the order of the data, as the paper does with text.
+- `group` makes one client of each hospital, user or speaker that has at least `min_rows` rows. A
+  note counts the rows that this leaves out.
+- The tables are the label counts behind the paper's results: `paper-20` and `paper-3` for MNIST,
+  `paper-fashion-3` for Fashion-MNIST, which the paper calls "EMNIST".
+
+The first six use every row exactly once and give every client at least `min_rows` rows. Where the
+draw gives a client fewer, rows move to it from the largest client, and a note says how many.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
@@ -24,138 +30,271 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, integer, number, one_of
+from ..errors import InputError, integer, one_of
 from ..support.rng import generator, key
+from .options import (
+    CLASSES_PER_CLIENT,
+    CLIENTS,
+    CONCENTRATION,
+    MIN_ROWS,
+    SEED,
+    SHARDS_PER_CLIENT,
+    Option,
+)
+
+Held = list[list[Tensor]]  # the pieces, each a tensor of row indices, that each client holds
+Names = np.ndarray[Any, Any]  # text
 
 
 class Parts(NamedTuple):
-    """The rows of each client, what was done to keep the promises, and the clients' names where
-    they have any."""
+    """The result of a partition."""
 
-    rows: list[Tensor]
-    notes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    rows: list[Tensor]  # the row indices of each client, int64
+    notes: tuple[str, ...] = ()  # what a user should know, such as rows that were moved
+    names: tuple[str, ...] = ()  # the clients' names, where they have names
 
 
-def iid(y: Tensor, clients: int, *, seed: int = 0, min_rows: int = 8) -> Parts:
-    """Equal shares of the shuffled rows."""
-    _feasible(len(y), clients, min_rows)
-    return Parts(list(_shuffled(torch.arange(len(y)), seed, "iid").tensor_split(clients)))
+# ---- the partitions ----
+
+
+def iid(
+    y: Tensor,
+    clients: int,
+    *,
+    seed: int = SEED.default,
+    min_rows: int = MIN_ROWS.default,
+) -> Parts:
+    """Shuffle all rows and cut them into equal shares: every client sees the same mix of labels.
+
+    The name stands for "independent and identically distributed". It is the easy case of federated
+    learning, and a baseline for the others.
+
+    >>> parts = iid(torch.arange(10) % 2, clients=3, min_rows=1)
+    >>> [len(rows) for rows in parts.rows]
+    [4, 3, 3]
+    """
+    _check_enough_rows(len(y), clients, min_rows)
+    shuffled = _shuffled(torch.arange(len(y)), seed, "iid")
+    return Parts(list(shuffled.tensor_split(clients)))
 
 
 def dirichlet(
-    y: Tensor, clients: int, *, concentration: float = 0.5, seed: int = 0, min_rows: int = 8
+    y: Tensor,
+    clients: int,
+    *,
+    concentration: float = CONCENTRATION.default,
+    seed: int = SEED.default,
+    min_rows: int = MIN_ROWS.default,
 ) -> Parts:
-    """Label skew: each label's rows are shared out by a Dirichlet(concentration) draw; small means
-    skewed."""
-    _feasible(len(y), clients, min_rows)
-    held: list[list[Tensor]] = [[] for _ in range(clients)]
+    """Label skew: share out the rows of each label in proportions from a Dirichlet draw.
+
+    A small concentration gives most rows of a label to a few clients. A large one is nearly even.
+    Every label has its own draw, so clients differ in their labels and also in their sizes.
+
+    >>> y = torch.arange(100) % 2
+    >>> parts = dirichlet(y, clients=3, concentration=0.3)
+    >>> [torch.bincount(y[rows]).tolist() for rows in parts.rows]
+    [[5, 3], [45, 10], [0, 37]]
+    """
+    _check_enough_rows(len(y), clients, min_rows)
+    held = _nothing_for(clients)
     for label in _labels(y, "dirichlet"):
-        rows = _shuffled(torch.nonzero(y == label).flatten(), seed, "dirichlet", label)
+        rows = _shuffled(_rows_with(y, label), seed, "dirichlet", label)
         share = _shares(clients, concentration, seed, "dirichlet", label)
         for own, piece in zip(held, _cut(rows, share), strict=True):
             own.append(piece)
-    return _at_least(_merge(held, seed), min_rows)
+    return _with_at_least(_merge(held, seed), min_rows)
 
 
 def classes(
-    y: Tensor, clients: int, *, classes_per_client: int = 2, seed: int = 0, min_rows: int = 8
+    y: Tensor,
+    clients: int,
+    *,
+    classes_per_client: int = CLASSES_PER_CLIENT.default,
+    seed: int = SEED.default,
+    min_rows: int = MIN_ROWS.default,
 ) -> Parts:
-    """Each client holds k classes; a class is shared equally by its holders, about clients * k /
-    classes."""
-    _feasible(len(y), clients, min_rows)
+    """Give each client k classes. A class is shared equally by the clients that hold it.
+
+    With C classes, each one has about clients * k / C holders. Every class has at least one, so
+    that no row is lost.
+
+    >>> y = torch.arange(60) % 3
+    >>> parts = classes(y, clients=3, classes_per_client=1)
+    >>> [y[rows].unique().tolist() for rows in parts.rows]
+    [[2], [1], [0]]
+    """
+    _check_enough_rows(len(y), clients, min_rows)
     labels = _labels(y, "classes")
     holders = _holders(len(labels), clients, classes_per_client, seed)
-    held: list[list[Tensor]] = [[] for _ in range(clients)]
+    held = _nothing_for(clients)
     for label, own in zip(labels, holders, strict=True):
-        rows = _shuffled(torch.nonzero(y == label).flatten(), seed, "classes", label)
-        for client, piece in zip(own, rows.tensor_split(len(own)), strict=True):
+        rows = _shuffled(_rows_with(y, label), seed, "classes", label)
+        pieces = rows.tensor_split(len(own))
+        for client, piece in zip(own, pieces, strict=True):
             held[client].append(piece)
-    return _at_least(_merge(held, seed), min_rows)
+    return _with_at_least(_merge(held, seed), min_rows)
 
 
 def quantity(
-    y: Tensor, clients: int, *, concentration: float = 0.5, seed: int = 0, min_rows: int = 8
+    y: Tensor,
+    clients: int,
+    *,
+    concentration: float = CONCENTRATION.default,
+    seed: int = SEED.default,
+    min_rows: int = MIN_ROWS.default,
 ) -> Parts:
-    """Size skew: shares of the shuffled rows by one Dirichlet(concentration) draw; labels stay
-    mixed."""
-    _feasible(len(y), clients, min_rows)
+    """Size skew: the clients' sizes come from one Dirichlet draw, while their labels stay mixed.
+
+    >>> parts = quantity(torch.arange(100) % 2, clients=3, concentration=0.5)
+    >>> [len(rows) for rows in parts.rows]
+    [8, 8, 84]
+    >>> parts.notes
+    ('13 rows moved from the largest clients so that 2 clients have min_rows=8',)
+    """
+    _check_enough_rows(len(y), clients, min_rows)
     share = _shares(clients, concentration, seed, "quantity")
-    return _at_least(_cut(_shuffled(torch.arange(len(y)), seed, "quantity"), share), min_rows)
+    shuffled = _shuffled(torch.arange(len(y)), seed, "quantity")
+    return _with_at_least(_cut(shuffled, share), min_rows)
 
 
 def shards(
-    y: Tensor, clients: int, *, shards_per_client: int = 2, seed: int = 0, min_rows: int = 8
+    y: Tensor,
+    clients: int,
+    *,
+    shards_per_client: int = SHARDS_PER_CLIENT.default,
+    seed: int = SEED.default,
+    min_rows: int = MIN_ROWS.default,
 ) -> Parts:
-    """Few labels each: rows sorted by label are cut into equal shards, dealt out at random (McMahan
-    et al. 2017)."""
-    _feasible(len(y), clients, min_rows)
-    total = clients * integer("shards_per_client", shards_per_client, 1)
+    """Few labels per client: sort rows by label, cut them into equal shards and deal these out.
+
+    This is the "pathological" partition of McMahan et al. 2017. Most shards lie within one label,
+    so a client has about `shards_per_client` labels.
+
+    >>> y = torch.arange(40) % 4
+    >>> parts = shards(y, clients=4, shards_per_client=1)
+    >>> [y[rows].unique().tolist() for rows in parts.rows]
+    [[3], [2], [1], [0]]
+    """
+    _check_enough_rows(len(y), clients, min_rows)
+    total = clients * SHARDS_PER_CLIENT.check(shards_per_client)
     if total > len(y):
         raise InputError(
             f"{clients} clients with shards_per_client={shards_per_client} need {total} rows, "
-            f"there are {len(y)}: "
-            f"use shards_per_client <= {len(y) // clients}, or fewer clients"
+            f"there are {len(y)}: use shards_per_client <= {len(y) // clients}, or fewer clients"
         )
-    _whole(y, "shards")
+    _check_labels(y, "shards")
     pieces = y.argsort(stable=True).tensor_split(total)
-    dealt = _shuffled(torch.arange(total), seed, "shards").view(clients, -1).tolist()
-    return _at_least(_merge([[pieces[i] for i in own] for own in dealt], seed), min_rows)
+    dealt = _shuffled(torch.arange(total), seed, "shards")
+    held = _nothing_for(clients)
+    for own, numbers in zip(held, dealt.view(clients, -1).tolist(), strict=True):
+        for number in numbers:
+            own.append(pieces[number])
+    return _with_at_least(_merge(held, seed), min_rows)
 
 
-def contiguous(y: Tensor, clients: int, *, seed: int = 0, min_rows: int = 8) -> Parts:  # noqa: ARG001
-    """Equal consecutive parts in the order of the data, nothing shuffled: the same for every seed."""
-    _feasible(len(y), clients, min_rows)
-    return Parts(list(torch.arange(len(y)).tensor_split(clients)))
+def contiguous(
+    y: Tensor,
+    clients: int,
+    *,
+    seed: int = SEED.default,  # noqa: ARG001
+    min_rows: int = MIN_ROWS.default,
+) -> Parts:
+    """Cut the rows into equal consecutive parts, without shuffling: the same for every seed.
+
+    >>> [rows.tolist() for rows in contiguous(torch.zeros(5), clients=2, min_rows=1).rows]
+    [[0, 1, 2], [3, 4]]
+    """
+    _check_enough_rows(len(y), clients, min_rows)
+    parts = torch.arange(len(y)).tensor_split(clients)
+    return Parts(list(parts))
 
 
 def group(
     y: Tensor,
     clients: int | None = None,
     *,
-    group: np.ndarray[Any, Any] | None,
-    seed: int = 0,  # noqa: ARG001
-    min_rows: int = 8,
+    group: Names | None,
+    seed: int = SEED.default,  # noqa: ARG001
+    min_rows: int = MIN_ROWS.default,
 ) -> Parts:
-    """One client for each group, in the order of first appearance; fewer clients than groups: the
-    largest ones."""
+    """Make one client of each group of rows, in the order in which the groups first appear.
+
+    `group` holds the name of the group of each row. Groups with fewer than `min_rows` rows are
+    left out. If `clients` is smaller than the number of groups, the largest groups are taken.
+
+    >>> who = np.array(["Ulm", "Basel", "Ulm", "Graz", "Basel"])
+    >>> parts = group(torch.zeros(5), group=who, min_rows=2)
+    >>> parts.names, [rows.tolist() for rows in parts.rows]
+    (('Ulm', 'Basel'), [[0, 2], [1, 4]])
+    >>> parts.notes
+    ('1 of 3 groups have fewer than min_rows=2 rows: 1 rows unused',)
+    """
     names, owner = _owners(group, len(y))
     sizes = torch.bincount(owner, minlength=len(names))
-    large = torch.nonzero(sizes >= integer("min_rows", min_rows, 1)).flatten()
+    enough = sizes >= MIN_ROWS.check(min_rows)
+    large = torch.nonzero(enough).flatten()
     kept = _largest(large, sizes, clients, min_rows)
-    ends, order = sizes.cumsum(0), owner.argsort(stable=True)
-    rows = [order[int(ends[i] - sizes[i]) : int(ends[i])] for i in kept.tolist()]
-    return Parts(
-        rows, _unused(sizes, large, kept, min_rows), tuple(names[i] for i in kept.tolist())
-    )
+    order = owner.argsort(stable=True)  # all rows, those of the same group side by side
+    ends = sizes.cumsum(0)
+    rows = []
+    kept_names = []
+    for number in kept.tolist():
+        end = int(ends[number])
+        start = end - int(sizes[number])
+        rows.append(order[start:end])
+        kept_names.append(names[number])
+    notes = _notes_on_unused(sizes, large, kept, min_rows)
+    return Parts(rows, notes, tuple(kept_names))
 
 
-def table(y: Tensor, clients: int, *, counts: Sequence[Sequence[int]], seed: int = 0) -> Parts:
-    """Client i holds exactly counts[i][c] rows of label c."""
+def table(
+    y: Tensor,
+    clients: int,
+    *,
+    counts: Sequence[Sequence[int]],
+    seed: int = SEED.default,
+) -> Parts:
+    """Give client i exactly counts[i][c] rows of label c, drawn at random.
+
+    The seed decides which rows of a label a client gets, but not how many.
+
+    >>> y = torch.tensor([0, 0, 1, 1, 1])
+    >>> parts = table(y, clients=2, counts=[[2, 0], [0, 3]])
+    >>> [sorted(rows.tolist()) for rows in parts.rows]
+    [[0, 1], [2, 3, 4]]
+    """
     if clients != len(counts):
         raise InputError(
             f"clients must be {len(counts)}, the number in the table, got {clients}: leave it out"
         )
-    held: list[list[Tensor]] = [[] for _ in counts]
+    held = _nothing_for(clients)
+    used = 0
     for label, wanted in enumerate(zip(*counts, strict=True)):
-        rows = torch.nonzero(y == label).flatten()
-        if len(rows) < sum(wanted):
+        rows = _rows_with(y, label)
+        total = sum(wanted)
+        if len(rows) < total:
             raise InputError(
-                f"the table needs {sum(wanted)} rows of label {label}, the data set has "
-                f"{len(rows)}: "
+                f"the table needs {total} rows of label {label}, the data set has {len(rows)}: "
                 "use the data set the table was made for, or a random partition"
             )
-        rows = _shuffled(rows, seed, "table", label)[: sum(wanted)]
-        for own, piece in zip(held, rows.split_with_sizes(wanted), strict=True):
+        used += total
+        drawn = _shuffled(rows, seed, "table", label)[:total]
+        pieces = drawn.split_with_sizes(wanted)
+        for own, piece in zip(held, pieces, strict=True):
             own.append(piece)
-    used = sum(map(sum, counts))
-    notes = () if used == len(y) else (f"the table leaves {len(y) - used} of {len(y)} rows unused",)
-    return Parts([torch.cat(own) for own in held], notes)
+    joined = [torch.cat(own) for own in held]
+    if used == len(y):
+        return Parts(joined)
+    note = f"the table leaves {len(y) - used} of {len(y)} rows unused"
+    return Parts(joined, (note,))
 
 
-TABLES: dict[str, list[list[int]]] = json.loads(
-    files(__package__).joinpath("partitions.json").read_text()
-)
+# ---- the registry ----
+
+_FILE = files(__package__).joinpath("partitions.json")
+TABLES: dict[str, list[list[int]]] = json.loads(_FILE.read_text())
+"""The paper's tables by name: rows are clients, columns are labels."""
 
 PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
@@ -167,25 +306,45 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "group": group,
     **{name: partial(table, counts=counts) for name, counts in TABLES.items()},
 }
+"""All partitions by name."""
+
+PARTITION = Option(
+    "partition",
+    str,
+    None,
+    "The rule that decides which client holds which rows. By default the data set's own rule.",
+    choices=tuple(PARTITIONS),
+    also=("split", "partitioner", "partition_method", "distribution"),
+)
 
 
 def options_of(name: str) -> list[str]:
-    """The options a partition takes, by name."""
+    """The names of the options that a partition takes, beside the number of clients and the seed.
+
+    >>> options_of("dirichlet")
+    ['concentration', 'min_rows']
+    """
     partition = PARTITIONS[one_of("partition", name, PARTITIONS)]
+    parameters = inspect.signature(partition).parameters
     hidden = {"y", "clients", "seed", "counts", "group"}
-    return [option for option in inspect.signature(partition).parameters if option not in hidden]
+    return [name for name in parameters if name not in hidden]
 
 
-def _feasible(rows: int, clients: int, min_rows: int) -> None:
-    if integer("clients", clients, 1) * integer("min_rows", min_rows, 1) > rows:
+# ---- checks ----
+
+
+def _check_enough_rows(rows: int, clients: int, min_rows: int) -> None:
+    """Raise InputError if there are too few rows to give each client `min_rows` of them."""
+    needed = CLIENTS.check(clients) * MIN_ROWS.check(min_rows)
+    if needed > rows:
         raise InputError(
-            f"{clients} clients with min_rows={min_rows} need {clients * min_rows} rows, there are "
-            f"{rows}: "
+            f"{clients} clients with min_rows={min_rows} need {needed} rows, there are {rows}: "
             f"use at most {rows // min_rows} clients, or a smaller min_rows"
         )
 
 
-def _whole(y: Tensor, name: str) -> None:
+def _check_labels(y: Tensor, name: str) -> None:
+    """Raise InputError if y holds real targets, where a partition needs labels."""
     if y.is_floating_point():
         raise InputError(
             f"partition {name!r} needs class labels, y has dtype {y.dtype}: use 'iid', 'quantity' "
@@ -194,115 +353,202 @@ def _whole(y: Tensor, name: str) -> None:
 
 
 def _labels(y: Tensor, name: str) -> list[int]:
-    _whole(y, name)
-    return sorted(set(y.tolist()))
+    """The labels that occur in y, in rising order."""
+    _check_labels(y, name)
+    found = set(y.tolist())
+    return sorted(found)
 
 
-def _owners(group: np.ndarray[Any, Any] | None, rows: int) -> tuple[list[str], Tensor]:
-    """The names of the groups in the order of first appearance, and the number of each row's group."""
+# ---- groups ----
+
+
+def _owners(group: Names | None, rows: int) -> tuple[list[str], Tensor]:
+    """The names of the groups, in the order of first appearance, and each row's group number."""
     if group is None:
-        others = ", ".join(sorted(name for name in PARTITIONS if name not in {"group", *TABLES}))
+        others = sorted(PARTITIONS.keys() - {"group", *TABLES})
         raise InputError(
             f"partition 'group' needs the group of each row, which these data do not give: choose "
-            f"from {others}"
+            f"from {', '.join(others)}"
         )
     if len(group) != rows:
         raise InputError(
             f"group must name the group of each of {rows} rows, got {len(group)} names"
         )
-    held = list(map(str, group.tolist()))
-    number_of = {name: i for i, name in enumerate(dict.fromkeys(held))}
-    return list(number_of), torch.tensor([number_of[name] for name in held])
+    name_of_row = list(map(str, group.tolist()))
+    names = list(dict.fromkeys(name_of_row))
+    number_of = {name: number for number, name in enumerate(names)}
+    number_of_row = [number_of[name] for name in name_of_row]
+    return names, torch.tensor(number_of_row)
 
 
-def _largest(large: Tensor, sizes: Tensor, clients: int | None, min_rows: int) -> Tensor:
-    """The numbers of the largest groups, in order; of equal ones those that appear first."""
+def _largest(
+    large: Tensor,
+    sizes: Tensor,
+    clients: int | None,
+    min_rows: int,
+) -> Tensor:
+    """The numbers of the groups that become clients, in rising order.
+
+    `large` are the groups with enough rows. If fewer clients are wanted, the largest groups win;
+    among groups of the same size, those that appear first.
+    """
     if not len(large):
         most = max(sizes.tolist(), default=0)
         raise InputError(
             f"no group has min_rows={min_rows} rows, the largest has {most}: use min_rows <= {most}"
         )
-    if clients is not None and integer("clients", clients, 1) > len(large):
+    if clients is not None and CLIENTS.check(clients) > len(large):
         raise InputError(
             f"there are {len(large)} groups with min_rows={min_rows} rows, got clients={clients}: "
             f"use at most {len(large)} clients, or a smaller min_rows"
         )
-    return large[sizes[large].argsort(descending=True, stable=True)[:clients]].sort().values
+    by_size = sizes[large].argsort(descending=True, stable=True)
+    chosen = large[by_size[:clients]]
+    return chosen.sort().values
 
 
-def _unused(sizes: Tensor, large: Tensor, kept: Tensor, min_rows: int) -> tuple[str, ...]:
-    """Notes on the groups that are no client, and on their rows."""
-    total, held, used = int(sizes.sum()), int(sizes[large].sum()), int(sizes[kept].sum())
-    small = (
-        f"{len(sizes) - len(large)} of {len(sizes)} groups have fewer than min_rows={min_rows} rows"
-    )
-    rest = f"the clients are the {len(kept)} largest of {len(large)} groups"
-    return tuple(
-        f"{what}: {n} rows unused" for what, n in ((small, total - held), (rest, held - used)) if n
-    )
+def _notes_on_unused(
+    sizes: Tensor,
+    large: Tensor,
+    kept: Tensor,
+    min_rows: int,
+) -> tuple[str, ...]:
+    """Say how many rows belong to groups that are too small, or that were not taken."""
+    total = int(sizes.sum())
+    in_large = int(sizes[large].sum())
+    in_kept = int(sizes[kept].sum())
+    too_small = total - in_large
+    not_taken = in_large - in_kept
+    notes = []
+    if too_small:
+        small = len(sizes) - len(large)
+        groups = f"{small} of {len(sizes)} groups have fewer than min_rows={min_rows} rows"
+        notes.append(f"{groups}: {too_small} rows unused")
+    if not_taken:
+        groups = f"the clients are the {len(kept)} largest of {len(large)} groups"
+        notes.append(f"{groups}: {not_taken} rows unused")
+    return tuple(notes)
+
+
+# ---- draws ----
+
+
+def _nothing_for(clients: int) -> Held:
+    """An empty list of pieces for each client."""
+    return [[] for _ in range(clients)]
+
+
+def _rows_with(y: Tensor, label: int) -> Tensor:
+    """The indices of the rows that have a label."""
+    return torch.nonzero(y == label).flatten()
 
 
 def _shuffled(rows: Tensor, seed: int, *purpose: str | int) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=generator(seed, "partition", *purpose))]
+    """The rows in a random order, which depends on the seed and the purpose alone."""
+    draw = generator(seed, "partition", *purpose)
+    order = torch.randperm(len(rows), generator=draw)
+    return rows[order]
 
 
-def _shares(clients: int, concentration: float, seed: int, *purpose: str | int) -> Tensor:
-    """One Dirichlet draw; numpy's, because torch draws gammas from the global generator only."""
-    if not 0 < number("concentration", concentration) <= 1e9:
-        raise InputError(
-            f"concentration must be > 0 and <= 1e9, got {concentration}; 0.1 is skewed, 100 nearly "
-            f"even"
-        )
-    numbers = np.random.default_rng(key(seed, "partition", "shares", *purpose))
-    return torch.from_numpy(numbers.dirichlet([concentration] * clients))
+def _shares(
+    clients: int,
+    concentration: float,
+    seed: int,
+    *purpose: str | int,
+) -> Tensor:
+    """One Dirichlet draw: the share of each client, float64 [clients], summing to 1.
+
+    It comes from numpy, because torch can draw gammas from its global generator only.
+    """
+    CONCENTRATION.check(concentration)
+    own_seed = key(seed, "partition", "shares", *purpose)
+    numbers = np.random.default_rng(own_seed)
+    shares = numbers.dirichlet([concentration] * clients)
+    return torch.from_numpy(shares)
 
 
 def _cut(rows: Tensor, share: Tensor) -> list[Tensor]:
-    """Consecutive pieces in the given proportions; rounding the cuts, not the pieces, loses no row."""
-    cuts = (share.cumsum(0)[:-1] * len(rows)).round().long().tolist()
-    return [rows[a:b] for a, b in pairwise([0, *cuts, len(rows)])]
+    """Cut rows into consecutive pieces of the given shares.
+
+    The places of the cuts are rounded, not the sizes of the pieces, so that no row is lost.
+    """
+    ends = share.cumsum(0)[:-1] * len(rows)
+    cuts = ends.round().long().tolist()
+    pieces = []
+    for start, end in pairwise([0, *cuts, len(rows)]):
+        pieces.append(rows[start:end])
+    return pieces
 
 
-def _holders(labels: int, clients: int, k: int, seed: int) -> list[list[int]]:
-    """The clients that hold each class: every client takes the k least-held ones, ties broken by
-    the draw."""
+def _holders(
+    labels: int,
+    clients: int,
+    k: int,
+    seed: int,
+) -> list[list[int]]:
+    """Choose the clients that hold each class: for each of `labels` classes a list of clients.
+
+    The clients choose in turn. Each one takes the k classes that have the fewest holders so far;
+    random numbers between 0 and 1 break ties.
+    """
     if not 1 <= integer("classes_per_client", k) <= labels:
         raise InputError(
             f"classes_per_client must be in 1..{labels}, the classes there are, got {k}"
         )
     if clients * k < labels:
         raise InputError(
-            f"{clients} clients with {k} classes each cannot hold all {labels} classes: "
-            f"use classes_per_client >= {-(-labels // clients)}, or at least {-(-labels // k)} "
-            f"clients"
+            f"{clients} clients with {k} classes each cannot hold all {labels} classes: use "
+            f"classes_per_client >= {math.ceil(labels / clients)}, or at least "
+            f"{math.ceil(labels / k)} clients"
         )
-    ties = torch.rand(clients, labels, generator=generator(seed, "partition", "holders"))
+    draw = generator(seed, "partition", "holders")
+    ties = torch.rand(clients, labels, generator=draw)
     holders: list[list[int]] = [[] for _ in range(labels)]
     for client in range(clients):
-        held = torch.tensor([len(own) for own in holders])
-        for label in (held + ties[client]).argsort()[:k].tolist():
+        counts = torch.tensor([len(own) for own in holders])
+        fewest = (counts + ties[client]).argsort()[:k]
+        for label in fewest.tolist():
             holders[label].append(client)
     return holders
 
 
-def _merge(held: list[list[Tensor]], seed: int) -> list[Tensor]:
-    """Each client's rows in one shuffled array, so that rows taken from its end are a fair sample."""
-    return [_shuffled(torch.cat(own), seed, "merge", i) for i, own in enumerate(held)]
+def _merge(held: Held, seed: int) -> list[Tensor]:
+    """Join and shuffle the pieces of each client, so that rows from its end are a fair sample."""
+    merged = []
+    for client, pieces in enumerate(held):
+        rows = torch.cat(pieces)
+        merged.append(_shuffled(rows, seed, "merge", client))
+    return merged
 
 
-def _at_least(rows: list[Tensor], min_rows: int) -> Parts:
-    """Fill clients up to min_rows from whoever is largest at the time."""
-    rows, sizes = list(rows), [len(own) for own in rows]
-    poor = [i for i, n in enumerate(sizes) if n < min_rows]
-    moved = sum(min_rows - sizes[i] for i in poor)
-    richest = [(-n, i) for i, n in enumerate(sizes)]
-    heapify(richest)
-    for i in poor:
-        while sizes[i] < min_rows:
-            rich = richest[0][1]
-            n = min(min_rows - sizes[i], sizes[rich] - min_rows)
-            rows[i], rows[rich] = torch.cat([rows[i], rows[rich][-n:]]), rows[rich][:-n]
-            sizes[i], sizes[rich] = sizes[i] + n, sizes[rich] - n
-            heapreplace(richest, (-sizes[rich], rich))
-    note = f"{moved} rows moved from the largest clients so that {len(poor)} clients have min_rows={min_rows}"
-    return Parts(rows, (note,) if moved else ())
+def _with_at_least(rows: list[Tensor], min_rows: int) -> Parts:
+    """Fill every client up to `min_rows` rows, with rows from the client that is largest then.
+
+    A heap keeps the largest client at hand, so that thousands of small clients are filled quickly.
+    A client never gives away so many rows that it would have fewer than `min_rows` itself.
+    """
+    rows = list(rows)
+    largest = [(-len(own), client) for client, own in enumerate(rows)]
+    heapify(largest)
+    moved = 0
+    filled = 0
+    for client, own in enumerate(rows):
+        missing = min_rows - len(own)
+        if missing <= 0:
+            continue
+        filled += 1
+        moved += missing
+        while missing > 0:
+            rich = largest[0][1]
+            left = len(rows[rich]) - missing
+            left = max(left, min_rows)
+            given = rows[rich][left:]
+            rows[client] = torch.cat([rows[client], given])
+            rows[rich] = rows[rich][:left]
+            missing -= len(given)
+            heapreplace(largest, (-left, rich))
+    if not moved:
+        return Parts(rows)
+    clients = f"{filled} clients have min_rows={min_rows}"
+    note = f"{moved} rows moved from the largest clients so that {clients}"
+    return Parts(rows, (note,))

@@ -1,4 +1,7 @@
-"""What a reader makes of a data set's files: all rows, before they are shared out."""
+"""The pool: all rows of a data set, before they are shared out among clients.
+
+Every reader of files returns a `Pool`. A partition then decides which client holds which rows.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,21 @@ from torch import Tensor
 
 
 class Pool(NamedTuple):
-    """Rows, labels and, where the data know it, whom each row belongs to."""
+    """Rows, labels and, where the files say it, the owner of each row."""
 
-    x: Tensor  # [rows, *sample], uint8 or float32; NaN marks a gap where `standardise` is set
-    y: Tensor  # [rows], int64 labels or floating targets
-    affine: tuple[float, float] = (
-        1.0,
-        0.0,
-    )  # a sample is x * affine[0] + affine[1], after widening
-    group: np.ndarray[Any, Any] | None = None  # [rows] of names: hospital, user, speaker
-    classes: int = 0  # 0: those of the data set, or as many as the labels show
-    notes: tuple[str, ...] = ()  # what a user should know about these rows
-    columns: tuple[str, ...] = ()  # names of the features of a table, where they have names
-    standardise: bool = (
-        False  # fill gaps and scale columns by the training rows, once these are known
-    )
+    # The samples, [rows, *sample], uint8 or float32. With `standardise`, NaN marks a gap.
+    x: Tensor
+    # One int64 label or one floating target for each row, [rows].
+    y: Tensor
+    # A model sees x * affine[0] + affine[1], computed in floating point.
+    affine: tuple[float, float] = (1.0, 0.0)
+    # The name of the hospital, user or speaker that each row belongs to, [rows].
+    group: np.ndarray[Any, Any] | None = None
+    # The number of classes. 0: that of the data set, or as many as the labels show.
+    classes: int = 0
+    # What a user should know about these rows.
+    notes: tuple[str, ...] = ()
+    # The names of the features of a table, where they have names.
+    columns: tuple[str, ...] = ()
+    # Whether to fill gaps and to scale columns, once it is known which rows are for training.
+    standardise: bool = False

@@ -1,42 +1,64 @@
-"""Data sets by name: where their files are looked for, and how they become a federation.
+"""How a named data set becomes a federation.
 
 A data set comes in one or more forms: the official files in a folder of their own, or one plain
-file. The first form whose files are all there is read. The sets themselves are listed in
-`catalogue.py`.
+file. The first form whose files are all there is read. Its rows form a pool, and a partition shares
+them out among the clients.
+
+`DataSet` describes one data set. The data sets themselves are listed in `sets.py`. Three functions
+build federations: `pooled` from files in the data folder, `own_files` from files of the user, and
+`synthetic` from random numbers.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, integer, number, one_of, unknown
+from ..errors import InputError, unknown
 from ..support.intake import is_file, user_path
 from .federation import Federation
 from .fetch import Remote
-from .partition import PARTITIONS, TABLES, Parts, options_of
+from .options import (
+    CLIENTS,
+    CONCENTRATION,
+    DATA_DIR,
+    FILES,
+    MIN_ROWS,
+    SEED,
+    SKEW,
+    TEST_FRACTION,
+    Option,
+    other_names,
+)
+from .partition import PARTITION, PARTITIONS, TABLES, Parts, options_of
 from .pool import Pool
-from .synthetic import KINDS
+from .synthetic import KIND, KINDS, OPTIONS_OF_KIND
 from .tables import listed
 
 FOLDER = "FEDSSO_DATA"
 """The environment variable that names the folder of data files."""
 
-SKEW = {"concentration": 0.5, "classes_per_client": 2, "shards_per_client": 2}
-"""Options of the partitions, and their defaults."""
+EVERY = (
+    CLIENTS,
+    PARTITION,
+    MIN_ROWS,
+    TEST_FRACTION,
+    SEED,
+    DATA_DIR,
+)
+"""The options that every data set takes."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the caller of `load` wants of any data set; None leaves it to the set."""
+    """The options of `load` that every data set takes, checked. None leaves it to the data set."""
 
     clients: int | None
     partition: str | None
-    skew: Mapping[str, Any]  # what was given of SKEW
+    skew: Mapping[str, Any]  # options of the partition that were given
     min_rows: int
     test_fraction: float
     seed: int
@@ -45,125 +67,189 @@ class Wish:
 
 @dataclass(frozen=True)
 class Form:
-    """Files below the data folder that together hold a data set, and their reader."""
+    """One form of a data set: files below the data folder that hold it, and their reader."""
 
     files: tuple[str, ...]
-    read: Callable[..., Pool]
-    rows: int = 0  # 0: as many as the files have
-    suffix: str = ""  # of the user's own files, where they are given as a folder
+    read: Callable[..., Pool]  # takes the paths of the files, and the data set's options
+    rows: int = 0  # how many rows the files have; 0: this is not known
+    suffix: str = ""  # the files to take where a user names a folder
+
+
+Found = tuple[Form, list[Path]]  # a form, and where its files are
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One entry of the catalogue."""
+    """A data set: its name, where its files are, how to read them, and its defaults."""
 
     name: str
-    title: str
+    title: str  # one line for people
     build: Callable[[DataSet, Wish, Mapping[str, object]], Federation]
-    forms: tuple[Form, ...] = ()
+    forms: tuple[Form, ...] = ()  # the official files come first
+    options: tuple[Option, ...] = ()  # options of its own
     classes: int = 0  # 0: real targets, or as many as the files have
     partition: str = ""  # the default; "" where the set makes its own clients
-    clients: int = 20  # the default, where the partition has none of its own
-    concentration: float = SKEW["concentration"]  # of the default partition
-    models: tuple[str, ...] = ("mclr",)  # those it is tried with
-    remotes: tuple[Remote, ...] = ()  # where the official files are
-    trial: Mapping[str, int] = field(
-        default_factory=dict
-    )  # options that make a trial reading cheap
+    clients: int = 20  # the default, where the partition does not decide
+    concentration: float = CONCENTRATION.default  # of the default partition
+    models: tuple[str, ...] = ("mclr",)  # the models that it is tried with
+    remotes: tuple[Remote, ...] = ()  # where to download the official files
+    # Options that make a trial reading cheap, for the check of a download.
+    trial: Mapping[str, int] = field(default_factory=dict)
     origin: str = ""
     licence: str = ""
 
     @property
     def yours(self) -> bool:
-        """Whether the files are the user's own."""
+        """Whether the user brings the files."""
         return self.build is own_files
 
     def present(self, data_dir: str | Path | None = None) -> bool:
-        """Whether `load` needs nothing more."""
-        return not self.yours and (not self.forms or self.find(data_dir) is not None)
+        """Whether `load` can build it at once, without a download or files of the user."""
+        if self.yours:
+            return False
+        return not self.forms or self.find(data_dir) is not None
 
-    def find(self, data_dir: str | Path | None = None) -> tuple[Form, list[Path]] | None:
-        """The first form whose files are all there, and the files."""
+    def find(self, data_dir: str | Path | None = None) -> Found | None:
+        """The first form whose files are all there, with the paths of the files."""
         folder = data_folder(data_dir)
-        found = ((form, [folder / file for file in form.files]) for form in self.forms)
-        return next(
-            ((form, paths) for form, paths in found if all(is_file(path) for path in paths)), None
-        )
+        for form in self.forms:
+            paths = [folder / file for file in form.files]
+            if all(map(is_file, paths)):
+                return form, paths
+        return None
 
     def wanted(self) -> str:
-        """The files of its forms, for people."""
-        files = [form.files for form in self.forms if form.files]
-        ways = [first if not more else f"{first} ..." for first, *more in files]
+        """The files of each form as text for people: the first file, and ... for the others."""
+        ways = []
+        for form in self.forms:
+            if form.files:
+                more = " ..." if len(form.files) > 1 else ""
+                ways.append(f"{form.files[0]}{more}")
         return " or ".join(ways)
 
     def check(self, folder: Path) -> None:
-        """Raise InputError unless a folder holds the official files, and they can be read."""
+        """Raise InputError unless a folder holds the official files and they can be read."""
         form = self.forms[0]
-        pool = form.read([folder / file for file in form.files], **self.trial)
-        if form.rows and len(pool.y) != self.trial.get("rows", form.rows):
-            raise InputError(
-                f"{folder / form.files[0]}: {len(pool.y)} rows in all, {self.name} has {form.rows}"
-            )
+        paths = [folder / file for file in form.files]
+        pool = form.read(paths, **self.trial)
+        found = len(pool.y)
+        expected = self.trial.get("rows", form.rows)
+        if form.rows and found != expected:
+            raise InputError(f"{paths[0]}: {found} rows in all, {self.name} has {form.rows}")
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """Where data files are looked for: data_dir, else $FEDSSO_DATA, else fedsso in the user's cache
-    folder."""
+    """The folder where data files are looked for.
+
+    It is `data_dir` if that is given, else $FEDSSO_DATA, else `fedsso` in the user's cache folder.
+    """
+    if data_dir:
+        return user_path(DATA_DIR.name, data_dir)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = data_dir or os.environ.get(FOLDER) or Path(cache) / "fedsso"
-    return user_path("data_dir" if data_dir else f"${FOLDER}", folder)
+    folder = os.environ.get(FOLDER) or Path(cache) / "fedsso"
+    return user_path(f"${FOLDER}", folder)
+
+
+# ---- data sets in the data folder ----
 
 
 def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """A data set from the data folder, shared out by a partition."""
-    own = _options(dataset.forms[0].read, options, dataset.name)
-    name = wish.partition or dataset.partition
-    skew = _skew(dataset, wish, name)  # found wrong before hours of reading
-    form, paths = dataset.find(wish.data_dir) or _missing(dataset, wish.data_dir)
+    """Read a data set from the data folder and share its rows out among the clients."""
+    check_names(dataset.name, options, (*SKEW, *dataset.options))
+    own = _values(dataset.options, options)
+    # Wrong options of the partition are found before the files are read, which can take minutes.
+    skew = _skew(dataset, wish)
+    found = dataset.find(wish.data_dir)
+    if found is None:
+        raise _not_there(dataset, wish.data_dir)
+    form, paths = found
     pool = form.read(paths, **own)
-    _known_labels(dataset, pool, paths)
+    _check_known_labels(dataset, pool, paths)
+    is_sample = bool(options.get("rows"))  # the user asked for a part of the rows
+    held = form.rows if is_sample else len(pool.y)
     whole = dataset.forms[0].rows
-    held = form.rows if options.get("rows") else len(pool.y)  # a sample of them is no surprise
     if held != whole:
-        some = f"{paths[0].name} holds {held} of {whole} rows; `fedsso data get {dataset.name}` fetches all"
-        pool = pool._replace(notes=(some, *pool.notes))
+        file = paths[0].name
+        get = f"`fedsso data get {dataset.name}` fetches all"
+        note = f"{file} holds {held} of {whole} rows; {get}"
+        pool = pool._replace(notes=(note, *pool.notes))
     return _shared_out(dataset, pool, wish, {**skew, **own})
 
 
-def _known_labels(dataset: DataSet, pool: Pool, paths: Sequence[Path]) -> None:
-    """A label that the set does not have is a damaged file."""
+def _check_known_labels(
+    dataset: DataSet,
+    pool: Pool,
+    paths: Sequence[Path],
+) -> None:
+    """Raise InputError for a label that the data set does not have: the file is damaged."""
     classes = pool.classes or dataset.classes
     good = (pool.y >= 0) & (pool.y < classes)
-    if not good.all():
-        row = int(good.int().argmin())
-        files = ", ".join(map(str, paths))
-        raise InputError(
-            f"{files}: row {row} has label {int(pool.y[row])}, {dataset.name} has 0 to "
-            f"{classes - 1}: fetch it again"
-        )
+    if good.all():
+        return
+    row = int(good.int().argmin())
+    label = int(pool.y[row])
+    files = ", ".join(map(str, paths))
+    raise InputError(
+        f"{files}: row {row} has label {label}, {dataset.name} has 0 to {classes - 1}: fetch it "
+        f"again"
+    )
+
+
+def _not_there(dataset: DataSet, data_dir: str | Path | None) -> InputError:
+    """The error for a data set whose files are not there. It says where they were looked for."""
+    get = f"fedsso data get {dataset.name}"
+    if data_dir:
+        where = DATA_DIR.name
+        get += f" --data-dir {data_dir}"
+    elif os.environ.get(FOLDER):
+        where = f"${FOLDER}"
+    else:
+        where = "the default"
+    folder = data_folder(data_dir)
+    return InputError(
+        f"data set {dataset.name!r} is not in {folder} ({where}): `{get}` fetches it; or put "
+        f"there {dataset.wanted()}, or set {FOLDER} to the folder that has them"
+    )
+
+
+# ---- files of the user ----
 
 
 def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """Files of the user's own, which the option `files` lists; a folder stands for the files in it."""
-    if options.get("files") is None:
+    """Read files of the user, which the option `files` names, and share their rows out."""
+    check_names(dataset.name, options, (*SKEW, *dataset.options))
+    given: Any = options.get(FILES.name)
+    if given is None:
         raise InputError(
             f"data set {dataset.name!r} reads your own files: name them, or a folder (--files, "
             f"files=[...])"
         )
     (form,) = dataset.forms
-    given: Any = options["files"]
     paths = listed(given, form.suffix)
-    own = _options(form.read, {k: v for k, v in options.items() if k != "files"}, dataset.name)
-    skew = _skew(dataset, wish, wish.partition or dataset.partition)
-    fed = _shared_out(dataset, form.read(paths, **own), wish, {**skew, **own})
-    return replace(fed, source={**fed.source, "files": [os.path.realpath(path) for path in paths]})
+    of_reader = [option for option in dataset.options if option is not FILES]
+    own = _values(of_reader, options)
+    skew = _skew(dataset, wish)
+    pool = form.read(paths, **own)
+    fed = _shared_out(dataset, pool, wish, {**skew, **own})
+    files = [os.path.realpath(path) for path in paths]
+    return replace(fed, source={**fed.source, FILES.name: files})
 
 
-def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, Any]) -> Federation:
-    """A federation of the pool's rows, which remembers how it was made."""
-    name = wish.partition or dataset.partition
-    skew = {k: v for k, v in options.items() if k in options_of(name)}
-    parts = _parts(dataset, pool, wish, name, skew)
+# ---- both ----
+
+
+def _shared_out(
+    dataset: DataSet,
+    pool: Pool,
+    wish: Wish,
+    options: Mapping[str, Any],
+) -> Federation:
+    """Share the rows of a pool out among clients.
+
+    The federation remembers in `source` how it was made, so that `load(**source)` makes it again.
+    """
+    partition = wish.partition or dataset.partition
+    parts = _parts(dataset, pool, wish, options)
     fed = Federation.from_rows(
         pool.x,
         pool.y,
@@ -173,117 +259,126 @@ def _shared_out(dataset: DataSet, pool: Pool, wish: Wish, options: Mapping[str, 
         classes=pool.classes or dataset.classes or None,
         standardise=pool.standardise,
     )
-    scaling = fed.scaling and fed.scaling._replace(columns=pool.columns)
-    asked = {
+    source = {
+        "name": dataset.name,
         "clients": fed.clients,
-        "partition": name,
+        "partition": partition,
         "test_fraction": wish.test_fraction,
         "seed": wish.seed,
+        **_as_toml_has_them(options),
     }
     return replace(
-        fed,
+        fed.with_columns(pool.columns),
         name=dataset.name,
         affine=pool.affine,
         notes=(*pool.notes, *parts.notes),
         client_names=parts.names,
-        scaling=scaling,
-        source={"name": dataset.name, **asked, **_plain(options)},
+        source=source,
     )
 
 
-def _parts(dataset: DataSet, pool: Pool, wish: Wish, name: str, skew: Mapping[str, Any]) -> Parts:
-    """Who holds which rows."""
+def _parts(
+    dataset: DataSet,
+    pool: Pool,
+    wish: Wish,
+    options: Mapping[str, Any],
+) -> Parts:
+    """Call the partition: it decides which client holds which rows."""
+    name = wish.partition or dataset.partition
+    takes = options_of(name)
+    skew = {option: value for option, value in options.items() if option in takes}
+    partition = PARTITIONS[name]
     if name == "group":
-        return PARTITIONS[name](pool.y, wish.clients, group=pool.group, seed=wish.seed, **skew)
-    clients = wish.clients or len(TABLES.get(name, ())) or dataset.clients
-    return PARTITIONS[name](pool.y, clients, seed=wish.seed, **skew)
+        return partition(pool.y, wish.clients, group=pool.group, seed=wish.seed, **skew)
+    in_table = len(TABLES.get(name, ()))
+    clients = wish.clients or in_table or dataset.clients
+    return partition(pool.y, clients, seed=wish.seed, **skew)
+
+
+def _skew(dataset: DataSet, wish: Wish) -> dict[str, Any]:
+    """The options of the partition: those that were given, else the defaults.
+
+    The data set's own concentration is the default only where its own partition is used.
+    """
+    name = wish.partition or dataset.partition
+    takes = options_of(name)
+    for option, value in wish.skew.items():
+        if option not in takes:
+            users = sorted(other for other in PARTITIONS if option in options_of(other))
+            raise InputError(
+                f"partition {name!r} has no {option}, got {value}: leave it out, or choose from "
+                f"{', '.join(users)}"
+            )
+    every = {option.name: option.default for option in SKEW}
+    if not wish.partition:
+        every[CONCENTRATION.name] = dataset.concentration
+    every.update(wish.skew)
+    every[MIN_ROWS.name] = wish.min_rows
+    return {option: value for option, value in every.items() if option in takes}
+
+
+# ---- synthetic problems ----
 
 
 def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """Clients made to measure; `kind` chooses the problem."""
+    """Make clients from random numbers. The option `kind` chooses the problem."""
     if wish.partition or wish.skew:
         raise InputError(
             f"data set {dataset.name!r} makes its own clients: leave out the partition; use "
             f"heterogeneity"
         )
-    kind = one_of("kind", options.get("kind", "quadratic"), KINDS)
+    kind = KIND.check(options.get(KIND.name, KIND.default))
+    takes = OPTIONS_OF_KIND[kind]
+    check_names(f"synthetic {kind}", options, (KIND, *takes))
+    own = _values(takes, options)
+    if TEST_FRACTION in takes:
+        own[TEST_FRACTION.name] = wish.test_fraction
     clients = dataset.clients if wish.clients is None else wish.clients
-    own = _options(
-        KINDS[kind], {k: v for k, v in options.items() if k != "kind"}, f"synthetic {kind}"
-    )
-    if "test_fraction" in own:
-        own["test_fraction"] = wish.test_fraction
-    source = {"name": dataset.name, "clients": clients, "seed": wish.seed, "kind": kind, **own}
-    return replace(KINDS[kind](clients, wish.seed, **own), name=f"synthetic-{kind}", source=source)
-
-
-def _skew(dataset: DataSet, wish: Wish, name: str) -> dict[str, Any]:
-    """The partition's options: those asked for, else the data set's default."""
-    takes = options_of(name)
-    for option, value in wish.skew.items():
-        if option not in takes:
-            users = ", ".join(sorted(p for p in PARTITIONS if option in options_of(p)))
-            raise InputError(
-                f"partition {name!r} has no {option}, got {value}: leave it out, or choose from "
-                f"{users}"
-            )
-    default = SKEW if wish.partition else {**SKEW, "concentration": dataset.concentration}
-    return {
-        k: v for k, v in {**default, **wish.skew, "min_rows": wish.min_rows}.items() if k in takes
+    fed = KINDS[kind](clients, wish.seed, **own)
+    source = {
+        "name": dataset.name,
+        "clients": clients,
+        "seed": wish.seed,
+        "kind": kind,
+        **own,
     }
+    return replace(fed, name=f"synthetic-{kind}", source=source)
 
 
-def _missing(dataset: DataSet, data_dir: str | Path | None) -> tuple[Form, list[Path]]:
-    where = "data_dir" if data_dir else f"${FOLDER}" if os.environ.get(FOLDER) else "the default"
-    get = f"fedsso data get {dataset.name}" + (f" --data-dir {data_dir}" if data_dir else "")
-    raise InputError(
-        f"data set {dataset.name!r} is not in {data_folder(data_dir)} ({where}): `{get}` fetches "
-        f"it; "
-        f"or put there {dataset.wanted()}, or set {FOLDER} to the folder that has them"
-    )
+# ---- options ----
 
 
-def _options(
-    function: Callable[..., object], given: Mapping[str, object], what: str
-) -> dict[str, Any]:
-    """A function's keyword-only parameters: their defaults, overridden by what is given."""
-    parameters = inspect.signature(function).parameters.values()
-    known = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    for option in given:
-        if not known:
-            raise InputError(
-                f"data set {what!r} has no options of its own, got {option}: leave it out"
-            )
-        if option not in known:
-            raise unknown(f"option of {what}", option, known)
-    typed = {k: _typed(k, given.get(k, default), default) for k, default in known.items()}
-    return {k: v for k, v in typed.items() if v is not None}
+def check_names(what: str, given: Iterable[str], own: Sequence[Option]) -> None:
+    """Raise InputError for an option that does not exist.
+
+    `what` names the data set, `own` are the options that it takes beside those of every data set.
+    The error understands what other libraries call an option: n_clients, alpha, test_size.
+    """
+    options = (*EVERY, *own)
+    names = {option.name for option in options}
+    for name in given:
+        if name not in names:
+            raise unknown(f"option of {what}", name, names, other_names(options))
 
 
-def _typed(name: str, value: Any, default: Any) -> Any:
-    """The value in the type of the default."""
-    if default == ():
-        return _texts(name, value)
-    if isinstance(default, tuple):
-        if not isinstance(value, list | tuple) or len(value) != len(default):
-            raise InputError(f"{name} must be {len(default)} numbers, got {value!r}")
-        return tuple(_typed(name, v, d) for v, d in zip(value, default, strict=True))
-    if default is None:  # a file, or none
-        return None if value is None else Path(os.path.realpath(user_path(name, value)))
-    if isinstance(default, str):
-        if not isinstance(value, str):
-            raise InputError(f"{name} must be text, got {value!r}")
-        return value
-    return integer(name, value) if isinstance(default, int) else number(name, value)
+def _values(options: Sequence[Option], given: Mapping[str, object]) -> dict[str, Any]:
+    """The values of some options: those that are given, else the defaults. None is left out."""
+    values = {}
+    for option in options:
+        value = given.get(option.name, option.default)
+        checked = option.check(value)
+        if checked is not None:
+            values[option.name] = checked
+    return values
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-        raise InputError(f"{name} must be a list of names, got {value!r}")
-    return tuple(value)
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tuples as lists and paths as text, which TOML has."""
-    lists = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-    return {k: str(v) if isinstance(v, Path) else v for k, v in lists.items()}
+def _as_toml_has_them(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in types that a TOML file has: tuples become lists, and paths become text."""
+    plain = {}
+    for name, value in options.items():
+        if isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, Path):
+            value = str(value)
+        plain[name] = value
+    return plain

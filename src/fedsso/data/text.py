@@ -1,5 +1,8 @@
-"""Readers of text: one-hot characters to predict the next one from, and bags of words with their
-sentiment."""
+"""Readers of text sets: a play, of which the next character is to be predicted, and tweets.
+
+Both return samples of a fixed shape. A piece of a play is a row of one-hot characters. A tweet is
+either a count of its hashed words, or the mean of the vectors of its words.
+"""
 
 from __future__ import annotations
 
@@ -21,77 +24,161 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from ..errors import InputError, integer
+from ..errors import InputError
 from ..support.intake import limits, read_text
 from ..support.intake import lines as packed_lines
 from ..support.rng import key
+from .options import BUCKETS, BYTE, PIECE_LENGTH, SAMPLED_ROWS, TWEET_LENGTH, VECTORS
 from .pool import Pool
 
 Array = np.ndarray[Any, Any]
-MOST = 255  # characters of an alphabet, and words of a tweet: what a byte holds
-CHUNK = 4096  # rows counted at a time
-PIECE = 1 << 20  # characters looked up at a time
+
+CHUNK = 4096
+"""How many rows are counted at a time."""
+PIECE = 1 << 20
+"""How many characters are looked up at a time."""
 SPEECH = re.compile(r"(?:\A|\n\r?\n)([^\r\n]+):(?=\r?\n|\Z)")
+"""How a speech in a play begins: with a line `NAME:` after a blank line, or at the top."""
 COLUMNS = ["polarity", "id", "date", "query", "user", "text"]
+"""The columns of Sentiment140."""
+FLOAT32 = np.finfo(np.float32).max
+
+# What is a word of a tweet, in the sense of the vectors that GloVe has for Twitter.
 URL = re.compile(r"(?:https?://|www\.)\S+")
 USER = re.compile(r"@\w+")
 NUMBER = re.compile(r"\b\d+(?:[.,:]\d+)*\b")
 WORD = re.compile(r"<(?:url|user|number)>|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+")
 
 
-def shakespeare(paths: Sequence[Path], *, length: int = 50) -> Pool:
-    """Next-character prediction: a row is `length` one-hot characters, its label the character that
-    follows.
+# ---- a play ----
 
-    The text is cut into consecutive pieces of length + 1 characters, a remainder dropped: no
-    character is in two rows, so that none is in a training and a test row. A row's group is who
-    speaks at its start.
+
+def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) -> Pool:
+    """Read a play, to predict the next character.
+
+    A sample is `length` characters, one-hot: uint8 [length, characters of the alphabet]. Its label
+    is the character that follows. The text is cut into consecutive pieces of length + 1
+    characters, and a remainder is dropped. So no character is in two rows, and nothing leaks from
+    training to test rows. A row's group is who speaks at its start.
     """
     (path,) = paths
-    text, size = read_text(path), integer("length", length, 1) + 1
+    text = read_text(path)
+    size = PIECE_LENGTH.check(length) + 1
     rows = len(text) // size
     if not rows:
         raise InputError(
             f"{path}: has {len(text)} characters, one row takes {size}: use a smaller length"
         )
     alphabet = sorted(set(text))
-    if len(alphabet) > MOST:
+    count = len(alphabet)
+    if count > BYTE:
         raise InputError(
-            f"{path}: has {len(alphabet)} distinct characters, need at most {MOST}: replace the "
-            f"rare ones in the file"
+            f"{path}: has {count} distinct characters, need at most {BYTE}: replace the rare ones "
+            f"in the file"
         )
-    _affordable(f"{path}: the rows", rows * length * len(alphabet) + 4 * len(text), "cut the file")
-    pieces = _codes(text, alphabet)[: rows * size].reshape(rows, size)
-    x = _one_hot(pieces[:, :-1], len(alphabet))
-    speakers = _speakers(text, np.arange(rows) * size)
+    needed = rows * length * count + 4 * len(text)
+    _check_affordable(f"{path}: the rows", needed, "cut the file")
+    codes = _codes(text, alphabet)
+    pieces = codes[: rows * size].reshape(rows, size)
+    following = pieces[:, -1].astype(np.int64)
+    starts = np.arange(rows) * size
     return Pool(
-        x, torch.from_numpy(pieces[:, -1].astype(np.int64)), group=speakers, classes=len(alphabet)
+        _one_hot(pieces[:, :-1], count),
+        torch.from_numpy(following),
+        group=_speakers(text, starts),
+        classes=count,
     )
+
+
+def _codes(text: str, alphabet: Sequence[str]) -> Array:
+    """The place of each character in the alphabet, uint8 [characters of the text]."""
+    known = np.array(list(map(ord, alphabet)), np.uint32)
+    codes = np.zeros(len(text), np.uint8)
+    for start in range(0, len(text), PIECE):
+        end = start + PIECE
+        encoded = text[start:end].encode("utf-32-le")
+        piece = np.frombuffer(encoded, "<u4")
+        codes[start:end] = np.searchsorted(known, piece)
+    return codes
+
+
+def _one_hot(codes: Array, characters: int) -> Tensor:
+    """Codes [rows, length] as uint8 [rows, length, characters]: 1 at the code, 0 elsewhere."""
+    x = np.zeros((*codes.shape, characters), np.uint8)
+    for start in range(0, len(codes), CHUNK):
+        end = start + CHUNK
+        places = codes[start:end, :, None].astype(np.int64)
+        np.put_along_axis(x[start:end], places, 1, 2)
+    return torch.from_numpy(x)
+
+
+def _speakers(text: str, places: Array) -> Array:
+    """Who speaks at each place of the text. Before the first speech it is "(nobody)"."""
+    names = ["(nobody)"]
+    starts = []
+    for speech in SPEECH.finditer(text):
+        names.append(speech[1])
+        starts.append(speech.start(1))
+    number = np.searchsorted(starts, places, side="right")
+    return np.array(names, dtype=object)[number]
+
+
+# ---- tweets ----
+
+
+class Tweet(NamedTuple):
+    """A tweet of Sentiment140."""
+
+    polarity: str
+    """"0" for a bad mood, "2" for a neutral one, "4" for a good one."""
+    user: str
+    text: str
+
+
+class Bags(NamedTuple):
+    """Tweets as numbers of words: tweet i has the words words[codes[start[i]:start[i + 1]]]."""
+
+    labels: list[int]
+    """1 for a good mood, 0 for a bad one."""
+    users: list[str]
+    words: list[str]
+    """Each distinct word once."""
+    codes: Array
+    """The numbers of the words of all tweets, int32."""
+    start: Array
+    """Where each tweet begins in `codes`, int32 [tweets + 1]."""
 
 
 def sentiment140(
     paths: Sequence[Path],
     *,
-    length: int = 200,
-    buckets: int = 1024,
-    vectors: Path | None = None,
-    rows: int = 0,
+    length: int = TWEET_LENGTH.default,
+    buckets: int = BUCKETS.default,
+    vectors: Path | None = VECTORS.default,
+    rows: int = SAMPLED_ROWS.default,
 ) -> Pool:
-    """Tweets as bags of at most `length` words, label 1 where the mood is good; a row's group is
-    who wrote it.
+    """Read tweets of a good (label 1) or bad (label 0) mood. A row's group is who wrote it.
 
-    Reads the official files and the same columns as UTF-8 with a header; `rows` > 0 takes a fixed
-    sample of them. Without vectors a sample counts its words by hash, in `buckets` places: a linear
-    layer on it is an embedding, trained and summed over the words. With vectors, the path of a
-    GloVe text file (plain, .gz or .zip), a sample is the mean of its known words' vectors, zero
-    where it has none.
+    It reads the official files, and the same columns as UTF-8 with a header. At most `length`
+    words of a tweet count. With `rows` > 0, a fixed sample of that many tweets is taken.
+
+    Without `vectors`, a sample counts the words of a tweet by their hash, in `buckets` places. A
+    linear layer on it is then an embedding, summed over the words, that is trained.
+
+    With `vectors`, the path of a GloVe text file (plain, .gz or .zip), a sample is the mean of the
+    vectors of its known words, or zero if it has none.
     """
-    length, buckets = integer("length", length, 1, MOST), integer("buckets", buckets, 1)
+    length = TWEET_LENGTH.check(length)
+    buckets = BUCKETS.check(buckets)
+    rows = SAMPLED_ROWS.check(rows)
     seen: Counter[str] = Counter()
-    tweets = _bags(_sample(_opinions(paths, seen), integer("rows", rows, 0)), length)
+    opinions = _opinions(paths, seen)
+    tweets = _bags(_sample(opinions, rows), length)
     if not tweets.labels:
         raise InputError(f"{paths[0]}: has no tweet of polarity 0 or 4: fetch it again")
-    notes = [f"{seen['2']} neutral tweets (polarity 2) left out"] if seen["2"] else []
+    notes = []
+    if seen["2"]:
+        notes.append(f"{seen['2']} neutral tweets (polarity 2) left out")
     if vectors:
         x, found = _averaged(tweets, vectors)
         notes.append(found)
@@ -105,55 +192,8 @@ def sentiment140(
     )
 
 
-class Tweet(NamedTuple):
-    polarity: str  # "0" bad, "2" neutral, "4" good
-    user: str
-    text: str
-
-
-class Bags(NamedTuple):
-    """Tweets as word numbers: tweet i has words[codes[j]] for j in start[i]..start[i + 1] - 1."""
-
-    labels: list[int]
-    users: list[str]
-    words: list[str]  # each distinct word once
-    codes: Array  # int32
-    start: Array  # int32 [rows + 1]
-
-
-def _affordable(what: str, size: int, remedy: str) -> None:
-    most = limits().samples
-    if size > most:
-        raise InputError(
-            f"{what} take {size} bytes, need at most {most}: {remedy}, or set FEDSSO_MAX_SAMPLES"
-        )
-
-
-def _codes(text: str, alphabet: Sequence[str]) -> Array:
-    """The place of each character in the alphabet, uint8."""
-    known, codes = np.array(list(map(ord, alphabet)), np.uint32), np.zeros(len(text), np.uint8)
-    for a in range(0, len(text), PIECE):
-        piece = np.frombuffer(text[a : a + PIECE].encode("utf-32-le"), "<u4")
-        codes[a : a + PIECE] = np.searchsorted(known, piece)
-    return codes
-
-
-def _one_hot(codes: Array, characters: int) -> Tensor:
-    x = np.zeros((*codes.shape, characters), np.uint8)
-    for a in range(0, len(codes), CHUNK):
-        np.put_along_axis(x[a : a + CHUNK], codes[a : a + CHUNK, :, None].astype(np.int64), 1, 2)
-    return torch.from_numpy(x)
-
-
-def _speakers(text: str, places: Array) -> Array:
-    """Who speaks at each place: a line `NAME:` after a blank one, or at the top, begins a speech."""
-    speeches = list(SPEECH.finditer(text))
-    names = np.array(["(nobody)", *(speech[1] for speech in speeches)], dtype=object)
-    return names[np.searchsorted([speech.start(1) for speech in speeches], places, side="right")]
-
-
 def _opinions(paths: Iterable[Path], seen: Counter[str]) -> Iterator[Tweet]:
-    """The tweets of good or bad mood; `seen` counts all of them by polarity."""
+    """The tweets of a good or bad mood. `seen` counts all tweets by polarity on the way."""
     for path in paths:
         for tweet in _tweets(path):
             seen[tweet.polarity] += 1
@@ -162,15 +202,23 @@ def _opinions(paths: Iterable[Path], seen: Counter[str]) -> Iterator[Tweet]:
 
 
 def _tweets(path: Path) -> Iterator[Tweet]:
-    reader, start, cells = csv.reader(_decoded(path)), 1, list[str]()
+    """The tweets of one file. A header is passed over.
+
+    The last line that `_decoded` gives is blank. If the quotes of the last row are not closed, the
+    blank line becomes a part of that row, which shows that the file was cut short.
+    """
+    reader = csv.reader(_decoded(path))
+    start = 1  # the line where the next row begins
+    cells: list[str] = []
     try:
         for cells in reader:
-            if cells and not (reader.line_num == 1 and cells == COLUMNS):
+            is_header = reader.line_num == 1 and cells == COLUMNS
+            if cells and not is_header:
                 yield _tweet(cells, f"{path}: line {start}")
             start = reader.line_num + 1
     except csv.Error as error:
         raise InputError(f"{path}: line {start}: is not CSV ({error}): fetch it again") from None
-    if cells:  # the blank line at the end was taken for a part of it
+    if cells:
         raise InputError(
             f"{path}: the quotes of the last row are not closed, the file is cut short: fetch it "
             f"again"
@@ -178,44 +226,54 @@ def _tweets(path: Path) -> Iterator[Tweet]:
 
 
 def _tweet(cells: Sequence[str], where: str) -> Tweet:
-    if len(cells) != len(COLUMNS) or cells[0] not in ("0", "2", "4"):
+    """A tweet from the cells of its row."""
+    polarity = cells[0]
+    if len(cells) != len(COLUMNS) or polarity not in ("0", "2", "4"):
+        names = ",".join(COLUMNS)
         raise InputError(
-            f"{where}: has {len(cells)} cells, the first {cells[0][:20]!r}; expected "
-            f"{len(COLUMNS)}, "
-            f"{','.join(COLUMNS)}, with a polarity of 0, 2 or 4: correct the line, or fetch the "
-            f"file again"
+            f"{where}: has {len(cells)} cells, the first {polarity[:20]!r}; expected "
+            f"{len(COLUMNS)}, {names}, with a polarity of 0, 2 or 4: correct the line, or fetch "
+            f"the file again"
         )
-    return Tweet(cells[0], cells[4], cells[5])
+    return Tweet(polarity, cells[4], cells[5])
 
 
 def _decoded(path: Path) -> Iterator[str]:
-    """The lines of a file as text: UTF-8 below a header, else latin-1 as the official files are;
-    then a blank one."""
+    """The lines of a file as text, and a blank line at the end.
+
+    Below a header it is UTF-8. The official files have no header and are latin-1.
+    """
     lines = packed_lines(path)
     first = next(lines, b"").removeprefix(codecs.BOM_UTF8)
-    encoding = "utf-8" if first.startswith((b"polarity", b'"polarity"')) else "latin-1"
-    for n, line in enumerate(chain([first], lines), 1):
+    has_header = first.startswith((b"polarity", b'"polarity"'))
+    encoding = "utf-8" if has_header else "latin-1"
+    for number, line in enumerate(chain([first], lines), 1):
         try:
             yield line.decode(encoding)
         except UnicodeDecodeError:
             raise InputError(
-                f"{path}: line {n}: is not UTF-8 text: save the file as UTF-8"
+                f"{path}: line {number}: is not UTF-8 text: save the file as UTF-8"
             ) from None
     yield "\n"
 
 
 def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
-    """That many tweets in their order, every choice equally likely, the same each time; 0: all of
-    them."""
+    """Draw `rows` tweets, and keep their order. 0 takes all of them.
+
+    Every choice of tweets is equally likely, and it is the same each time. The tweets are read
+    once, without knowing how many there are (reservoir sampling).
+    """
     if not rows:
         return tweets
-    draw, kept, total = Random(key(0, "sentiment140", "rows")), list[tuple[int, Tweet]](), 0
+    draw = Random(key(0, "sentiment140", "rows"))
+    kept: list[tuple[int, Tweet]] = []
+    total = 0
     for total, tweet in enumerate(tweets, 1):
         place = int(draw.random() * total)
         if total <= rows:
             kept.append((total, tweet))
         elif place < rows:
-            kept[place] = total, tweet
+            kept[place] = (total, tweet)
     if total < rows:
         raise InputError(
             f"rows must be at most {total}, the tweets there are, got rows={rows}: use 0 for all"
@@ -224,102 +282,163 @@ def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
 
 
 def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
-    labels, users, number = list[int](), list[str](), dict[str, int]()
-    codes, start, most, names = array("i"), array("i", [0]), limits(), 0
+    """Number the words of the tweets in the order of their first appearance."""
+    labels: list[int] = []
+    users: list[str] = []
+    number_of: dict[str, int] = {}
+    codes = array("i")
+    start = array("i", [0])
+    names = 0  # characters in the names of the users
+    bound = limits()
     for tweet in tweets:
         names += len(tweet.user)
-        most.check("text", names, "the tweets", "characters in the names of who wrote them")
-        most.check("words", len(number), "the tweets", "distinct words")
-        most.check("cells", len(codes), "the tweets", "words")
-        labels.append(int(tweet.polarity == "4"))
+        bound.check("text", names, "the tweets", "characters in the names of who wrote them")
+        bound.check("words", len(number_of), "the tweets", "distinct words")
+        bound.check("cells", len(codes), "the tweets", "words")
+        is_good = tweet.polarity == "4"
+        labels.append(int(is_good))
         users.append(tweet.user)
-        codes.extend([number.setdefault(word, len(number)) for word in _words(tweet.text)[:length]])
+        for word in _words(tweet.text)[:length]:
+            code = number_of.setdefault(word, len(number_of))
+            codes.append(code)
         start.append(len(codes))
-    return Bags(labels, users, list(number), np.array(codes, np.int32), np.array(start, np.int32))
+    return Bags(
+        labels,
+        users,
+        list(number_of),
+        np.array(codes, np.int32),
+        np.array(start, np.int32),
+    )
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words as GloVe's Twitter vectors have them: <url>, <user>, <number>, and don't as
-    do n't."""
-    text = USER.sub("<user>", URL.sub("<url>", unescape(text).lower()))
-    return WORD.findall(NUMBER.sub("<number>", text).replace("n't", " n't"))
+    """The words of a tweet in lower case, as GloVe's Twitter vectors have them.
+
+    Links, users and numbers become <url>, <user> and <number>, and "don't" becomes "do", "n't".
+
+    >>> _words("@bob I don't like 2 of http://a.b")
+    ['<user>', 'i', 'do', "n't", 'like', '<number>', 'of', '<url>']
+    """
+    text = unescape(text).lower()
+    text = URL.sub("<url>", text)
+    text = USER.sub("<user>", text)
+    text = NUMBER.sub("<number>", text)
+    text = text.replace("n't", " n't")
+    return WORD.findall(text)
+
+
+# ---- tweets as counts of hashed words ----
 
 
 def _hashed(tweets: Bags, buckets: int) -> Tensor:
-    """How often each tweet has a word of each bucket: uint8 [rows, buckets]."""
+    """How often each tweet has a word of each bucket: uint8 [tweets, buckets]."""
     rows = len(tweets.labels)
-    _affordable(
-        f"{rows} tweets",
-        rows * buckets,
-        f"use rows={limits().samples // buckets}, or fewer buckets",
-    )
-    bucket = np.array([zlib.crc32(word.encode()) % buckets for word in tweets.words], np.int64)
+    affordable = limits().samples // buckets
+    remedy = f"use rows={affordable}, or fewer buckets"
+    _check_affordable(f"{rows} tweets", rows * buckets, remedy)
+    hashes = [zlib.crc32(word.encode()) for word in tweets.words]
+    bucket_of_word = np.array(hashes, np.int64) % buckets
     x = np.zeros((rows, buckets), np.uint8)
-    for a in range(0, rows, CHUNK):
-        start = tweets.start[a : a + CHUNK + 1]
-        row = np.repeat(np.arange(len(start) - 1), np.diff(start))
-        place = row * buckets + bucket[tweets.codes[start[0] : start[-1]]]
-        np.add.at(x[a : a + CHUNK].reshape(-1), place, np.uint8(1))
+    for first in range(0, rows, CHUNK):
+        counts = x[first : first + CHUNK]
+        start = tweets.start[first : first + CHUNK + 1]
+        words = tweets.codes[start[0] : start[-1]]
+        row_of_word = np.repeat(np.arange(len(counts)), np.diff(start))
+        place = row_of_word * buckets + bucket_of_word[words]
+        np.add.at(counts.reshape(-1), place, np.uint8(1))
     return torch.from_numpy(x)
 
 
+# ---- tweets as mean vectors ----
+
+
 def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
-    """The mean vector of each tweet's known words, float32 [rows, dim], and a note on how many are
-    known."""
-    number, vectors = _vectors(path, tweets.words)
-    rows, dim = len(tweets.labels), vectors.shape[1]
-    _affordable(
-        f"{rows} tweets",
-        4 * rows * dim,
-        f"use rows={limits().samples // (4 * dim)}, or shorter vectors",
+    """The mean vector of each tweet's known words, float32 [tweets, dim], and a note.
+
+    The note tells how many words have a vector.
+    """
+    number_of_word, vectors = _vectors(path, tweets.words)
+    rows = len(tweets.labels)
+    dim = vectors.shape[1]
+    affordable = limits().samples // (4 * dim)
+    remedy = f"use rows={affordable}, or shorter vectors"
+    _check_affordable(f"{rows} tweets", 4 * rows * dim, remedy)
+    numbers = number_of_word[tweets.codes]
+    x = embedding_bag(
+        torch.from_numpy(numbers),
+        torch.from_numpy(vectors),
+        torch.from_numpy(tweets.start[:-1]),
+        mode="mean",
+        padding_idx=0,
     )
-    known = number[tweets.codes]
-    codes, weight, start = (torch.from_numpy(a) for a in (known, vectors, tweets.start[:-1]))
-    x = embedding_bag(codes, weight, start, mode="mean", padding_idx=0)
-    note = f"{len(vectors) - 1} of {len(tweets.words)} distinct words are in {path.name}"
-    return x, f"{note}, {(known > 0).mean():.1%} of all words"
+    known = (numbers > 0).mean()
+    distinct = f"{len(vectors) - 1} of {len(tweets.words)} distinct words"
+    return x, f"{distinct} are in {path.name}, {known:.1%} of all words"
 
 
 def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
-    """The number of each word's vector, int32, and the vectors, float32 [1 + known, dim]; number 0
-    is unknown."""
-    wanted = {word.encode(): i for i, word in enumerate(words)}
-    number, vectors = np.zeros(len(words), np.int32), list[Array]()
-    for n, word, cells in _entries(path):
-        i = wanted.pop(word, None)
-        if i is not None:
-            vectors.append(_vector(cells, f"{path}: line {n}"))
-            number[i] = len(vectors)
+    """The vectors of the words that a GloVe file knows.
+
+    Returns the number of each word's vector, int32 [words], and the vectors, float32
+    [1 + known, dim]. Number 0 is for unknown words, and its vector is zero.
+    """
+    wanted = {word.encode(): place for place, word in enumerate(words)}
+    numbers = np.zeros(len(words), np.int32)
+    vectors: list[Array] = []
+    for line, word, cells in _entries(path):
+        place = wanted.pop(word, None)
+        if place is None:
+            continue
+        vectors.append(_vector(cells, f"{path}: line {line}"))
+        numbers[place] = len(vectors)
     if not vectors:
         raise InputError(
             f"{path}: has none of the {len(words)} words of the tweets: use a GloVe text file"
         )
-    return number, np.stack([np.zeros_like(vectors[0]), *vectors])
+    zero = np.zeros_like(vectors[0])
+    return numbers, np.stack([zero, *vectors])
 
 
 def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """Line number, word and the text of its vector; all vectors have the length of the first."""
+    """The lines of a GloVe file: line number, word, and the text of its vector.
+
+    All vectors must have the length of the first one.
+    """
     dim = 0
-    for n, line in enumerate(packed_lines(path), 1):
+    for number, line in enumerate(packed_lines(path), 1):
         word, _, cells = line.rstrip(b"\r\n").partition(b" ")
         count = cells.count(b" ") + 1 if cells else 0
         dim = dim or count
         if not dim or count != dim:
+            expected = dim or "one or more"
             raise InputError(
-                f"{path}: line {n}: has {count} numbers after the word, expected "
-                f"{dim or 'one or more'}: "
+                f"{path}: line {number}: has {count} numbers after the word, expected {expected}: "
                 "use a GloVe text file, or fetch it again"
             )
-        yield n, word, cells
+        yield number, word, cells
 
 
 def _vector(cells: bytes, where: str) -> Array:
+    """A vector from its text, float32 [dim]."""
     try:
-        vector = np.array([float(cell) for cell in cells.split(b" ")])
+        numbers = [float(cell) for cell in cells.split(b" ")]
     except ValueError as error:
         raise InputError(
             f"{where}: {error}; expected a word and its numbers: fetch the file again"
         ) from None
-    if not (np.abs(vector) <= np.finfo(np.float32).max).all():
+    vector = np.array(numbers)
+    if not (np.abs(vector) <= FLOAT32).all():
         raise InputError(f"{where}: has a number that is no finite float32: fetch the file again")
     return vector.astype(np.float32)
+
+
+# ---- both ----
+
+
+def _check_affordable(what: str, size: int, remedy: str) -> None:
+    """Raise InputError if samples would take more bytes than the limit `samples` allows."""
+    most = limits().samples
+    if size > most:
+        raise InputError(
+            f"{what} take {size} bytes, need at most {most}: {remedy}, or set FEDSSO_MAX_SAMPLES"
+        )

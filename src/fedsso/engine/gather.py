@@ -66,7 +66,7 @@ class Chunk:
         self._gather, self._loaded = gather, (-1, -1)
         self._rounds, self._clients = rounds, clients
         self._seed = key(
-            rounds.protocol.seed, "module", rounds.first + int(clients[0]), int(position[0]), k
+            rounds.settings.seed, "module", rounds.first + int(clients[0]), int(position[0]), k
         )
         self._same = rounds.constant(clients)
         self._drawn = self._on_device(

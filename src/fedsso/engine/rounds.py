@@ -8,7 +8,6 @@ client's position in its stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,43 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import Federation
-from ..errors import InputError, integer
 from ..support.rng import generator
+from .settings import Settings
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How a round runs, apart from the algorithm."""
-
-    local_steps: int | None = 5  # tau; None with local_epochs
-    local_epochs: int | None = (
-        None  # instead of local_steps: each client passes its rows this often
-    )
-    batch_size: int | None = 100  # None: all rows of the client
-    participation: float = 1.0  # share of the clients chosen in each round
-    drop_rate: float = 0.0  # probability that a chosen client never answers
-    stragglers: float = 0.0  # share of clients that do only a uniform 1..tau of the steps
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _range("participation", self.participation, 0 < self.participation <= 1, "(0, 1]")
-        _range("drop_rate", self.drop_rate, 0 <= self.drop_rate < 1, "[0, 1)")
-        _range("stragglers", self.stragglers, 0 <= self.stragglers <= 1, "[0, 1]")
-        if not -(2**63) <= integer("seed", self.seed) < 2**63:
-            raise InputError(f"seed must fit into 64 bits, got seed={self.seed}")
-        works = {
-            name: getattr(self, name) for name in ("local_steps", "local_epochs", "batch_size")
-        }
-        for name, value in works.items():
-            if value is not None or (name == "local_steps" and self.local_epochs is None):
-                integer(name, value, 1)
-
-
-def _range(name: str, value: float, ok: bool, bounds: str) -> None:
-    if not ok:
-        raise InputError(f"{name} must lie in {bounds}, got {name}={value!r}")
 
 
 class Plan(NamedTuple):
@@ -67,12 +33,13 @@ class Plan(NamedTuple):
 class Rounds:
     """Draws of a run, and each client's endless stream of reshuffled mini-batches."""
 
-    def __init__(self, fed: Federation, protocol: Protocol, first: int = 0) -> None:
-        self.protocol, self.first = protocol, first  # the number that client 0 goes by in all draws
+    def __init__(self, fed: Federation, settings: Settings, first: int = 0) -> None:
+        self.settings = settings
+        self.first = first  # the number that client 0 goes by in all draws
         self.start = fed.train_start.cpu().numpy()
         self.rows = fed.train_rows.cpu().numpy()
         self.sizes: Ints = np.diff(self.start)
-        size = protocol.batch_size
+        size = settings.batch_size
         self.width: Ints = self.sizes if size is None else np.minimum(self.sizes, size)
         self.per_epoch: Ints = -(-self.sizes // self.width)
         self._epochs: dict[int, tuple[int, Ints]] = {}
@@ -80,7 +47,8 @@ class Rounds:
     def plan(self, k: int, sample: int = 0) -> Plan:
         """Who takes part in round k, who answers, and after how many local steps; a round may draw
         a second sample."""
-        p, n = self.protocol, len(self.sizes)
+        p = self.settings
+        n = len(self.sizes)
         again = (sample,) if sample else ()
         chosen = torch.arange(n)
         size = max(1, round(p.participation * n))
@@ -107,13 +75,13 @@ class Rounds:
     def _uniform(self, purpose: str, *when: int) -> Tensor:
         return torch.rand(
             len(self.sizes),
-            generator=generator(self.protocol.seed, purpose, *when),
+            generator=generator(self.settings.seed, purpose, *when),
             dtype=torch.float64,
         )
 
     def own_uniform(self, purpose: str, client: int, k: int, n: int) -> Tensor:
         """A client's own draws in round k, inside (0, 1)."""
-        draw = generator(self.protocol.seed, purpose, self.first + client, k)
+        draw = generator(self.settings.seed, purpose, self.first + client, k)
         return torch.rand(n, generator=draw, dtype=torch.float64).clamp_(min=2**-54)
 
     def constant(self, clients: Ints) -> bool:
@@ -143,7 +111,7 @@ class Rounds:
         if kept is None or kept[0] != epoch:
             own = self.rows[self.start[client] : self.start[client + 1]]
             if self.per_epoch[client] > 1:
-                draw = generator(self.protocol.seed, "rows", self.first + client, epoch)
+                draw = generator(self.settings.seed, "rows", self.first + client, epoch)
                 own = own[torch.randperm(len(own), generator=draw).numpy()]
             kept = self._epochs[client] = epoch, own
         return kept[1]

@@ -1,7 +1,7 @@
 """The simulator: clients and hyper-parameter trials as leading axes, in chunks that fit a memory
 budget.
 
-One `Simulation` runs the trials of one group (records that stack) under one seed. Its state is a
+One `Trials` object runs the trials of one group (records that stack) under one seed. Its state is a
 handful of trees; `round()` replaces them at once, so an interrupted round leaves nothing half-done.
 Uploads are counted as sent, then decoded and averaged. A client's state is a tree of its own,
 shared with all others until its first round. Two buffers are written in place and named so: the
@@ -36,7 +36,8 @@ from .evaluate import Evaluator, Rows
 from .gather import BUDGET, Chunk, Gather
 from .ledger import Ledger
 from .metrics import Metric
-from .rounds import Ints, Plan, Protocol, Rounds
+from .rounds import Ints, Plan, Rounds
+from .settings import Settings
 from .uplink import Errors, part_of, uplink
 
 log = logging.getLogger("fedsso")
@@ -46,7 +47,6 @@ ONE_THREAD = (
     100_000,
     2_000,
 )  # parameters up to which one thread does the work; with d x d matrices
-CPU = torch.device("cpu")
 STATE = ("server", "own", "buffers", "ended", "diverged", "first_loss")
 A = TypeVar("A", bound=Algorithm)
 
@@ -59,15 +59,7 @@ class Job:
     module: nn.Module  # the initial model
     loss: RowLoss
     metrics: dict[str, Metric]
-    protocol: Protocol
-    eval_every: int = 1
-    eval_train: bool = False
-    stop_at: float | None = None
-    dtype: torch.dtype = torch.float32
-    device: torch.device = CPU
-    engine: str = "auto"
-    compress: str | None = None
-    l2: float = 0.0
+    settings: Settings
 
 
 def fitted(record: A, model: nn.Module | Layout) -> A:
@@ -80,36 +72,40 @@ def fitted(record: A, model: nn.Module | Layout) -> A:
     return record.fit(list(layers.values()))
 
 
-def admit(record: Algorithm, protocol: Protocol) -> None:
+def admit(record: Algorithm, settings: Settings) -> None:
     """Refuse an algorithm that needs every client where some do not answer."""
-    if record.needs_all and (protocol.participation < 1 or protocol.drop_rate > 0):
+    if record.needs_all and (settings.participation < 1 or settings.drop_rate > 0):
         raise InputError(
             f"{type(record).__name__} needs all clients in every round, got "
-            f"participation={protocol.participation:g}, "
-            f"drop_rate={protocol.drop_rate:g}; use participation=1 and drop_rate=0, or "
+            f"participation={settings.participation:g}, "
+            f"drop_rate={settings.drop_rate:g}; use participation=1 and drop_rate=0, or "
             f"{record.needs_all}"
         )
 
 
-class Simulation:
+class Trials:
     """Trials of one algorithm on one federation, advanced round by round."""
 
     def __init__(self, job: Job, records: Sequence[Algorithm]) -> None:
-        self.job, self.trials = job, len(records)
+        self.job = job
+        self.trials = len(records)
+        self.settings = job.settings
+        self.device = job.settings.torch_device
+        self.dtype = job.settings.torch_dtype
         for record in records:
-            admit(record, job.protocol)
-        self.fed = job.fed.to(job.device)
-        module = job.module.to(job.device, job.dtype)
+            admit(record, job.settings)
+        self.fed = job.fed.to(self.device)
+        module = job.module.to(self.device, self.dtype)
         self.f, self.reason = objective(
-            module, job.loss, job.engine, job.device, job.fed.sample_shape
+            module, job.loss, job.settings.engine, self.device, job.fed.sample_shape
         )
-        self.f.l2 = job.l2
+        self.f.l2 = job.settings.l2
         self.algorithm = stack(
-            [fitted(record, module) for record in records], job.dtype, job.device
+            [fitted(record, module) for record in records], self.dtype, self.device
         )
-        self.rounds = Rounds(job.fed, job.protocol)
-        self.gather = Gather(self.fed, job.dtype)
-        self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, job.dtype), job.metrics)
+        self.rounds = Rounds(job.fed, job.settings)
+        self.gather = Gather(self.fed, self.dtype)
+        self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, self.dtype), job.metrics)
         self.p = job.fed.p.cpu()
         x = ravel(module).expand(self.trials, -1).contiguous()
         self.server: Any = self.algorithm.server_init(x)
@@ -117,17 +113,17 @@ class Simulation:
             self.algorithm.client_init(x)
         ] * job.fed.clients  # shared until a client's first round
         self.errors: Errors = {}
-        self.uplink = uplink(self.algorithm, self.server, self.f.layout, job.compress)
+        self.uplink = uplink(self.algorithm, self.server, self.f.layout, job.settings.compress)
         self.buffers = (
-            buffers_of(module).to(job.device, job.dtype).expand(self.trials, -1).contiguous()
+            buffers_of(module).to(self.device, self.dtype).expand(self.trials, -1).contiguous()
         )
         self.position: Ints = np.zeros(job.fed.clients, np.int64)
         self.ended = torch.full(
-            (self.trials,), -1, device=job.device
+            (self.trials,), -1, device=self.device
         )  # round of divergence or stop; -1: running
         self.diverged = torch.zeros_like(self.ended)  # round of divergence; 0: none
         self.first_loss = torch.full(
-            (self.trials,), torch.nan, dtype=torch.float64, device=job.device
+            (self.trials,), torch.nan, dtype=torch.float64, device=self.device
         )
         self.k = 0
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
@@ -176,7 +172,7 @@ class Simulation:
         spent = {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
         spent["seconds"] = self._all(time.perf_counter() - began)
         found: dict[str, Tensor] = {}
-        if last or k % self.job.eval_every == 0:
+        if last or k % self.settings.eval_every == 0:
             found = self._evaluate(new)
             sound = self._judge_evaluated(new, found, last)
             if not sound.all():
@@ -207,7 +203,7 @@ class Simulation:
             local = Chunk(
                 self.gather, self.rounds, k, clients, under_way.position[clients], steps[part]
             )
-            w = weight[part].to(self.job.device, self.job.dtype)
+            w = weight[part].to(self.device, self.dtype)
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
             reply = phase.client(
                 self.f, message, _gathered([under_way.own[i] for i in clients]), local
@@ -365,14 +361,14 @@ class Simulation:
             return
         order = np.lexsort((who, -self.rounds.width[who]))
         sample = self.fed.x[0].numel()
-        item = torch.finfo(self.job.dtype).bits // 8
+        item = torch.finfo(self.dtype).bits // 8
         state = 4 * self.trials * sum(self.f.layout.sizes) * item
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]
             rows = int(widths[0]) * sample * (item + self.fed.x.element_size())
-            size = max(1, BUDGET[self.job.device.type] // (rows + state))
-            if self.job.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
+            size = max(1, BUDGET[self.device.type] // (rows + state))
+            if self.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
                 size = min(size, max(MIN_CHUNK, int((widths >= 0.8 * widths[0]).sum())))
             yield order[start : start + size]
             start += size
@@ -387,10 +383,10 @@ class Simulation:
         found = self.evaluator(x, buffers, self._rows("test"))
         row = {f"test_{name}": value + nan for name, value in found.items()}
         row["test_accuracy"] = torch.where(dead, 0.0, row["test_accuracy"])  # no answer is right
-        if self.job.eval_train:
+        if self.settings.eval_train:
             row["full_train_loss"] = self._full_train_loss(x, buffers) + nan
-        if self.job.stop_at is not None:
-            reached = (new["ended"] < 0) & (row["test_accuracy"] >= self.job.stop_at)
+        if self.settings.stop_at is not None:
+            reached = (new["ended"] < 0) & (row["test_accuracy"] >= self.settings.stop_at)
             new["ended"] = torch.where(reached, new["k"], new["ended"])
         return row
 
@@ -398,7 +394,7 @@ class Simulation:
         """f(x) = sum p_i f_i(x) over all training rows, with the penalty."""
         squares = x.double().square().sum(-1)
         penalty = (
-            self.job.l2
+            self.settings.l2
             / 2
             * (squares if x.dim() == 2 else torch.tensordot(self.p.to(x.device), squares, 1))
         )
@@ -413,7 +409,7 @@ class Simulation:
         return total + penalty
 
     def _all(self, value: float) -> Tensor:
-        return torch.full((self.trials,), float(value), dtype=torch.float64, device=self.job.device)
+        return torch.full((self.trials,), float(value), dtype=torch.float64, device=self.device)
 
     @property
     def finished(self) -> bool:
@@ -460,11 +456,11 @@ class Simulation:
 
         Nothing is used before shapes, types and numbers are found to be those of this run.
         """
-        read = Reader(saved, self.job.device)
+        read = Reader(saved, self.device)
         k = read.count("k")
         columns, lossy = read.contents("contents", "rows", "errors")
         rows = {n: read.tensor(f"rows.{n}", (k + 1, self.trials), torch.float64) for n in columns}
-        lost = torch.empty(self.trials, self.uplink.width, dtype=self.job.dtype)
+        lost = torch.empty(self.trials, self.uplink.width, dtype=self.dtype)
         errors = {n: read.like(f"errors.{n}", lost) for n in lossy}
         position = read.tensor("position", (self.fed.clients,), torch.int64)
         state = {name: read.tree(name, getattr(self, name)) for name in STATE}
@@ -512,7 +508,7 @@ class _Round:
 
 
 @contextmanager
-def _threads(simulation: Simulation) -> Iterator[None]:
+def _threads(simulation: Trials) -> Iterator[None]:
     """One thread for the small products of small models, which others would wait for more than work
     at; unless the user has set OMP_NUM_THREADS."""
     before = torch.get_num_threads()
@@ -520,7 +516,7 @@ def _threads(simulation: Simulation) -> Iterator[None]:
         simulation.f.stacks
         and sum(simulation.f.layout.sizes) <= ONE_THREAD[simulation.algorithm.alone]
     )
-    if small and simulation.job.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if small and simulation.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
         yield
@@ -544,12 +540,14 @@ def _convolutions(module: nn.Module) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def run(
-    simulation: Simulation, rounds: int, after: Callable[[Simulation], None] = lambda _: None
-) -> None:
-    """Advance to round `rounds`, calling `after` behind each round; ends early when no trial is
-    left."""
+def run(simulation: Trials, until: int, after: Callable[[Trials], None] = lambda _: None) -> None:
+    """Advance to round `until`, calling `after` behind each round.
+
+    It ends early when no trial is left. The last round that the settings ask for is evaluated in
+    any case.
+    """
+    rounds = simulation.settings.rounds
     with torch.no_grad(), _threads(simulation), _convolutions(simulation.job.module):
-        while simulation.k < rounds and not simulation.finished:
+        while simulation.k < until and not simulation.finished:
             simulation.round(last=simulation.k + 1 == rounds)
             after(simulation)

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +22,14 @@ from ..algorithm import Batch
 from ..data import Federation
 from ..engine.metrics import Metric, metric
 from ..engine.rounds import Rounds
+from ..engine.settings import Loss, Settings
 from ..engine.simulate import Job
 from ..errors import InputError
 from ..objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
-from ..objective.losses import RowLoss, cross_entropy, row_loss
+from ..objective.losses import cross_entropy, row_loss
 from ..support.fingerprint import describe
 from ..support.intake import Damaged, read_bytes
 from ..support.seal import check as check_seal
-from .settings import DTYPES, Loss, device_of, protocol
 
 log = logging.getLogger("fedsso")
 
@@ -46,13 +46,8 @@ def default_loss(fed: Federation) -> str:
 
 
 @dataclass(frozen=True)
-class Context:
-    """The live objects behind a run's settings."""
-
-    fed: Federation
-    module: nn.Module  # initial model
-    loss: RowLoss
-    metrics: dict[str, Metric]
+class Problem(Job):
+    """A federation, an initial model, a loss and metrics as live objects, with a run's settings."""
 
     @cached_property
     def digest(self) -> str:
@@ -64,26 +59,30 @@ class Context:
         """Identity of the initial model: its architecture, every parameter and every buffer."""
         return hashlib.sha256(describe(self.module).encode()).hexdigest()
 
-    def _sample(self, options: Mapping[str, Any]) -> tuple[Backend, Tensor, Batch]:
+    def _sample(self) -> tuple[Backend, Tensor, Batch]:
         """The objective on the CPU, the initial model and two rows, to try things out."""
-        job, x, fed = self.job(options), ravel(self.module).to("cpu"), self.fed
+        fed = self.fed
+        x = ravel(self.module).to("cpu")
         rows = fed.train_rows[[0, -1]].cpu()
-        samples = fed.x.cpu()[rows][None].to(x.dtype) * fed.affine[0] + fed.affine[1]
-        f, _ = objective(job.module.to("cpu"), job.loss, job.engine, job.device, fed.sample_shape)
-        f.buffers, f.l2 = torch.zeros(0), job.l2
-        return (
-            f,
-            x[None, None],
-            Batch(samples, fed.y.cpu()[rows][None], samples.new_full((1, 2), 0.5)),
-        )
+        scale, shift = fed.affine
+        samples = fed.x.cpu()[rows][None].to(x.dtype) * scale + shift
+        device = self.settings.torch_device
+        module = self.module.to("cpu")
+        f, _ = objective(module, self.loss, self.settings.engine, device, fed.sample_shape)
+        f.buffers = torch.zeros(0)
+        f.l2 = self.settings.l2
+        weight = samples.new_full((1, 2), 0.5)
+        return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], weight)
 
-    def grants(self, asks: str, options: Mapping[str, Any]) -> None:
-        """Raise InputError unless model and loss have what an algorithm asks for: "hvp" or
-        "targets"."""
+    def grants(self, asks: str) -> None:
+        """Raise InputError unless model and loss have what an algorithm asks for.
+
+        `asks` is "hvp" (second derivatives), "targets" (labels that can be drawn) or nothing.
+        """
         if not asks:
             return
         try:
-            f, x, batch = self._sample(options)
+            f, x, batch = self._sample()
             if asks == "hvp":
                 f.hvp(x, torch.ones_like(x), batch)
             else:
@@ -93,66 +92,48 @@ class Context:
         except Exception as error:  # a user's module or loss may raise anything
             raise InputError(
                 f"this algorithm needs second derivatives, which the model or the loss does not "
-                f"have ({error}); "
-                "use fedsso or another first-order client"
+                f"have ({error}); use fedsso or another first-order client"
             ) from error
 
-    def check(self, options: Mapping[str, Any]) -> None:
+    def check(self) -> None:
         """Find an unsuitable device, engine, module or loss before any work."""
-        job, fed = self.job(options), self.fed
-        self._no_lonely_row(options)
+        self._check_batches()
         try:
-            f, x, batch = self._sample(options)
+            f, x, batch = self._sample()
             outputs = f.predict(x, batch.x).shape[-2]
-            if job.loss is cross_entropy and outputs < fed.classes:
+            if self.loss is cross_entropy and outputs < self.fed.classes:
                 raise InputError(
-                    f"the model has {outputs} outputs for {fed.classes} classes; give it one per "
-                    f"class"
+                    f"the model has {outputs} outputs for {self.fed.classes} classes; give it one "
+                    "per class"
                 )
             f.value_and_grad(x, batch)
         except InputError:
             raise
         except Exception as error:  # a user's module or loss may raise anything
-            shape = tuple(fed.sample_shape)
+            shape = tuple(self.fed.sample_shape)
             raise InputError(
                 f"the model does not take samples of shape {shape}, or the loss its outputs: "
                 f"{error}"
             ) from error
 
-    def _no_lonely_row(self, options: Mapping[str, Any]) -> None:
-        """BatchNorm cannot be trained on a batch of one row."""
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules()):
-            rounds = Rounds(self.fed, protocol(options))
-            last = rounds.sizes - (rounds.per_epoch - 1) * rounds.width
-            if (last == 1).any():
-                client = int(np.argmax(last == 1))
-                raise InputError(
-                    f"client {client} has {rounds.sizes[client]} rows and so a batch of one, on "
-                    f"which BatchNorm cannot "
-                    f"be trained; change batch_size={options['batch_size']} or use GroupNorm"
-                )
-
-    def job(self, options: Mapping[str, Any]) -> Job:
-        """What the engine needs."""
-        same = {
-            n: options[n]
-            for n in ("eval_every", "eval_train", "stop_at", "engine", "compress", "l2")
-        }
-        dtype, device = DTYPES[options["dtype"]], device_of(options["device"])
-        return Job(
-            self.fed,
-            self.module,
-            self.loss,
-            self.metrics,
-            protocol(options),
-            dtype=dtype,
-            device=device,
-            **same,
-        )
+    def _check_batches(self) -> None:
+        """Refuse a batch of one row where there is BatchNorm, which cannot be trained on it."""
+        norms = nn.modules.batchnorm._BatchNorm
+        if not any(isinstance(part, norms) for part in self.module.modules()):
+            return
+        rounds = Rounds(self.fed, self.settings)
+        last = rounds.sizes - (rounds.per_epoch - 1) * rounds.width
+        if (last == 1).any():
+            client = int(np.argmax(last == 1))
+            raise InputError(
+                f"client {client} has {rounds.sizes[client]} rows and so a batch of one, on which "
+                f"BatchNorm cannot be trained; change batch_size={self.settings.batch_size} or use "
+                f"GroupNorm"
+            )
 
 
-def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any]) -> Context:
-    """Live objects from names (or the user's own objects); the user's module is copied."""
+def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem:
+    """The problem that a user's names and objects describe; the user's module is copied."""
     if not isinstance(fed, Federation):
         raise InputError(
             f"a federation is needed, got {fed!r}; make one with fedsso.load or "
@@ -160,9 +141,21 @@ def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any])
         )
     if not isinstance(model, str | nn.Module):
         raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
-    wish = default_loss(fed) if options["loss"] is None else options["loss"]
-    loss = row_loss(wish)
-    if options["loss"] is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
+    wish = _chosen_loss(fed, settings)
+    if isinstance(model, str):
+        module = build_model(model, fed, seed=settings.seed, loss=wish)
+    else:
+        module = copy.deepcopy(model)
+    module = module.to(settings.torch_dtype)  # first: a start in float64 keeps all its digits
+    initialise(module, settings.init, model, fed, settings.seed)
+    return Problem(fed, module, row_loss(wish), _metrics(settings.metrics), settings)
+
+
+def _chosen_loss(fed: Federation, settings: Settings) -> Loss:
+    """The loss that was asked for, or that suits the targets; refused where it cannot be meant."""
+    wish = default_loss(fed) if settings.loss is None else settings.loss
+    row_loss(wish)  # raises for an unknown name
+    if settings.loss is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
         log.warning(
             "targets are whole numbers, but floats: this is a regression; give integers for classes"
         )
@@ -180,14 +173,7 @@ def context(fed: Federation, model: str | nn.Module, options: Mapping[str, Any])
         raise InputError(
             f"loss 'bce' needs targets in [0, 1], got {fed.y.min():g} to {fed.y.max():g}; use 'mse'"
         )
-    module = (
-        build_model(model, fed, seed=options["seed"], loss=wish)
-        if isinstance(model, str)
-        else copy.deepcopy(model)
-    )
-    module = module.to(DTYPES[options["dtype"]])  # first: a start in float64 keeps all its digits
-    initialise(module, options["init"], model, fed, options["seed"])
-    return Context(fed, module, loss, _metrics(options["metrics"]))
+    return wish
 
 
 def _metrics(wished: Sequence[Any]) -> dict[str, Metric]:

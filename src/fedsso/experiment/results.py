@@ -1,165 +1,149 @@
-"""What the user holds after a simulation: `Run` and `Runs`, with their folder form.
+"""Results: the runs of a simulation, a comparison or a sweep, and which setting is best.
 
-A run's folder holds spec.toml (the settings, also valid for `fedsso run --config`), trace.csv and
-checkpoint.safetensors (the model; while the run is under way also everything needed to go on).
+A *setting* is an algorithm with its hyper-parameters and run options; its runs differ in their
+seeds alone. The best setting is the one with the fewest mean rounds until a target accuracy is
+first reached, where a seed that never reaches it counts as never. Without a target, and among
+equals, the best accuracy at the end decides (see `at_end`); where a model has no accuracy, the
+smallest test loss at the end. Python, the commands, the paper's tables and the report all choose
+by this rule.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import logging
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from ..data import Federation
-from ..engine import checkpoint
-from ..engine.checkpoint import of_text, text_of
-from ..engine.evaluate import Evaluator
-from ..engine.gather import Gather
-from ..engine.simulate import Simulation
-from ..errors import InputError
-from ..objective import buffers_into, buffers_of, objective, ravel, unravel_into
-from ..report import page as report_page
-from ..report import tables as report
-from ..support.files import to_toml, write_atomic
-from ..support.intake import Damaged, inside, is_file, is_folder, read_text
-from ..support.lock import Lock
-from .problem import Context
-from .spec import Spec
-from .trace import COLUMNS, INTEGERS, Trace
+from ..algorithm import Algorithm
+from ..errors import InputError, one_of
+from ..support.files import to_toml
+from .grids import tried
+from .run import SPEC, Run
+from .spec import FREE, Spec
+from .trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-log = logging.getLogger("fedsso")
-SPEC, TRACE, CHECKPOINT = "spec.toml", "trace.csv", "checkpoint.safetensors"
-ZERO = {*INTEGERS, "seconds"}
+    from ..data import Federation
+    from ..report.figures import Heat
+    from ..report.page import Entry, Holding, Recipe
+    from ..report.tables import Curve
+
+COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
+"""How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
+paper does."""
+LAST = 10  # evaluations whose mean is the value at the end, at most
+ACCURACY = "test_accuracy"
+LOSS = "test_loss"
+SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One algorithm with one setting and one seed: the trace and the trained model."""
+def at_end(trace: Trace, rounds: int, metric: str = ACCURACY) -> float:
+    """A metric at the end of a run that was to have this many rounds.
 
-    spec: Spec
-    trace: Trace
-    x: Tensor  # the model as a flat vector [d]
-    buffers: Tensor  # [b]
-    live: Context | None = (
-        None  # federation, architecture, loss; None after loading a run from its folder
-    )
-    personal: Tensor | None = (
-        None  # each client's own model [clients, d], of which x is then the weighted mean
-    )
-    module: nn.Module | None = (
-        None  # the architecture, where it is the user's own and the run was loaded
-    )
+    It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
+    forty. A run that stopped early has reached its goal: its last evaluation counts. After
+    divergence the accuracy is 0, and every other metric is not a number.
+    """
+    if trace.diverged is not None:
+        return 0.0 if metric == ACCURACY else math.nan
+    if len(trace) <= rounds:
+        return trace.final(metric)
+    evaluations = len(trace.evaluations(metric)[0])
+    return trace.final(metric, last=max(1, min(LAST, evaluations // 4)))
 
-    def __repr__(self) -> str:
-        return f"Run({self.label}, seed {self.spec.seed}, {len(self.trace) - 1} rounds, accuracy {self.final():.4f})"
 
-    @property
-    def label(self) -> str:
-        """Algorithm and the settings that differ from its defaults."""
-        return self.spec.label
+class Setting(NamedTuple):
+    """An algorithm with its hyper-parameters and run options: one run for each seed."""
 
-    @property
-    def diverged(self) -> int | None:
-        """The round in which the run diverged, or None."""
-        return self.trace.diverged
-
-    def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """First evaluated round that reaches the target (round 0 is the initial model), None if
-        never."""
-        return self.trace.rounds_to(target, metric)
-
-    def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Last evaluated round below the target (the paper's count): None if the run ends below it,
-        -1 if none is."""
-        return self.trace.last_below(target, metric)
-
-    def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Bytes of the whole federation, both ways, until the target is first reached."""
-        return self.trace.bytes_to(target, metric)
-
-    def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
-        """Mean of the last evaluations."""
-        return self.trace.final(metric, last)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The trace, one row per round."""
-        return self.trace.to_pandas()
-
-    def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
-        """Accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix."""
-        Runs([self]).plot(path, targets=targets)
+    label: str  # for people to read
+    runs: tuple[Run, ...]
 
     @property
-    def model(self) -> nn.Module:
-        """The trained module (a new copy each time); of personal models the weighted mean, which is
-        not what was tested: `personal` holds those."""
-        module = copy.deepcopy(self.live.module if self.live else self.module or self.spec.module())
-        module = module.to("cpu", self.x.dtype)
-        unravel_into(module, self.x)
-        with torch.no_grad():
-            buffers_into(module, self.buffers)
-        return module.eval()
+    def spec(self) -> Spec:
+        """The settings of the first seed."""
+        return self.runs[0].spec
 
-    def clients(self) -> pd.DataFrame:
-        """Test loss and metrics at each client, of its own model where it has one."""
-        import pandas as pd
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name in the registry."""
+        return self.spec.algorithm
 
-        live = self.live or self.spec.context(model=self.module, trained=True)
-        fed = live.fed
-        f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
-        evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
-        names = fed.client_names or [str(i) for i in range(fed.clients)]
-        rows = []
-        for i, name in enumerate(names):
-            x = self.x if self.personal is None else self.personal[i]
-            with torch.no_grad():
-                found = evaluate(x[None], self.buffers[None], fed.rows_of(i, "test"))
-            sizes = {"train_rows": int(fed.train_sizes[i]), "test_rows": int(fed.test_sizes[i])}
-            rows.append({"client": name, **sizes, **{k: float(v[0]) for k, v in found.items()}})
-        return pd.DataFrame(rows)
+    @property
+    def record(self) -> Algorithm:
+        """The algorithm with its hyper-parameters, as `simulate` takes it."""
+        return self.spec.record
 
-    def save(self, folder: str | Path) -> None:
-        """Write the run's folder; `fedsso.load_run` reads it back."""
-        self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
-        folder = Path(folder)
-        text = self.trace.to_csv()
-        done = {
-            "model": self.x,
-            "buffers": self.buffers,
-            "done": _digest(text),
-            "trace": of_text(text),
-        }
-        done["diverged"] = torch.tensor(self.diverged or 0)
-        if self.personal is not None:
-            done["personal"] = self.personal
-        with Lock(folder):
-            if is_file(folder / SPEC) and Spec.load(folder / SPEC).identity != self.spec.identity:
-                raise InputError(f"{folder} holds another run; choose another folder")
-            self.spec.save(folder / SPEC)
-            write_atomic(folder / TRACE, text)
-            checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the runs."""
+        return tuple(run.spec.seed for run in self.runs)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """The traces of the runs."""
+        return tuple(run.trace for run in self.runs)
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs diverged."""
+        return sum(run.diverged is not None for run in self.runs)
+
+    def curve(self, label: str = "") -> Curve:
+        """The setting as tables and plots take it."""
+        from ..report.tables import Curve
+
+        return Curve(label or self.label, self.traces, self.algorithm)
+
+    def rounds(self, target: float, count: str = "first hit") -> list[int | None]:
+        """Rounds to an accuracy, one number for each seed; None: not reached, or not kept."""
+        counted = COUNTS[one_of("count", count, COUNTS)]
+        return [counted(trace, target) for trace in self.traces]
+
+    def mean_rounds(self, target: float, count: str = "first hit", metric: str = ACCURACY) -> float:
+        """The mean rounds to a target over the seeds; infinite if one of them never gets there."""
+        counted = COUNTS[one_of("count", count, COUNTS)]
+        found = [counted(trace, target, metric) for trace in self.traces]
+        return float(np.mean([math.inf if rounds is None else rounds for rounds in found]))
+
+    def finals(self, metric: str = ACCURACY) -> list[float]:
+        """A metric at the end of each run, by default the accuracy."""
+        return [at_end(trace, self.spec.options["rounds"], metric) for trace in self.traces]
+
+    def final(self, metric: str = ACCURACY) -> float:
+        """The mean of `finals` over the seeds."""
+        return float(np.mean(self.finals(metric)))
 
 
-class Runs(Sequence[Run]):
-    """Several runs: a sweep, a comparison, the seeds of one setting."""
+class Results(Sequence[Run]):
+    """Several runs: of a comparison, a sweep, or the seeds of one setting.
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> results = fedsso.compare(fed, "mclr", ["fedsso", "fedavg"], rounds=10)
+    >>> [setting.algorithm for setting in results.settings()]
+    ['fedsso', 'fedavg']
+    >>> results.best(target=0.8).algorithm
+    'fedsso'
+    """
+
+    def __init__(
+        self,
+        runs: Iterable[Run],
+        *,
+        target: float | None = None,
+        judged: Results | None = None,
+    ) -> None:
+        """`judged` are the best settings of a sweep, run again and evaluated on the test rows."""
         self._runs = list(runs)
+        self.target = target
+        self.judged = judged
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -170,70 +154,142 @@ class Runs(Sequence[Run]):
     @overload
     def __getitem__(self, index: int) -> Run: ...
     @overload
-    def __getitem__(self, index: slice) -> Runs: ...
-    def __getitem__(self, index: int | slice) -> Run | Runs:
-        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+    def __getitem__(self, index: slice) -> Results: ...
+    def __getitem__(self, index: int | slice) -> Run | Results:
+        if isinstance(index, slice):
+            return Results(self._runs[index], target=self.target)
+        return self._runs[index]
 
     def __repr__(self) -> str:
-        return f"Runs({len(self)} runs, {len(self.settings())} settings)"
+        names = ", ".join(self.algorithms())
+        return f"Results({len(self)} runs, {len(self.settings())} settings of {names})"
 
-    def settings(self) -> dict[str, Runs]:
-        """The runs of each setting, seeds together."""
+    # ---- settings, and the best of them ----
+
+    def settings(self) -> list[Setting]:
+        """The settings in the order of their first runs, with the seeds of each together."""
         groups: dict[str, list[Run]] = {}
         for run in self:
-            groups.setdefault(run.label, []).append(run)
-        return {label: Runs(runs) for label, runs in groups.items()}
+            groups.setdefault(run.spec.point, []).append(run)
+        labels = _labels([runs[0].spec for runs in groups.values()])
+        return [
+            Setting(label, tuple(runs)) for label, runs in zip(labels, groups.values(), strict=True)
+        ]
 
-    def best(self, target: float | None = None, metric: str | None = None) -> Run:
-        """The run of the best setting (its first seed): fewest rounds to the target on the mean
-        over seeds, a seed that misses it counting as never; ties and no target: the best final
-        value. A loss is best when small; without a metric it is the accuracy, or the test loss
-        where there is no accuracy."""
+    def algorithms(self) -> dict[str, Results]:
+        """The runs of each algorithm, in the order of the sweep."""
+        found: dict[str, list[Run]] = {}
+        for run in self:
+            found.setdefault(run.spec.algorithm, []).append(run)
+        return {name: Results(runs, target=self.target) for name, runs in found.items()}
+
+    def best(
+        self, target: float | None = None, metric: str | None = None, count: str = "first hit"
+    ) -> Setting:
+        """The best setting.
+
+        It has the fewest mean rounds to the target, which defaults to the sweep's own; a seed that
+        misses the target counts as never. Without a target, and among equals, the best mean value
+        at the end decides. The metric is the accuracy, or the test loss where there is no
+        accuracy; a loss is best when small.
+        """
         if not len(self):
             raise InputError("there are no runs to choose from")
-        name = metric or ("test_accuracy" if any(run.final() >= 0 for run in self) else "test_loss")
-        sign = 1.0 if name.endswith("loss") else -1.0
-        if target is not None and sign > 0:
+        goal = self.target if target is None else target
+        name = metric or self.metric()
+        wants_small = name.endswith("loss")
+        if goal is not None and wants_small:
             raise InputError(
-                f"a target is reached from below: give a metric such as test_accuracy, not {name}"
+                f"a target is reached from below: give a metric such as {ACCURACY}, not {name}"
             )
 
-        def cost(runs: Runs) -> tuple[float, float]:
-            hits = (
-                [math.inf]
-                if target is None
-                else [_or_never(run.rounds_to(target, name)) for run in runs]
-            )
-            final = float(np.mean([run.final(name) for run in runs]))
-            return float(np.mean(hits)), sign * final if math.isfinite(final) else math.inf
+        def cost(setting: Setting) -> tuple[float, float]:
+            rounds = math.inf if goal is None else setting.mean_rounds(goal, count, name)
+            final = setting.final(name)
+            if not math.isfinite(final):
+                return rounds, math.inf
+            return rounds, final if wants_small else -final
 
-        return min(self.settings().values(), key=cost)[0]
+        return min(self.settings(), key=cost)
 
-    def curves(self) -> list[report.Curve]:
-        """The runs as curves for tables and plots."""
-        return [
-            report.Curve(label, tuple(run.trace for run in runs), runs[0].spec.algorithm)
-            for label, runs in self.settings().items()
-        ]
+    def metric(self) -> str:
+        """What settings are compared by: the test accuracy, or the test loss if there is none."""
+        has_accuracy = any(run.final() >= 0 for run in self)
+        return ACCURACY if has_accuracy else LOSS
+
+    def winners(self, target: float | None = None) -> dict[str, Setting]:
+        """The best setting of each algorithm, as the test rows judge it.
+
+        Where a sweep chose by held-out rows, these are the runs of the chosen settings on all
+        training rows.
+        """
+        if self.judged is not None:
+            return {setting.algorithm: setting for setting in self.judged.settings()}
+        return {name: own.best(target) for name, own in self.algorithms().items()}
+
+    def working(self, target: float) -> int:
+        """How many settings reach the target with every seed."""
+        return sum(s.mean_rounds(target) < math.inf for s in self.settings())
+
+    def lasting(self, target: float) -> int:
+        """How many settings reach the target with every seed and never diverge afterwards."""
+        reach = [s for s in self.settings() if s.mean_rounds(target) < math.inf]
+        return sum(not setting.diverged for setting in reach)
+
+    def axes(self) -> dict[str, list[Any]]:
+        """The hyper-parameters of one algorithm's grid that have several values."""
+        values = tried([setting.record for setting in self.settings()])
+        return {name: several for name, several in values.items() if len(several) > 1}
+
+    # ---- tables, plots, files ----
+
+    def curves(self) -> list[Curve]:
+        """The settings as curves for tables and plots."""
+        return [setting.curve() for setting in self.settings()]
 
     def table(self, targets: Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown."""
+        from ..report import tables
+
         curves = self.curves()
-        return report.markdown(
-            report.rounds_table(curves, targets or report.default_targets(curves))
-        )
+        chosen = targets or tables.default_targets(curves)
+        return tables.markdown(tables.rounds_table(curves, chosen))
+
+    def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+        """One row of plain numbers for each run, seeds of a setting together."""
+        found = []
+        for setting in self.settings():
+            for run in setting.runs:
+                found.append(_row(setting, run, targets))
+        return found
 
     def to_pandas(self) -> pd.DataFrame:
         """All traces below each other, with the setting's label first."""
         import pandas as pd
 
-        frames = [run.to_pandas().assign(label=run.label) for run in self]
-        frame = pd.concat(frames, ignore_index=True)
-        return frame[["label", *[c for c in frame if c != "label"]]]
+        frames = []
+        for setting in self.settings():
+            for run in setting.runs:
+                frame = run.to_pandas()
+                frame.insert(0, "label", setting.label)
+                frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
 
     def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
-        """Accuracy and loss over rounds, seeds as bands."""
-        report.plot(self.curves(), path, title=title, targets=targets)
+        """Draw accuracy and loss over rounds, with the seeds as a band."""
+        from ..report import tables
+
+        tables.plot(self.curves(), path, title=title, targets=targets)
+
+    def maps(self, target: float) -> list[Heat]:
+        """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
+
+        A grid with three axes or more has a map for each combination of the further values.
+        """
+        found: list[Heat] = []
+        for own in self.algorithms().values():
+            found.extend(_maps(own, target))
+        return found
 
     def report(
         self,
@@ -243,204 +299,144 @@ class Runs(Sequence[Run]):
         text: str = "",
         targets: Sequence[float] | None = None,
     ) -> None:
-        """One interactive HTML page that needs no other file: curves, tables, grids, who holds
-        what, settings."""
-        pairs = [(run.spec, run.trace) for run in self]
+        """Write one interactive HTML page that needs no other file.
+
+        It has curves, tables, grids, the data of each client, and the settings.
+        """
+        from ..report import page
+
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
-        recipes = [
-            recipe(runs[0].spec, [run.spec.seed for run in runs])
-            for runs in self.settings().values()
-        ]
-        report_page.write(
-            path, report_page.Content(entries(pairs), title, text, targets, (), held, recipes)
-        )
+        recipes = [recipe(setting) for setting in self.settings()]
+        content = page.Content(entries(self), title, text, targets, (), held, recipes)
+        page.write(path, content)
 
     def save(self, folder: str | Path) -> None:
-        """One folder per run below `folder`."""
+        """Write one folder per run below `folder`, each with its model."""
         for i, run in enumerate(self):
             run.save(Path(folder) / run.spec.folder(i))
+
+
+def _labels(specs: Sequence[Spec]) -> list[str]:
+    """A label for each setting; where two would be the same, they tell what differs."""
+    found = []
+    for spec in specs:
+        alike = [_told(other) for other in specs if other.label == spec.label]
+        varied = {
+            name: value
+            for name, value in _told(spec).items()
+            if any(other.get(name) != value for other in alike)
+        }
+        found.append(" ".join([spec.label, *(f"{name}={value}" for name, value in varied.items())]))
+    return found
+
+
+def _told(spec: Spec) -> dict[str, Any]:
+    """What may differ between settings of one label, by name."""
+    options = {name: v for name, v in spec.options.items() if name not in (*FREE, "seed")}
+    data = {"partition_seed" if name == "seed" else name: v for name, v in spec.data.items()}
+    return {"model": spec.model, **options, **(data or {"data": spec.digest[:8]})}
+
+
+def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]:
+    trace = run.trace
+    row: dict[str, Any] = {
+        "algorithm": setting.algorithm,
+        "setting": setting.label,
+        "seed": run.spec.seed,
+    }
+    for name, counted in COUNTS.items():
+        for target in targets:
+            row[f"{name} {target:g}"] = counted(trace, target)
+    values = trace.evaluations()[1]
+    best = float(np.nanmax(values)) if np.isfinite(values).any() else math.nan
+    row["final"] = at_end(trace, run.spec.options["rounds"])
+    row["last"] = trace.final()
+    row["best"] = best
+    row["diverged"] = trace.diverged
+    return row
+
+
+# ---- grids as maps ----
+
+
+class _Axis(NamedTuple):
+    """One side of a map."""
+
+    name: str
+    values: list[Any]
+
+    def place(self, setting: Setting) -> int:
+        return self.values.index(setting.spec.hyper.get(self.name, ""))
+
+
+def _maps(grid: Results, target: float) -> Iterator[Heat]:
+    sides = [_Axis(name, values) for name, values in grid.axes().items()]
+    further = sides[2:]
+    down, across = [*sides, _Axis("", [""]), _Axis("", [""])][:2]
+    settings = grid.settings()
+    for picked in itertools.product(*(side.values for side in further)):
+        fixed = {side.name: value for side, value in zip(further, picked, strict=True)}
+        told = [f"{_symbol(name)}={_text(value)}" for name, value in fixed.items()]
+        within = [s for s in settings if all(s.spec.hyper[k] == v for k, v in fixed.items())]
+        yield _map(" ".join([settings[0].algorithm, *told]), within, down, across, target)
+
+
+def _map(
+    title: str, settings: Sequence[Setting], down: _Axis, across: _Axis, target: float
+) -> Heat:
+    from ..report.figures import Heat
+
+    values = np.full((len(down.values), len(across.values)), np.nan)
+    lost = np.zeros(values.shape, bool)
+    for setting in settings:
+        place = down.place(setting), across.place(setting)
+        mean = setting.mean_rounds(target)
+        values[place] = mean if math.isfinite(mean) else np.nan
+        lost[place] = setting.diverged > 0
+    rows = [_text(value) for value in down.values]
+    columns = [_text(value) for value in across.values]
+    return Heat(title, _symbol(down.name), _symbol(across.name), rows, columns, values, lost)
+
+
+def _symbol(name: str) -> str:
+    return SYMBOLS.get(name, name)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # ---- parts of a report ----
 
 
-def entries(pairs: Sequence[tuple[Spec, Trace]]) -> list[report_page.Entry]:
-    """Settings and traces as curves, seeds together."""
-    groups: dict[str, list[tuple[Spec, Trace]]] = {}
-    for pair in pairs:
-        groups.setdefault(pair[0].label, []).append(pair)
-    return [
-        report_page.Entry(
-            report.Curve(label, tuple(t for _, t in own), own[0][0].algorithm), own[0][0].hyper
-        )
-        for label, own in groups.items()
-    ]
+def entries(results: Results) -> list[Entry]:
+    """The settings as curves of a report page, with what the page needs to draw their grid."""
+    from ..report.page import Entry
 
-
-def recipe(spec: Spec, seeds: Sequence[int], path: str = SPEC) -> report_page.Recipe:
-    """A setting's TOML, and the command that repeats it."""
-    several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
-    return report_page.Recipe(
-        spec.label, to_toml(spec.to_toml()), f"fedsso run --config {quote(path)}{several}"
-    )
-
-
-def holding(fed: Federation) -> report_page.Holding | None:
-    """Who holds which labels; None where targets are real."""
-    if not fed.classes:
-        return None
-    names = fed.client_names or [str(i) for i in range(fed.clients)]
-    return report_page.Holding(
-        f"{fed.name}, {fed.clients} clients", names, fed.label_counts().cpu().numpy()
-    )
-
-
-def _or_never(hit: int | None) -> float:
-    return math.inf if hit is None else float(hit)
-
-
-def traces(simulation: Simulation, specs: Sequence[Spec]) -> list[Trace]:
-    """One trace per trial from the engine's rows of [trials] tensors.
-
-    A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to
-    run them.
-    """
-    rows, diverged = simulation.rows, simulation.diverged.tolist()
-    table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}
-    out = []
-    for t, (spec, ended) in enumerate(zip(specs, simulation.ended.tolist(), strict=True)):
-        length = len(rows) if ended < 0 else ended + 1
-        if diverged[t]:
-            length = spec.options["rounds"] + 1 if simulation.finished else len(rows)
-        columns = {
-            n: _filled(table.get(n), t, n, length) for n in dict.fromkeys((*COLUMNS, *table))
-        }
-        columns |= {
-            "trial": np.full(length, spec.trial),
-            "seed": np.full(length, spec.seed),
-            "round": np.arange(length),
-        }
-        if diverged[t]:
-            columns["test_accuracy"][diverged[t] :] = 0.0
-            for name in ("bytes_up", "bytes_down", "seconds"):  # nothing more is sent
-                columns[name][diverged[t] + 1 :] = 0
-        out.append(Trace(columns, spec.options["eval_every"], diverged[t] or None))
-    return out
-
-
-def _filled(values: NDArray[Any] | None, t: int, name: str, length: int) -> NDArray[Any]:
-    """A trial's column of the wished length: what is unknown is NaN, or 0 where a number is
-    counted."""
-    column = np.full(length, np.nan)
-    if values is not None:
-        known = values[:length, t]
-        column[: len(known)] = known
-    if name in ZERO:
-        column = np.nan_to_num(column)
-    return column.astype(np.int64) if name in INTEGERS else column
-
-
-def load_run(
-    folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
-) -> Run:
-    """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
-    folder = Path(folder)
-    if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
-        raise InputError(
-            f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
-        )
-    spec = Spec.load(folder / SPEC)
-    path = folder / CHECKPOINT
-    if not checkpoint.exists(path):
-        raise InputError(
-            f"{folder} holds a run that has not begun; `fedsso resume {folder}` completes it"
-        )
-    try:
-        saved = checkpoint.load(path, spec.identity)
-        if "done" not in saved:
-            raise InputError(
-                f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it"
-            )
-        diverged = _check_finished(saved)
-    except Damaged as damage:
-        raise InputError(f"{damage}; `fedsso resume {folder}` computes it again") from damage
-    trace = Trace.from_csv(
-        _trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged
-    )
-    if model is not None:
-        _same_size(model, saved)
-    live = None if federation is None else spec.context(federation, model, trained=True)
-    return Run(spec, trace, saved["model"], saved["buffers"], live, saved.get("personal"), model)
-
-
-def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
-    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one
-    must."""
-    read = checkpoint.Reader(saved, torch.device("cpu"))
-    read.finite("model", axes=1)
-    read.numbers("buffers", axes=1)  # a variance may be infinite where columns are huge
-    if "personal" in saved:
-        read.finite("personal", axes=2)
-    return read.count("diverged") or None
-
-
-def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
-    """The trace of a finished run: that of its file or, where this is damaged, the copy in the
-    checkpoint."""
-    digest = saved["done"]
-    with suppress(InputError):
-        text = read_text(path)
-        if torch.equal(digest, _digest(text)):
-            return text
-    copy = text_of(saved["trace"]) if "trace" in saved else ""
-    if not torch.equal(digest, _digest(copy)):
-        raise InputError(f"{path} is not the trace that this run wrote; restore it, or run again")
-    log.warning("%s is not as this run wrote it; the copy in the checkpoint is used", path)
-    return copy
-
-
-def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    for what, own, held in (
-        ("parameters", ravel(model), saved["model"]),
-        ("numbers in buffers", buffers_of(model), saved["buffers"]),
-    ):
-        if own.numel() != held.numel():
-            raise InputError(
-                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its "
-                f"architecture"
-            )
-
-
-def load_runs(folder: str | Path) -> Runs:
-    """A run's folder, or a folder of such folders, as runs."""
-    return Runs([load_run(one) for one in run_folders(folder)])
-
-
-def run_folders(folder: str | Path) -> list[Path]:
-    """The run folders at or directly below a folder, in order."""
-    folder = Path(folder)
-    if is_file(folder / SPEC):
-        return [folder]
-    found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
-    if not found:
-        raise InputError(
-            f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run"
-        )
+    found = []
+    for setting in results.settings():
+        ends = tuple(end for end in setting.finals() if not math.isnan(end))
+        found.append(Entry(setting.curve(), setting.spec.hyper, ends=ends))
     return found
 
 
-def _digest(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+def recipe(setting: Setting, path: str = SPEC) -> Recipe:
+    """A setting's TOML, and the command that repeats it."""
+    from ..report.page import Recipe
+
+    seeds = setting.seeds
+    several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
+    command = f"fedsso run --config {quote(path)}{several}"
+    return Recipe(setting.label, to_toml(setting.spec.to_toml()), command)
 
 
-def is_done(folder: Path, spec: Spec) -> bool:
-    """Whether a run's folder holds the finished run of these settings."""
-    try:
-        saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
-        if "done" not in saved:
-            return False
-        _check_finished(saved)
-    except Damaged:  # it will be computed again
-        return False
-    return True
+def holding(fed: Federation) -> Holding | None:
+    """How many rows of each label every client has; None where targets are real numbers."""
+    from ..report.page import Holding
+
+    if not fed.classes:
+        return None
+    names = fed.client_names or [str(i) for i in range(fed.clients)]
+    title = f"{fed.name}, {fed.clients} clients"
+    return Holding(title, names, fed.label_counts().cpu().numpy())

@@ -21,14 +21,15 @@ from ..algorithm.records import changed, fields_of, to_dict
 from ..algorithm.schedule import decay_of
 from ..algorithms import ALGORITHMS, make, name_of
 from ..data import Federation, load
+from ..engine.settings import Settings
+from ..engine.settings import options as run_options
 from ..errors import InputError, integer, unknown
 from ..support.files import write_atomic
 from ..support.fingerprint import describe
 from ..support.intake import Unreadable, user_path
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..version import __version__
-from .problem import Context, context, default_loss, outputs_of
-from .settings import DEFAULTS, complete
+from .problem import Problem, default_loss, outputs_of, pose
 
 log = logging.getLogger("fedsso")
 FREE = ("device",)  # may change without making it another run
@@ -80,6 +81,17 @@ class Spec:
         parts = [self.digest, self.model, self.start, self.algorithm, dict(self.hyper), options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
+    @property
+    def point(self) -> str:
+        """A digest of everything but the seed: runs that share it are repetitions of one setting.
+
+        A model that is built by name starts elsewhere with another seed, so its start is left out.
+        """
+        options = {k: v for k, v in self.options.items() if k not in (*FREE, "seed")}
+        start = self.start if self.model == "own" or options.get("init") == "own tensor" else ""
+        parts = [self.digest, self.model, start, self.algorithm, dict(self.hyper), options]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
     def to_toml(self) -> dict[str, Any]:
         """A table for spec.toml; `fedsso run --config` takes it as well."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
@@ -125,11 +137,7 @@ class Spec:
             inner, algorithm = table["record"], str(table["algorithm"])
             if algorithm not in ALGORITHMS:
                 raise unknown("algorithm", algorithm, ALGORITHMS)
-            options = {k: v for k, v in table.items() if k in DEFAULTS}
-            if options["batch_size"] == "full":
-                options["batch_size"] = None
-            options = {**options, **{k: v for k, v in complete(options).items() if k != "metrics"}}
-            options["metrics"] = tuple(options["metrics"])
+            options = _options_of(table)
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
             if data and not isinstance(data.get("name"), str):
                 raise InputError(
@@ -186,33 +194,28 @@ class Spec:
             )
         return models.build(self.model, self.sample, self.outputs)
 
-    def context(
+    @property
+    def settings(self) -> Settings:
+        """The run options as the record that the engine takes."""
+        return Settings.of(self.options)
+
+    def problem(
         self,
         fed: Federation | None = None,
         model: nn.Module | None = None,
         *,
         trained: bool = False,
-    ) -> Context:
-        """The live objects of this run; own data and modules must be given. Once it is trained, the
-        weights that it started from do not matter."""
+    ) -> Problem:
+        """The live objects of this run; own data and modules must be given.
+
+        For a `trained` run it does not matter from which weights it started.
+        """
         if model is None and self.model == "own":
             raise InputError("this run used a module of your own: give model= from Python")
-        named = {
-            "loss": [self.options["loss"]],
-            "init": [self.options["init"]],
-            "metrics": self.options["metrics"],
-        }
-        own = [
-            name for name, values in named.items() if any(str(v).startswith("own ") for v in values)
-        ]
-        if own:
-            raise InputError(
-                f"this run used {own[0]} of your own: it can be resumed only by calling simulate "
-                f"again"
-            )
+        self._check_own_functions()
         if fed is not None and fed.digest() != self.digest:
             raise InputError("this federation is not the one of the run: their digests differ")
-        live = context(fed or self.federation(), model or self.model, self.options)
+        live = pose(fed or self.federation(), model or self.model, self.settings)
         if live.start != self.start and not trained:
             raise InputError(
                 "the initial model is not the one of the run: another module, or its file has "
@@ -220,17 +223,45 @@ class Spec:
             )
         return live
 
+    def _check_own_functions(self) -> None:
+        """Refuse a run whose loss, start or metrics were objects that no file can hold."""
+        named = {
+            "loss": [self.options["loss"]],
+            "init": [self.options["init"]],
+            "metrics": self.options["metrics"],
+        }
+        for name, values in named.items():
+            if any(str(value).startswith("own ") for value in values):
+                raise InputError(
+                    f"this run used {name} of your own: it can be resumed only by calling "
+                    f"simulate again"
+                )
+
+
+def _options_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The run options in a table of settings, checked and completed."""
+    known = [one.name for one in run_options()]
+    given = {name: table[name] for name in known if name in table}
+    if given["batch_size"] == "full":
+        given["batch_size"] = None
+    full = Settings.of(given).values()
+    full["metrics"] = tuple(given["metrics"])
+    return full
+
 
 def specify(
-    ctx: Context,
+    problem: Problem,
     model: str | nn.Module,
     record: Algorithm,
-    options: Mapping[str, Any],
-    trial: int,
-    vary: Sequence[str],
+    trial: int = 0,
+    vary: Sequence[str] = (),
 ) -> Spec:
-    """The settings of a run as plain values; objects that TOML cannot hold go by their names."""
-    fed = ctx.fed
+    """The settings of a run as plain values; objects that TOML cannot hold go by their names.
+
+    `vary` names the options that differ within a sweep, which the label then shows.
+    """
+    fed = problem.fed
+    options = problem.settings.values()
     plain = dict(options)
     plain["metrics"] = tuple(m if isinstance(m, str) else _own(m) for m in plain["metrics"])
     if callable(plain["loss"]):
@@ -245,7 +276,7 @@ def specify(
     shown = {**always, **changed(record), **{name: options[name] for name in vary}}
     short = {k: _short(v) for k, v in shown.items()}
     return Spec(
-        dict(fed.source), ctx.digest, model if isinstance(model, str) else "own", ctx.start,
+        dict(fed.source), problem.digest, model if isinstance(model, str) else "own", problem.start,
         tuple(fed.sample_shape), outputs_of(fed, options["loss"] or default_loss(fed)),
         name_of(record), to_dict(record), plain, trial, short,
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """The traces of hundreds of trials in a few files.
 
 A part is a chunk of trials that ran batched: the columns of their traces [trials, rounds + 1] and,
-as JSON, what each trial is. It is written whole or not at all, by whichever process ran it; a trial
-is found again by the identity of its run, whatever part it is in. So a killed sweep goes on after
-its last finished part, and sweeps that share runs share their work.
+as JSON, the settings of every trial. It is written whole or not at all, by whichever process ran
+it; a trial is found again by the identity of its run, whatever part it is in. So a killed sweep
+goes on after its last finished part, and sweeps that share runs share their work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..support.files import write_atomic
 from ..support.intake import Damaged, parse_npz, read_bytes
 from ..support.seal import BLANK, check, seal
 from ..version import __version__
-from .results import Run
+from .run import Run
+from .spec import Spec
 from .trace import INTEGERS, Trace
 
 log = logging.getLogger("fedsso")
@@ -49,26 +50,31 @@ class Held(NamedTuple):
 
 
 def save_part(folder: Path, runs: Sequence[Run]) -> None:
-    """Write the traces of a chunk."""
+    """Write the settings and traces of a chunk."""
     meta = [_describe(run) for run in runs]
-    names = dict.fromkeys(n for run in runs for n in run.trace.columns if n not in INDEX)
-    columns = {name: _table(name, [run.trace for run in runs]) for name in names}
+    identities = "".join(one["identity"] for one in meta)
+    digest = sha256(identities.encode()).hexdigest()[:12]
+    traces = [run.trace for run in runs]
+    names: dict[str, None] = {}
+    for trace in traces:
+        names |= dict.fromkeys(name for name in trace.columns if name not in INDEX)
+    columns = {name: _table(name, traces) for name in names}
     text = np.frombuffer(json.dumps(meta, default=str).encode(), np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, meta=text, **columns)
     with ZipFile(buffer, "a") as archive:
         archive.comment = BLANK.encode()
-    digest = sha256("".join(m["identity"] for m in meta).encode()).hexdigest()[:12]
     write_atomic(folder / f"{runs[0].spec.algorithm}-{digest}{PART}", seal(buffer.getvalue()))
 
 
 def _describe(run: Run) -> dict[str, Any]:
-    spec, trace = run.spec, run.trace
+    """What is told of a trial; its settings are in the form of spec.toml."""
+    trace = run.trace
     return {
         "version": __version__,
-        "identity": spec.identity,
-        "label": spec.label,
-        "seed": spec.seed,
+        "identity": run.spec.identity,
+        "spec": run.spec.to_toml(),
+        "judged_by": run.judged_by,
         "rounds": len(trace),
         "eval_every": trace.eval_every,
         "diverged": trace.diverged,
@@ -147,18 +153,14 @@ def _read_part(
 
 def _checked(meta: Any) -> dict[str, Any]:
     """What is told of a trial, each of its type."""
-    whole = {"version": __version__, **meta}
-    counts = [whole[key] for key in ("seed", "rounds", "eval_every")]
-    texts = [whole[key] for key in ("identity", "label", "version")]
-    good = all(type(count) is int for count in counts) and all(
-        isinstance(text, str) for text in texts
-    )
-    if not (
-        good
-        and whole["rounds"] > 0
-        and whole["eval_every"] > 0
-        and isinstance(whole["diverged"], int | None)
-    ):
+    whole = {"version": __version__, "spec": None, "judged_by": "test", **meta}
+    texts = [whole["identity"], whole["version"], whole["judged_by"]]
+    counts = [whole["rounds"], whole["eval_every"]]
+    good = all(isinstance(text, str) for text in texts)
+    good = good and all(type(count) is int and count > 0 for count in counts)
+    good = good and isinstance(whole["spec"], dict | None)
+    good = good and isinstance(whole["diverged"], int | None)
+    if not good:
         raise ValueError("a trial is described wrongly")
     return whole
 
@@ -173,23 +175,60 @@ def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any
         raise ValueError(f"it has {name} as {table.dtype}")
 
 
-def read(wanted: Sequence[Held]) -> list[Trace]:
-    """The traces of some trials; each file is read once."""
+def read(wanted: Sequence[Held], specs: Sequence[Spec]) -> list[Run]:
+    """Some trials as runs without models; `specs` are their settings. Each file is read once."""
     columns = {path: _read_part(path)[1] for path in {one.path for one in wanted}}
-    return [_trace(one, columns[one.path]) for one in wanted]
+    found = []
+    for one, spec in zip(wanted, specs, strict=True):
+        trace = _trace(one, spec, columns[one.path])
+        found.append(Run(spec, trace, judged_by=one.meta["judged_by"]))
+    return found
 
 
-def _trace(one: Held, columns: Columns) -> Trace:
+def read_all(folder: Path) -> list[Run]:
+    """All trials that a folder holds, as runs without models."""
+    there = list(held(folder).values())
+    return read(there, [spec_of(one) for one in there])
+
+
+def spec_of(one: Held) -> Spec:
+    """The settings of a trial, as its part tells them."""
+    if one.meta["spec"] is None:
+        raise InputError(
+            f"{one.path} was written by an earlier version, which did not keep the settings of its "
+            f"trials; run the same sweep again: it adds them without training anything anew"
+        )
+    try:
+        spec = Spec.from_toml(one.meta["spec"])
+    except InputError as error:
+        raise InputError(f"{one.path}: {error}") from error
+    if spec.identity != one.meta["identity"]:
+        raise Damaged(f"{one.path} is damaged: a trial's settings are not those that it ran with")
+    return spec
+
+
+def add_settings(folder: Path, runs: Sequence[Run]) -> None:
+    """Write the settings of trials into parts of an earlier version, which lack them."""
+    there = held(folder)
+    known = {run.spec.identity: run for run in runs}
+    for path in {one.path for one in there.values() if one.meta["spec"] is None}:
+        trials = [one for one in there.values() if one.path == path]
+        if all(one.meta["identity"] in known for one in trials):
+            save_part(folder, [known[one.meta["identity"]] for one in trials])
+
+
+def _trace(one: Held, spec: Spec, columns: Columns) -> Trace:
     length = int(one.meta["rounds"])
-    rows = {name: table[one.row, :length] for name, table in columns.items()}
-    rows = {name: c if c.dtype == np.int64 else c.astype(np.float64) for name, c in rows.items()}
-    index = {
-        "trial": np.full(length, one.row),
-        "seed": np.full(length, one.meta["seed"]),
+    rows: dict[str, NDArray[Any]] = {
+        "trial": np.full(length, spec.trial),
+        "seed": np.full(length, spec.seed),
         "round": np.arange(length),
     }
+    for name, table in columns.items():
+        column = table[one.row, :length]
+        rows[name] = column if column.dtype == np.int64 else column.astype(np.float64)
     try:
-        return Trace({**index, **rows}, one.meta["eval_every"], one.meta["diverged"])
+        return Trace(rows, one.meta["eval_every"], one.meta["diverged"])
     except InputError as error:
         raise Damaged(
             f"{one.path} is damaged: it is not a whole part of a sweep ({error})"

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import InputError
-from .execute import Look, plan, run_chunk
+from .execute import Look, Progress, run_chunk
+from .plan import Planned, plan
 from .store import save_part
 
 Part = Sequence[int]
@@ -39,12 +41,13 @@ class OutOfTime(Exception):
 
 
 def in_order(
-    planned: Sequence[Any],
+    planned: Sequence[Planned],
     parts: Sequence[Part],
     folder: Path,
     deadline: float,
     tally: Tally,
     look: Look | None = None,
+    judged_by: str = "test",
 ) -> None:
     """One part after the other, in this process."""
     for number, part in enumerate(parts):
@@ -54,8 +57,20 @@ def in_order(
         def show(label: str, k: int, _: int, numbers: dict[str, float], part: Part = part) -> None:
             tally.round(part, k, label, numbers)
 
-        save_part(folder, run_chunk([planned[i] for i in part], show, NEVER, look))
+        _run_part([planned[i] for i in part], folder, show, look, judged_by)
         tally.end(part)
+
+
+def _run_part(
+    part: Sequence[Planned],
+    folder: Path,
+    show: Progress,
+    look: Look | None,
+    judged_by: str,
+) -> None:
+    """Train the trials of a part and write it."""
+    runs = run_chunk(part, show, NEVER, look)
+    save_part(folder, [replace(run, judged_by=judged_by) for run in runs])
 
 
 def _out_of_time(left: Sequence[Part], parts: Sequence[Part]) -> OutOfTime:
@@ -70,11 +85,12 @@ def in_processes(
     deadline: float,
     tally: Tally,
     look: Look | None = None,
+    judged_by: str = "test",
 ) -> None:
-    """Several parts at a time; `arguments` are those of `experiment.plan`."""
+    """Several parts at a time; `arguments` are those of `plan.plan`."""
     waiting = list(parts)
     busy: dict[Any, Part] = {}  # what each process is at
-    with _started(jobs, folder, _pickled(arguments), look is not None) as idle:
+    with _started(jobs, folder, _pickled((arguments, judged_by)), look is not None) as idle:
         while True:
             while idle and waiting and time.monotonic() < deadline:
                 pipe = idle.pop()
@@ -173,11 +189,12 @@ def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
 
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
-        planned = plan(*pickle.loads(pipe.recv_bytes()))
+        arguments, judged_by = pickle.loads(pipe.recv_bytes())
+        planned = plan(*arguments)
         while True:
             part = pipe.recv()
-            runs = run_chunk([planned[i] for i in part], show, NEVER, look if looks else None)
-            save_part(folder, runs)
+            trials = [planned[i] for i in part]
+            _run_part(trials, folder, show, look if looks else None, judged_by)
             pipe.send(("done", None))
     except (EOFError, ConnectionError):  # nobody is there any more
         return

@@ -23,9 +23,9 @@ from ..data import Federation
 from ..engine.evaluate import Evaluator
 from ..engine.gather import Chunk, Gather
 from ..engine.metrics import METRICS
-from ..engine.rounds import Protocol, Rounds
+from ..engine.rounds import Rounds
+from ..engine.settings import DTYPES, Loss, Settings, device_of
 from ..engine.simulate import fitted
-from ..experiment.settings import DTYPES, Loss, device_of
 from ..objective import Layout, buffers_of, objective, ravel
 from ..objective.losses import RowLoss, mse, row_loss
 from ..support.trees import Tree, named_leaves, tree_map
@@ -110,9 +110,11 @@ class Client:
         """What the algorithm's client does, with the mini-batches of client `number` in the
         simulator."""
         setup, phase = self.setup, self.algorithm.phases[task.phase]
-        protocol = Protocol(setup.local_steps, batch_size=setup.batch_size, seed=setup.seed)
+        settings = Settings(
+            local_steps=setup.local_steps, batch_size=setup.batch_size, seed=setup.seed
+        )
         rounds, gather = (
-            Rounds(self.train_rows, protocol, number),
+            Rounds(self.train_rows, settings, number),
             Gather(self.train_rows, self.dtype),
         )
         steps = phase.steps(torch.tensor([setup.local_steps])).numpy()

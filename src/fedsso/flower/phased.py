@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 from ..algorithm import Algorithm
 from ..algorithm.records import to_dict
 from ..algorithms import ALGORITHMS, make, name_of
-from ..engine.rounds import Protocol
+from ..engine.settings import Settings
 from ..errors import InputError, integer, number
 from . import privacy
 from .averages import MEAN
@@ -73,13 +73,12 @@ class PhasedStrategy(Recorded):
         _admit(self.record, self.inner.fraction_train)
         local_steps, seed = integer("local_steps", local_steps, 1), integer("seed", seed)
         batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
-        self.protocol, self.local_steps = (
-            Protocol(local_steps, None, batch_size, seed=seed),
-            local_steps,
-        )
+        self.local_steps = local_steps
+        self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
+        work = f"local_steps={local_steps}, batch_size={batch_size}, seed={seed}"
         self.l2 = _penalty(l2)
         self.average, self.rule = average, Rule(checked(clip), average_of(average))
-        settings = f"{self.record}, {self.protocol}, l2={self.l2}, average {average}, clip {self.rule.clip}"
+        settings = f"{self.record}, {work}, l2={self.l2}, average {average}, clip {self.rule.clip}"
         super().__init__(name_of(self.record), settings, checkpoint_dir)
         self._problem: Problem | None = None
         self._state: State | None = None
@@ -100,7 +99,9 @@ class PhasedStrategy(Recorded):
         """Log the settings."""
         privacy.refuse_outside()
         log.info("\t├──> %s, exchanges in a round: %d", self.record, len(self.record.phases))
-        log.info("\t├──> %s, l2 = %g", self.protocol, self.l2)
+        work = self.work
+        told = (work.local_steps, work.batch_size or "full", self.l2)
+        log.info("\t├──> local steps %s, batch size %s, l2 = %g", *told)
         log.info("\t├──> Replies: average %s, %s", self.average, self.rule.clip or "not clipped")
         self.inner.summary()
 
@@ -167,7 +168,8 @@ class PhasedStrategy(Recorded):
         return self._problem, self._state
 
     def _setup(self, problem: Problem) -> Setup:
-        p, dtype = self.protocol, str(problem.model.dtype).removeprefix("torch.")
+        p = self.work
+        dtype = str(problem.model.dtype).removeprefix("torch.")
         values, weight, steps = to_dict(self.record), self.inner.weighted_by_key, p.local_steps or 1
         return Setup(
             name_of(self.record),

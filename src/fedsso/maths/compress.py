@@ -1,21 +1,24 @@
-"""Lossy compression of uploads that have the model's size: a vector v [clients, trials, d] -> what
-is sent.
+"""Lossy compression of uploads that have the model's size.
 
-    topk:SHARE   the ceil(SHARE d) entries that are largest in size, each with its place (from SHARE = 1/2 on that
-                 is no less than v itself)                                     |v - v'|^2 <= (1 - k/d) |v|^2
-    int8         every entry as a multiple -127..127 of max|v| / 127           |v - v'|_j <= max|v| / 254
-    rank:R       each weight matrix [O, I] with R (O + I) < O I as the two factors of its best approximation of
-                 rank R, all other parameters as they are                      |v - v'|^2 <= (1 - R/min(O, I)) |v|^2
+A vector v [clients, trials, d] becomes less, which is sent; the server makes v' of it.
 
-What gets lost is the engine's to remember: it adds the rest v - v' to the next upload of the same
-client (Seide et al. 2014; Stich, Cordonnier and Jaggi 2018). A vector with NaN or infinite entries
-is never finite after decoding, so compression hides no divergence.
+    topk:SHARE   the ceil(SHARE d) entries that are largest in size, each with its place; from
+                 SHARE = 1/2 on that is no less than v itself
+                     |v - v'|^2 <= (1 - k/d) |v|^2
+    int8         every entry as a multiple -127..127 of max|v| / 127
+                     |v - v'|_j <= max|v| / 254
+    rank:R       each weight matrix [O, I] with R (O + I) < O I as the two factors of its best
+                 approximation of rank R, all other parameters as they are
+                     |v - v'|^2 <= (1 - R/min(O, I)) |v|^2
+
+The engine remembers what gets lost: it adds the rest v - v' to the next upload of the same client
+(Seide et al. 2014; Stich, Cordonnier and Jaggi 2018). A vector with NaN or infinite entries is
+never finite after decoding, so compression hides no divergence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from math import ceil
@@ -44,8 +47,10 @@ class Compressor(Protocol):
 
 
 def compressor(text: str, shapes: Sequence[torch.Size]) -> Compressor:
-    """A compressor from its text, for a model whose parameters have these shapes, in the order of
-    v."""
+    """The compressor of a text such as "topk:0.1".
+
+    It is for a model whose parameters have these shapes, in the order of v.
+    """
     name, value = _parse(text)
     if name == "topk":
         return TopK(Decimal(value))
@@ -53,11 +58,16 @@ def compressor(text: str, shapes: Sequence[torch.Size]) -> Compressor:
         return Int8()
     rank = LowRank(int(value), tuple(shapes))
     if not any(rank.profits(shape) for shape in shapes):
-        has = ", ".join(" x ".join(map(str, shape)) for shape in shapes)
+        has = ", ".join(_told(shape) for shape in shapes)
         raise InputError(
             f"{text!r} shortens no parameter of this model ({has}); use a smaller R or 'int8'"
         )
     return rank
+
+
+def _told(shape: torch.Size) -> str:
+    """A shape in words: 32 x 64."""
+    return " x ".join(map(str, shape))
 
 
 def check(text: str) -> None:
@@ -66,7 +76,7 @@ def check(text: str) -> None:
 
 
 def _parse(text: str) -> tuple[str, str]:
-    """Name and value as written."""
+    """Name and value of a compressor's text, as written; InputError if it names none."""
     name, colon, value = str(text).partition(":")
     if name not in EXAMPLES:
         raise unknown("compressor", name, EXAMPLES)
@@ -74,9 +84,7 @@ def _parse(text: str) -> tuple[str, str]:
         raise InputError(
             f"topk:SHARE needs a share in (0, 1], such as {EXAMPLES[name]!r}; got {text!r}"
         )
-    if name == "rank" and not (
-        value.isascii() and value.isdigit() and len(value) < 10 and int(value) >= 1
-    ):
+    if name == "rank" and not _is_rank(value):
         raise InputError(
             f"rank:R needs an integer R >= 1, such as {EXAMPLES[name]!r}; got {text!r}"
         )
@@ -86,9 +94,17 @@ def _parse(text: str) -> tuple[str, str]:
 
 
 def _is_share(value: str) -> bool:
-    with suppress(InvalidOperation):  # no number, or NaN
+    """Whether a text is a number in (0, 1]."""
+    try:
         return 0 < Decimal(value) <= 1
-    return False
+    except InvalidOperation:  # no number, or NaN
+        return False
+
+
+def _is_rank(value: str) -> bool:
+    """Whether a text is an integer >= 1, and not absurdly long."""
+    digits = value.isascii() and value.isdigit() and len(value) < 10
+    return digits and int(value) >= 1
 
 
 @dataclass(frozen=True)
@@ -99,15 +115,15 @@ class TopK:
 
     def encode(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Values and places, [M, trials, k] each; NaN counts as largest."""
-        place = v.abs().topk(ceil(self.share * v.shape[-1]), sorted=False).indices
+        k = ceil(self.share * v.shape[-1])
+        place = v.abs().topk(k, sorted=False).indices
         return v.gather(-1, place), place.to(torch.int32)
 
     def decode(self, sent: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
         """Zero wherever nothing was sent."""
         values, place = sent
-        return values.new_zeros(*values.shape[:-1], like.shape[-1]).scatter(
-            -1, place.long(), values
-        )
+        zeros = values.new_zeros(*values.shape[:-1], like.shape[-1])
+        return zeros.scatter(-1, place.long(), values)
 
 
 @dataclass(frozen=True)
@@ -137,34 +153,38 @@ class LowRank:
         """Whether two factors are shorter than the parameter."""
         if len(shape) < 2:
             return False
-        rows, columns = shape[0], shape[1:].numel()
+        rows = shape[0]
+        columns = shape[1:].numel()
         return self.rank * (rows + columns) < rows * columns
 
     def encode(self, v: Tensor) -> tuple[Tree, ...]:
-        """For each parameter U S [M, trials, O, R] and V [M, trials, I, R], or itself [M, trials,
-        size]."""
-        return tuple(
-            self._factors(part, shape) if self.profits(shape) else part
-            for part, shape in self._parts(v)
-        )
+        """What is sent of each parameter.
+
+        That is U S [M, trials, O, R] and V [M, trials, I, R], or itself [M, trials, size].
+        """
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = v.split_with_sizes(sizes, -1)
+        sent: list[Tree] = []
+        for part, shape in zip(parts, self.shapes, strict=True):
+            sent.append(self._factors(part, shape) if self.profits(shape) else part)
+        return tuple(sent)
 
     def decode(self, sent: tuple[Tree, ...], like: Tensor) -> Tensor:  # noqa: ARG002
         """The products of the factors, in place of their parameters."""
-        parts = [
-            one if isinstance(one, Tensor) else (one[0] @ one[1].mT).flatten(-2) for one in sent
-        ]
+        parts = []
+        for one in sent:
+            if isinstance(one, Tensor):
+                parts.append(one)
+            else:
+                left, right = one
+                parts.append((left @ right.mT).flatten(-2))
         return torch.cat(parts, -1)
 
-    def _parts(self, v: Tensor) -> Iterator[tuple[Tensor, torch.Size]]:
-        return zip(
-            v.split_with_sizes([s.numel() for s in self.shapes], -1), self.shapes, strict=True
-        )
-
     def _factors(self, part: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """The two factors of a parameter, whose vector is `part` [M, trials, size]."""
         matrix = part.reshape(*part.shape[:-1], shape[0], -1)
         sane = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-        U, S, Vh = torch.linalg.svd(
-            torch.where(sane, matrix, 0.0), full_matrices=False
-        )  # NaN would end all trials
+        finite = torch.where(sane, matrix, 0.0)  # NaN would end all trials
+        U, S, Vh = torch.linalg.svd(finite, full_matrices=False)
         left = U[..., : self.rank] * S[..., None, : self.rank]
         return torch.where(sane, left, torch.nan), Vh[..., : self.rank, :].mT

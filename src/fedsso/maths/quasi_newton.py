@@ -1,26 +1,36 @@
-"""Quasi-Newton matrices of the server: the curvature rule and five ways to apply the inverse
-matrix.
+"""Quasi-Newton matrices of the server: the curvature rule and five ways to apply the inverse.
 
+FedSSO's server learns an estimate B of the Hessian from pairs (s, y), and needs the direction
+B^-1 g. `judge` is the paper's test of a pair; a `Form` keeps the matrix and gives the direction.
 Everything is pure and branch-free for any leading axes L (trials): vectors are [*L, d], scalars
-[*L, 1]. Pairs are kept in the run's dtype; inner products, Gram matrices and small solves are
+[*L, 1]. Pairs are kept in the run's dtype; inner products, Gram matrices and small solves are in
 float64.
 
-=========  ==========================================================================================
+=========  =========================================================================================
 s, y       x_k - x_{k-1} and g_k - g_{k-1}, the pair of round k
 rho        y^T s, the true inner product
-cur        rho, or 2 ||y||^2/(lam + Lam) where the curvature test fails (dual: ||s||^2 instead of ||y||^2)
+cur        rho, or 2 ||y||^2/(lam + Lam) where the test fails (dual: ||s||^2 instead of ||y||^2)
 lam, Lam   bounds of the curvature test lam < ||y||^2/rho < Lam
-B, H       Hessian approximation and its inverse; H_0 = gamma I, with gamma = 1 in `dfp` and the dense forms
+B, H       estimate of the Hessian, and its inverse
+gamma      H_0 = gamma I, with gamma = 1 in `dfp` and the dense forms
 h, e       H y and y^T H y at the time of the pair (`dfp`)
-P, V       pairs kept at most; vectors per pair: (s, y) or (s, y, h)
+P, V       pairs kept at most; vectors for each pair: (s, y), or (s, y, h)
 n          min(k, P): slots read in round k
-gram       [*L, V, P, P]: v_i^T y_j for i <= j, v = s, y, h, mirrored below; oldest pair first, newest last
-=========  ==========================================================================================
+gram       [*L, V, P, P]: v_i^T y_j for i <= j and v = s, y, h, mirrored below; newest pair last
+=========  =========================================================================================
 
-BFGS, for any cur:  B+ = B + y y^T/cur - B s s^T B/(s^T B s)  has the inverse
-H+ = (I - s y^T/rho) H (I - y s^T/rho) + (cur/rho^2) s s^T, hence in compact form, with R = triu(S^T Y):
-H = gamma I + [S, gamma Y] [[R^-T (diag(cur) + gamma Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S, gamma Y]^T.
-DFP:  H+ = T^T H T + s s^T/cur  with T = I - y h^T/e: a product of projections, compact in the same way.
+BFGS, for any cur, and its inverse:
+
+    B+ = B + y y^T/cur - B s s^T B/(s^T B s)
+    H+ = (I - s y^T/rho) H (I - y s^T/rho) + (cur/rho^2) s s^T
+
+Hence in compact form, with R = triu(S^T Y), D = diag(cur) + gamma Y^T Y and W = [S, gamma Y]:
+
+    H = gamma I + W [[R^-T D R^-1, -R^-T], [-R^-1, 0]] W^T
+
+DFP is a product of projections, and compact in the same way:
+
+    H+ = T^T H T + s s^T/cur,  T = I - y h^T/e
 """
 
 from __future__ import annotations
@@ -41,11 +51,20 @@ FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
 DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
-CPU_BLOCK = (
-    1 << 14,
-    1 << 20,
-)  # most columns and entries of a float32 store widened to float64 at once
-DEVICE_BLOCK = (1 << 20, 1 << 26)
+
+
+class Block(NamedTuple):
+    """How much of a float32 store is widened to float64 at once."""
+
+    columns: int
+    entries: int
+
+
+CPU_BLOCK = Block(1 << 14, 1 << 20)
+DEVICE_BLOCK = Block(1 << 20, 1 << 26)
+
+
+# ---- the curvature test ----
 
 
 class Verdict(NamedTuple):
@@ -59,30 +78,43 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    products: Tensor, lam: float | Tensor, Lam: float | Tensor, *, dual: bool = False
+    products: Tensor,
+    lam: float | Tensor,
+    Lam: float | Tensor,
+    *,
+    dual: bool = False,
 ) -> Verdict:
-    """The paper's curvature test, from the products [*L, 2, 2] of s and y in float64 (`tree.gram(s,
-    y)`).
+    """The paper's curvature test of a pair: lines 4-6 of its BFGS updating.
 
-    Zero, non-finite or flat pairs are not accepted.
+    `products` [*L, n, n] holds the inner products of s, y and perhaps other vectors in float64, as
+    `gram(s, y)` gives them. Pairs that are zero, not finite or flat are not accepted.
     """
-    ss, rho, yy = products[..., 0, :1], products[..., 0, 1:2], products[..., 1, 1:2]
+    ss = products[..., 0, :1]
+    rho = products[..., 0, 1:2]
+    yy = products[..., 1, 1:2]
     square = ss if dual else yy
     ratio = square / rho
-    ok = (lam < ratio) & (
-        ratio < Lam
-    )  # false for rho <= 0 as well: the ratio is then negative or infinite
+    # false for rho <= 0 as well: the ratio is then negative or infinite
+    ok = (lam < ratio) & (ratio < Lam)
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
     accept = rho.abs() > FLAT * length
     one = torch.ones_like(rho)  # makes float64 of bounds that a float32 sweep holds
     cur = torch.where(ok, rho, 2 * square / (lam * one + Lam * one))
-    return Verdict(rho, cur, accept, accept & ~ok, ~accept & (ss > 0))
+    return Verdict(
+        rho=rho,
+        cur=cur,
+        accept=accept,
+        overridden=accept & ~ok,
+        skipped=~accept & (ss > 0),
+    )
+
+
+# ---- the forms of the matrix ----
 
 
 class Form(Protocol):
-    """A way to keep the matrix. `init` makes the state, `step` updates it with a pair and returns H
-    g."""
+    """A way to keep the matrix: `init` makes its state, `step` updates it and returns H g."""
 
     @property
     def dual(self) -> bool:
@@ -92,16 +124,28 @@ class Form(Protocol):
         """The state without pairs."""
 
     def step(
-        self, state: Any, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
+        self,
+        state: Any,
+        s: Tensor,
+        y: Tensor,
+        g: Tensor,
+        verdict: Verdict,
+        k: int,
+        reset: bool,
     ) -> tuple[Any, Tensor]:
-        """Round k = 1, 2, ...: the new state and H g, a fresh tensor; `reset` forgets this and all
-        older pairs."""
+        """Round k = 1, 2, ...: the new state, and H g as a fresh tensor.
+
+        The pair enters as its verdict says. `reset` forgets it and all older pairs.
+        """
 
 
 class Pairs(NamedTuple):
-    """The newest pairs in a ring. `store` is donated: `step` writes one slot of it."""
+    """The newest pairs, in a ring.
 
-    # [*L, ring + 1, V, d]; the last slot is a bin, never read, for pairs that are not accepted
+    `store` is [*L, ring + 1, V, d]. Its last slot is a bin for pairs that are not accepted, and is
+    never read. The store is donated: `step` writes one slot of it in place.
+    """
+
     store: Tensor
     head: Tensor  # [*L] slot of the next pair
     held: Tensor  # [*L] pairs held
@@ -111,8 +155,10 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Bfgs:
-    """BFGS without the matrix, exact for the pairs kept, with H_0 = gamma I; `scaled`: gamma of the
-    newest pair."""
+    """BFGS without the matrix, exact for the pairs that are kept, with H_0 = gamma I.
+
+    `scaled` takes gamma from the newest pair instead, as L-BFGS does.
+    """
 
     pairs: int
     scaled: bool = False
@@ -124,30 +170,44 @@ class Bfgs:
         return _empty(x, self.pairs, vectors=2, ring=self.pairs)
 
     def step(
-        self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
+        self,
+        state: Pairs,
+        s: Tensor,
+        y: Tensor,
+        g: Tensor,
+        verdict: Verdict,
+        k: int,
+        reset: bool,
     ) -> tuple[Pairs, Tensor]:
         """One pass over the store for the products with y and g, one for H g."""
         if reset:  # which keeps the scale
-            return _blank(state.store, self.pairs), (self.gamma * g).to(g.dtype)
+            direction = (self.gamma * g).to(g.dtype)
+            return _blank(state.store, self.pairs), direction
         state = _append(state, (s, y), verdict)
         of_y, of_g = _project(state, (y, g), k).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
         gamma = self._gamma(state)
         weights = self._weights(state, of_g, gamma[..., None])
-        return state, _combine(state, weights, k).addcmul_(gamma.to(g.dtype), g)
+        direction = _combine(state, weights, k)
+        return state, direction.addcmul_(gamma.to(g.dtype), g)
 
     def _gamma(self, state: Pairs) -> Tensor:
         """cur/||y||^2 of the newest pair, or the given one; [*L, 1]."""
         newest = state.cur[..., -1:]
-        return (
-            newest / state.gram[..., 1, -1, -1:]
-            if self.scaled
-            else self.gamma * torch.ones_like(newest)
-        )
+        if self.scaled:
+            return newest / state.gram[..., 1, -1, -1:]
+        return self.gamma * torch.ones_like(newest)
 
     @staticmethod
-    def _weights(state: Pairs, q: Tensor, gamma: Tensor) -> Tensor:
-        """Weights [*L, n, V] of s_i and y_i in H q - gamma q, from the products (s_i^T q, y_i^T q)."""
+    def _weights(
+        state: Pairs,
+        q: Tensor,
+        gamma: Tensor,
+    ) -> Tensor:
+        """Weights [*L, n, V] of s_i and y_i in H q - gamma q.
+
+        q [*L, n, V] holds the products s_i^T q and y_i^T q.
+        """
         (R, YY), cur = _newest(state, q.shape[-2])
         Sq, Yq = q.tensor_split(2, -1)
         a = solve_triangular(R, Sq, upper=True)
@@ -157,7 +217,10 @@ class Bfgs:
 
 @dataclass(frozen=True)
 class Dfp:
-    """DFP without the matrix, as a product of projections; beyond P pairs the oldest factor leaves."""
+    """DFP without the matrix, as a product of projections.
+
+    Beyond P pairs the oldest factor leaves.
+    """
 
     pairs: int
     dual: ClassVar[bool] = True
@@ -165,30 +228,46 @@ class Dfp:
     def init(self, x: Tensor) -> Pairs:
         """Room for the pairs, and no pair.
 
-        h is computed from all pairs, the one that will leave included: the new pair gets a slot of
-        its own, so that a step which is interrupted and taken again finds what it found before.
+        h is computed from all pairs, also from the one that will leave. So the new pair gets a
+        slot of its own: a step that is interrupted and taken again finds what it found before.
         """
         return _empty(x, self.pairs, vectors=3, ring=self.pairs + 1)
 
     def step(
-        self, state: Pairs, s: Tensor, y: Tensor, g: Tensor, verdict: Verdict, k: int, reset: bool
+        self,
+        state: Pairs,
+        s: Tensor,
+        y: Tensor,
+        g: Tensor,
+        verdict: Verdict,
+        k: int,
+        reset: bool,
     ) -> tuple[Pairs, Tensor]:
-        """As BFGS, with one more combination for h = H y and the products of the new pair on their
-        own."""
+        """As BFGS, with one more combination for h = H y.
+
+        The products of the new pair with y and g are computed on their own.
+        """
         if reset:
             return _blank(state.store, self.pairs), g.clone()
         old = _project(state, (y, g), k)
-        h = _combine(state, self._weights(state, old[..., 0, :, :]), k).add_(y)
-        new = torch.stack([inner((y, g), v[..., None, :]) for v in (s, y, h)], -1)
+        of_h = self._weights(state, old[..., 0, :, :])
+        h = _combine(state, of_h, k).add_(y)
+        pair = (s, y, h)
+        new = torch.stack([inner((y, g), v[..., None, :]) for v in pair], -1)
         appended = torch.cat((old[..., 1:, :], new), -2)
-        of_y, of_g = torch.where(verdict.accept[..., None, None], appended, old).unbind(-3)
-        state = _grow(_append(state, (s, y, h), verdict), of_y, verdict.accept)
-        return state, _combine(state, self._weights(state, of_g), k).add_(g)
+        products = torch.where(verdict.accept[..., None, None], appended, old)
+        of_y, of_g = products.unbind(-3)
+        state = _append(state, pair, verdict)
+        state = _grow(state, of_y, verdict.accept)
+        weights = self._weights(state, of_g)
+        return state, _combine(state, weights, k).add_(g)
 
     @staticmethod
     def _weights(state: Pairs, q: Tensor) -> Tensor:
-        """Weights [*L, n, V] of s_i, y_i, h_i in H q - q, from the products (s_i^T q, y_i^T q,
-        h_i^T q)."""
+        """Weights [*L, n, V] of s_i, y_i, h_i in H q - q.
+
+        q [*L, n, V] holds the products s_i^T q, y_i^T q and h_i^T q.
+        """
         (SY, YY, U), cur = _newest(state, q.shape[-2])
         Sq, Yq, Hq = q.tensor_split(3, -1)
         a = solve_triangular(U, Hq, upper=True)
@@ -198,30 +277,28 @@ class Dfp:
 
 
 class Matrix(NamedTuple):
-    """B, or in the dual form H."""
+    """The state of the dense forms: B, or H in the dual one."""
 
     matrix: Tensor  # [*L, d, d]
 
 
 @dataclass(frozen=True)
 class Dense:
-    """The paper's two versions with a d x d matrix in the run's dtype: BFGS and a solve or, dual,
-    DFP.
+    """The paper's two versions with a d x d matrix: BFGS and a solve or, dual, DFP.
 
-    The solve's error grows like eps cond(B), for B holds no eigenvalue below the rounding of its
-    largest one; `Bfgs` has the same directions without that loss. No cheap step mends it, so this
-    form is for checks on small models.
+    The matrix is in the run's dtype, so it holds no eigenvalue below the rounding of its largest
+    one, and the error of the solve grows like eps cond(B). No cheap step mends that. `Bfgs` has the
+    same directions without the loss; this form is for checks on small models.
     """
 
     dual: bool
 
     def init(self, x: Tensor) -> Matrix:
         """The identity."""
-        size = x.shape[-1] ** 2 * x.element_size()
+        d = x.shape[-1]
+        size = d**2 * x.element_size()
         if size > DENSE_BYTES:
-            raise InputError(
-                f"a {x.shape[-1]} x {x.shape[-1]} matrix needs {size / 1e9:.0f} GB; use form='bfgs'"
-            )
+            raise InputError(f"a {d} x {d} matrix needs {size / 1e9:.0f} GB; use form='bfgs'")
         return Matrix(_identity(x.shape, x.dtype, x.device))
 
     def step(
@@ -239,14 +316,22 @@ class Dense:
             return self.init(g), g.clone()
         if self.dual:
             H = _rank_two(state.matrix, s, y, verdict)
-            return Matrix(H), (H @ g[..., None])[..., 0]
+            direction = (H @ g[..., None])[..., 0]
+            return Matrix(H), direction
         B = _rank_two(state.matrix, y, s, verdict)
         return Matrix(B), solve(B, g)
 
 
-def form(name: str, pairs: int, m: int, gamma: float | Tensor = 1.0) -> Form:
-    """The form of that name, keeping at most `pairs` pairs (`lbfgs`: m); `bfgs` starts from H_0 =
-    gamma I."""
+def form(
+    name: str,
+    pairs: int,
+    m: int,
+    gamma: float | Tensor = 1.0,
+) -> Form:
+    """The form of that name, which keeps at most `pairs` pairs (`lbfgs`: m).
+
+    `bfgs` starts from H_0 = gamma I.
+    """
     if pairs < 1 or m < 1:
         raise InputError(
             f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair"
@@ -263,99 +348,164 @@ def form(name: str, pairs: int, m: int, gamma: float | Tensor = 1.0) -> Form:
     return made[name]
 
 
-def capacity(name: str, pairs: int, d: int, itemsize: int) -> int:
-    """How many of `pairs` pairs the form can hold in the memory of one trial, spare slots counted;
-    at least one."""
-    vectors, spare = (3, 2) if name == "dfp" else (2, 1)
-    return max(1, min(pairs, STORE_BYTES // (vectors * d * itemsize) - spare))
+def capacity(
+    name: str,
+    pairs: int,
+    d: int,
+    itemsize: int,
+) -> int:
+    """How many of `pairs` pairs the form can hold in the memory of one trial; at least one."""
+    vectors = 3 if name == "dfp" else 2
+    spare = 2 if name == "dfp" else 1  # slots beside those of the pairs
+    slots = STORE_BYTES // (vectors * d * itemsize)
+    return max(1, min(pairs, slots - spare))
+
+
+# ---- inner products in float64 ----
 
 
 def inner(columns: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """Products [*L, c, r] in float64 of c vectors [*L, d] and rows [*L, r, d]."""
+    """Products [*L, c, r] in float64 of c vectors [*L, d] and rows [*L, r, d].
+
+    A float32 store is widened block by block: a float64 copy of it would not fit into memory.
+    """
     r, d = rows.shape[-2:]
-    width, entries = CPU_BLOCK if rows.is_cpu else DEVICE_BLOCK
-    if rows.dtype == torch.float64 or rows.numel() <= entries:
+    block = CPU_BLOCK if rows.is_cpu else DEVICE_BLOCK
+    if rows.dtype == torch.float64 or rows.numel() <= block.entries:
         return torch.stack(tuple(columns), -2).double() @ rows.double().mT
-    width = min(width, d)
-    trials = max(1, entries // (r * width))
-    height = max(1, entries // (trials * width))
-    column_groups = zip(*(torch.split(c.reshape(-1, d), trials) for c in columns), strict=True)
+    width = min(block.columns, d)
+    trials = max(1, block.entries // (r * width))
+    height = max(1, block.entries // (trials * width))
     row_groups = torch.split(rows.reshape(-1, r, d), trials)
-    products = [
-        _widened(c, v, width, height) for c, v in zip(column_groups, row_groups, strict=True)
-    ]
+    split_columns = [torch.split(c.reshape(-1, d), trials) for c in columns]
+    column_groups = zip(*split_columns, strict=True)
+    products = []
+    for group, columns_of_group in zip(row_groups, column_groups, strict=True):
+        products.append(_widen(columns_of_group, group, width, height))
     return torch.cat(products).reshape(*rows.shape[:-2], len(columns), r)
 
 
-def _widened(columns: Sequence[Tensor], rows: Tensor, width: int, height: int) -> Tensor:
-    """The same, for blocks [height, width] of the rows widened one by one in a buffer that stays in
-    cache."""
+def _widen(
+    columns: Sequence[Tensor],
+    rows: Tensor,
+    width: int,
+    height: int,
+) -> Tensor:
+    """`inner` for some trials: blocks [height, width] of the rows are widened one by one.
+
+    They are widened in a buffer that stays in the processor's cache.
+    """
     trials, r, d = rows.shape
     buffer = rows.new_empty(trials * height * width, dtype=torch.float64)
     total = buffer.new_zeros(trials, len(columns), r)
     for start in range(0, d, width):
         strip = slice(start, start + width)
         column = torch.stack([c[:, strip] for c in columns], -2).double()
-        blocks = torch.split(rows[..., strip], height, -2)
-        wide = (buffer[: block.numel()].view(block.shape).copy_(block) for block in blocks)
-        total += torch.cat([column @ block.mT for block in wide], -1)
+        products = []
+        for block in torch.split(rows[..., strip], height, -2):
+            wide = buffer[: block.numel()].view(block.shape).copy_(block)
+            products.append(column @ wide.mT)
+        total += torch.cat(products, -1)
     return total
 
 
-def _rank_two(B: Tensor, y: Tensor, s: Tensor, verdict: Verdict) -> Tensor:
+# ---- parts of the forms ----
+
+
+def _rank_two(
+    B: Tensor,
+    y: Tensor,
+    s: Tensor,
+    verdict: Verdict,
+) -> Tensor:
     """B + y y^T/cur - B s s^T B/(s^T B s) where the pair is accepted."""
     Bs = B @ s[..., None]
+    sBs = s[..., None, :] @ Bs
     y = y[..., None]
-    new = B + y @ y.mT / verdict.cur.to(B.dtype)[..., None] - Bs @ Bs.mT / (s[..., None, :] @ Bs)
+    cur = verdict.cur.to(B.dtype)[..., None]
+    new = B + y @ y.mT / cur - Bs @ Bs.mT / sBs
     return torch.where(verdict.accept[..., None], new, B)
 
 
-def _empty(x: Tensor, pairs: int, vectors: int, ring: int) -> Pairs:
-    return _blank(x.new_zeros(*x.shape[:-1], ring + 1, vectors, x.shape[-1]), pairs)
+def _empty(
+    x: Tensor,
+    pairs: int,
+    vectors: int,
+    ring: int,
+) -> Pairs:
+    """Room for pairs of models x [*L, d]; `ring` slots, and one for the bin."""
+    store = x.new_zeros(*x.shape[:-1], ring + 1, vectors, x.shape[-1])
+    return _blank(store, pairs)
 
 
 def _blank(store: Tensor, pairs: int) -> Pairs:
-    """No pair held. Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma
-    1."""
+    """No pair held.
+
+    Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma 1.
+    """
     *lead, _, vectors, _ = store.shape
     head = torch.zeros(lead, dtype=torch.int64, device=store.device)
     gram = _identity((*lead, vectors, pairs), torch.float64, store.device)
     return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, pairs))
 
 
-def _identity(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[*shape, shape[-1]]. On the meta device, where sweeps measure states, torch.eye would load a
-    compiler (2 s)."""
+def _identity(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Identity matrices, [*shape, shape[-1]].
+
+    On the meta device, where sweeps measure states, torch.eye would load a compiler (2 s).
+    """
     matrix = torch.zeros(*shape, shape[-1], dtype=dtype, device=device)
     matrix.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrix
 
 
-def _append(state: Pairs, pair: Sequence[Tensor], verdict: Verdict) -> Pairs:
+def _append(
+    state: Pairs,
+    pair: Sequence[Tensor],
+    verdict: Verdict,
+) -> Pairs:
     """Write the pair over the oldest one, or into the bin where it is not accepted."""
-    store, head, held, accept = state.store, state.head, state.held, verdict.accept[..., 0]
+    store = state.store
+    head = state.head
+    held = state.held
+    accept = verdict.accept[..., 0]
     slots, vectors, d = store.shape[-3:]
     rings = torch.arange(head.numel(), device=head.device) * slots
-    target = (rings + torch.where(accept, head, slots - 1).flatten()) * vectors
+    slot = torch.where(accept, head, slots - 1)
+    target = (rings + slot.flatten()) * vectors
     for i, vector in enumerate(pair):
         store.view(-1, d).index_copy_(0, target + i, vector.reshape(-1, d))
+    most = state.cur.shape[-1]
+    cur = torch.cat((state.cur[..., 1:], verdict.cur), -1)
     return state._replace(
         head=torch.where(accept, (head + 1) % (slots - 1), head),
-        held=torch.where(accept, (held + 1).clamp(max=state.cur.shape[-1]), held),
-        cur=torch.where(
-            verdict.accept, torch.cat((state.cur[..., 1:], verdict.cur), -1), state.cur
-        ),
+        held=torch.where(accept, (held + 1).clamp(max=most), held),
+        cur=torch.where(verdict.accept, cur, state.cur),
     )
 
 
-def _grow(state: Pairs, of_y: Tensor, accept: Tensor) -> Pairs:
-    """Shift the Gram matrices by one pair: the products [*L, n, V] with the new y are last column
-    and row."""
-    gram, accept = state.gram, accept[..., None]
-    column = pad(of_y.mT, (gram.shape[-1] - of_y.shape[-2], 0))
+def _grow(
+    state: Pairs,
+    of_y: Tensor,
+    accept: Tensor,
+) -> Pairs:
+    """Shift the Gram matrices by one pair, where it is accepted.
+
+    The products of_y [*L, n, V] with the new y become the last column and row.
+    """
+    gram = state.gram
+    accept = accept[..., None]
+    absent = gram.shape[-1] - of_y.shape[-2]
+    column = pad(of_y.mT, (absent, 0))
     column = torch.where(accept, column, gram[..., -1])
     grown = torch.empty_like(gram)
-    torch.where(accept[..., None], gram[..., 1:, 1:], gram[..., :-1, :-1], out=grown[..., :-1, :-1])
+    shifted = gram[..., 1:, 1:]
+    same = gram[..., :-1, :-1]
+    torch.where(accept[..., None], shifted, same, out=grown[..., :-1, :-1])
     grown[..., -1] = column
     grown[..., -1, :] = column
     return state._replace(gram=grown)
@@ -367,29 +517,44 @@ def _newest(state: Pairs, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
 
 
 def _slots(state: Pairs, k: int) -> tuple[Tensor, Tensor]:
-    """The rows [*L, m V, d] in use by round k, and the slots [*L, n] of the newest n pairs, oldest
-    first."""
-    n, m = min(k, state.cur.shape[-1]), min(k, state.store.shape[-3] - 1)
+    """The rows in use by round k, [*L, m V, d], and the slots of the newest n pairs, [*L, n].
+
+    The slots are in order, the oldest pair first.
+    """
+    n = min(k, state.cur.shape[-1])
+    m = min(k, state.store.shape[-3] - 1)
+    rows = state.store[..., :m, :, :].flatten(-3, -2)
     ages = torch.arange(-n, 0, device=state.head.device)
     # before the ring is full, modulo m only keeps the slots of absent pairs in range
-    return state.store[..., :m, :, :].flatten(-3, -2), (state.head[..., None] + ages) % m
+    slots = (state.head[..., None] + ages) % m
+    return rows, slots
 
 
-def _project(state: Pairs, columns: Sequence[Tensor], k: int) -> Tensor:
-    """Products [*L, c, n, V] of the newest n pairs with c vectors [*L, d]; zero for absent pairs."""
+def _project(
+    state: Pairs,
+    columns: Sequence[Tensor],
+    k: int,
+) -> Tensor:
+    """Products [*L, c, n, V] of the newest n pairs with c vectors [*L, d]; 0 for absent pairs."""
     rows, slots = _slots(state, k)
-    n, vectors = slots.shape[-1], state.store.shape[-2]
+    n = slots.shape[-1]
+    vectors = state.store.shape[-2]
     products = torch.unflatten(inner(columns, rows), -1, (-1, vectors))
     products = torch.take_along_dim(products, slots[..., None, :, None], -2)
     present = torch.arange(n, 0, -1, device=slots.device) <= state.held[..., None]
     return torch.where(present[..., None, :, None], products, 0.0)
 
 
-def _combine(state: Pairs, weights: Tensor, k: int) -> Tensor:
+def _combine(
+    state: Pairs,
+    weights: Tensor,
+    k: int,
+) -> Tensor:
     """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype."""
     rows, slots = _slots(state, k)
-    by_slot = weights.new_zeros(
-        *weights.shape[:-2], rows.shape[-2] // weights.shape[-1], weights.shape[-1]
-    )
+    vectors = weights.shape[-1]
+    held = rows.shape[-2] // vectors
+    by_slot = weights.new_zeros(*weights.shape[:-2], held, vectors)
     by_slot.scatter_(-2, slots[..., None].expand_as(weights), weights)
-    return (by_slot.flatten(-2)[..., None, :].to(rows.dtype) @ rows)[..., 0, :]
+    by_row = by_slot.flatten(-2)[..., None, :].to(rows.dtype)
+    return (by_row @ rows)[..., 0, :]

@@ -1,24 +1,25 @@
 """Symmetric matrices: what is sent instead of one, and solves that answer NaN instead of stopping.
 
-Matrices are X [..., d, d]; the lower triangle has n = d (d + 1) / 2 entries, packed row by row. |X|
-is Frobenius'.
+A client that sends its Hessian X [..., d, d] sends the lower triangle, n = d (d + 1) / 2 numbers
+packed row by row, or less. The server makes C(X) of it. |X| is the Frobenius norm.
 
-    text         what is sent of X                          C(X), which the server makes of it
-    none         the packed triangle                        X
+    text         what is sent of X                          what is known of C(X)
+    none         the packed triangle                        C(X) = X
     rank:R       R eigenvalues, R eigenvectors              |C(X) - X|^2 <= (1 - R/d) |X|^2
     topk:K       K entries of the triangle, their places    |C(X) - X|^2 <= (1 - K/n) |X|^2
-    powersgd:R   P and X P, for P an orthonormal basis      |C(X) - X| <= |X|, and the less the faster the
-                 of X G with G [d, R] Gaussian              eigenvalues of X decay
-    randk:K      K random entries times n/K, their places   the mean is X, the variance at most (n/K - 1) |X|^2
+    powersgd:R   P and X P, for P an orthonormal basis      |C(X) - X| <= |X|, and the less the
+                 of X G with G [d, R] Gaussian              faster the eigenvalues of X decay
+    randk:K      K random entries times n/K, their places   the mean is X, the variance at most
+                                                            (n/K - 1) |X|^2
 
-K below 1 is a share of n. Top-K ranks by the part in |X|: an entry off the diagonal, which stands
-for two, counts sqrt(2) times its size. PowerSGD's P (X P)^T is not symmetric. Its symmetric part is
-decoded: the orthogonal projection onto the symmetric matrices, where X lies, so no farther from X.
+K below 1 is a share of n. Top-K ranks entries by their part in |X|: one off the diagonal stands for
+two, so it counts sqrt(2) times its size. PowerSGD's P (X P)^T is not symmetric. Its symmetric part
+is decoded: this is the orthogonal projection onto the symmetric matrices, where X lies, so it is no
+farther from X.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,9 +42,8 @@ def check_size(x: Tensor) -> None:
         size = d * d * x.element_size() / 1e9
         raise InputError(
             f"{d} parameters need {d} x {d} matrices, {size:.3g} GB at the server and at every "
-            f"client; "
-            f"at most {LARGEST} parameters are possible: use fedsso, which needs no matrix, or a "
-            f"smaller model"
+            f"client; at most {LARGEST} parameters are possible: use fedsso, which needs no "
+            "matrix, or a smaller model"
         )
 
 
@@ -53,7 +53,8 @@ def check_size(x: Tensor) -> None:
 def shift(X: Tensor, l: float | Tensor) -> Tensor:
     """X + l I, for a number or l [..., 1]."""
     out = X.clone()
-    out.diagonal(dim1=-2, dim2=-1).add_(torch.as_tensor(l, dtype=X.dtype, device=X.device))
+    diagonal = out.diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(torch.as_tensor(l, dtype=X.dtype, device=X.device))
     return out
 
 
@@ -63,65 +64,81 @@ def solve(X: Tensor, b: Tensor) -> Tensor:
 
 
 def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [..., d], ascending, and eigenvectors in float64; NaN and identity where X is not
-    finite."""
+    """Eigenvalues [..., d], ascending, and eigenvectors [..., d, d] in float64.
+
+    Where X is not finite they are NaN and the identity.
+    """
     sane = X.isfinite().flatten(-2).all(-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(sane[..., None], X.double(), 0.0))
+    finite = torch.where(sane[..., None], X.double(), 0.0)
+    values, vectors = torch.linalg.eigh(finite)
     return torch.where(sane, values, torch.nan), vectors
 
 
 def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
-    """R eigenvalues [..., R] of largest size and their vectors [..., d, R].
+    """The R eigenvalues of largest size, [..., R], and their vectors [..., d, R].
 
-    Those of a large matrix are found in a Krylov space. Whatever the space, |X|^2 shrinks by the
-    sum of their squares when they are taken out of X.
+    Those of a large matrix are found in a Krylov space, so they are approximate. Whatever the
+    space, |X|^2 shrinks by the sum of their squares when they are taken out of X.
     """
     d = X.shape[-1]
     R = min(R, d)
-    fixed = torch.randn(GROWTH * (R + 1), d, generator=torch.Generator().manual_seed(0)).to(X)
+    draws = torch.Generator().manual_seed(0)
+    fixed = torch.randn(GROWTH * (R + 1), d, generator=draws).to(X)
     if d <= max(SMALL, 2 * len(fixed)):
         values, vectors = eigh(X)
-        return _settled(values, vectors, fixed[:R].double(), X.dtype)
+        return _settle(values, vectors, fixed[:R].double(), X.dtype)
     basis = krylov(X, fixed, R)
     values, vectors = eigh(basis @ X @ basis.mT)
-    values, vectors = _settled(values, vectors, (fixed[:R] @ basis.mT).double(), X.dtype)
+    inside = (fixed[:R] @ basis.mT).double()
+    values, vectors = _settle(values, vectors, inside, X.dtype)
     return values, basis.mT @ vectors
 
 
-def _settled(
-    values: Tensor, vectors: Tensor, fixed: Tensor, dtype: torch.dtype
+def _settle(
+    values: Tensor,
+    vectors: Tensor,
+    fixed: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of largest size, one for each row of `fixed`, and their vectors.
+    """The eigenvalues of largest size, one for each row of `fixed` [R, d], and their vectors.
 
-    Among the vectors of equal eigenvalues, as a softmax model with equal weights has, those nearest
-    to the fixed ones are taken: rounding, which differs with the number of trials, would else
-    choose.
+    A softmax model with equal weights has equal eigenvalues, whose vectors are not unique. Those
+    nearest to the fixed rows are taken. Else rounding would choose, which differs with the number
+    of trials.
     """
-    width = TIE * torch.finfo(dtype).eps * values.abs().amax(-1, keepdim=True)
-    ranked = (values.abs() + width * (values > 0)).topk(fixed.shape[-2]).indices
+    size = values.abs()
+    width = TIE * torch.finfo(dtype).eps * size.amax(-1, keepdim=True)
+    ranked = (size + width * (values > 0)).topk(fixed.shape[-2]).indices
     top = torch.take_along_dim(values, ranked, -1).unsqueeze(-2)
     same = (values.unsqueeze(-1) - top).abs() <= width.unsqueeze(-1)
-    Q = torch.linalg.qr(torch.where(same, vectors.mT @ fixed.mT, 0.0)).Q
-    return (values.unsqueeze(-1) * Q.square()).sum(-2).to(dtype), (vectors @ Q).to(dtype)
+    near = torch.where(same, vectors.mT @ fixed.mT, 0.0)
+    Q = torch.linalg.qr(near).Q
+    chosen = (values.unsqueeze(-1) * Q.square()).sum(-2)
+    return chosen.to(dtype), (vectors @ Q).to(dtype)
 
 
 def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
-    """Orthonormal rows [..., n, d] that span U X, U X^2, ..., U being the first R of n fixed rows
-    (band Lanczos, all rows reorthogonalised). Where that space is exhausted, later fixed rows go
-    on.
+    """Orthonormal rows [..., n, d] that span U X, U X^2, ...
+
+    U are the first R of n fixed rows [n, d]. This is band Lanczos with all rows reorthogonalised.
+    Where the space is exhausted, it goes on with later fixed rows.
     """
-    least = 1e2 * torch.finfo(X.dtype).eps * torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+    norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+    least = 1e2 * torch.finfo(X.dtype).eps * norm
     basis = X.new_zeros(*X.shape[:-2], *fixed.shape)
     for j in range(len(fixed)):
-        row, before = fixed[j].expand_as(basis[..., :1, :]), basis[..., :j, :]
-        q, size = _apart((row if j < R else basis[..., j - R : j - R + 1, :]) @ X, before)
+        row = fixed[j].expand_as(basis[..., :1, :])
+        before = basis[..., :j, :]
+        last = row if j < R else basis[..., j - R : j - R + 1, :]
+        q, size = _orthogonal_part(last @ X, before)
         if X.is_meta or not (size > least).all():
-            q = torch.where(size > least, q, _apart(row, before)[0])
+            other, _ = _orthogonal_part(row, before)
+            q = torch.where(size > least, q, other)
         basis[..., j : j + 1, :] = q
     return basis
 
 
-def _apart(row: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+def _orthogonal_part(row: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """The part of a row that is orthogonal to the basis, at length 1, and its length before."""
     for _ in range(2):  # once leaves rounding behind
         row = row - row @ basis.mT @ basis
@@ -148,8 +165,10 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 
 
 def _places(d: int, like: Tensor) -> Tensor:
-    """Rows and columns [2, n] of the triangle; without numbers on the meta device, where torch
-    would load a compiler to make them (2 s)."""
+    """Rows and columns [2, n] of the triangle.
+
+    On the meta device they hold no numbers: torch would load a compiler to make them (2 s).
+    """
     if like.is_meta:
         return torch.empty(2, entries(d), dtype=torch.int64, device=like.device)
     return torch.tril_indices(d, d, device=like.device)
@@ -213,8 +232,10 @@ def entries(d: int) -> int:
 
 @dataclass(frozen=True)
 class Compressor:
-    """A way to send X [M, trials, d, d]; what it sends knows how to become a matrix again:
-    `dense(d)`."""
+    """A way to send X [M, trials, d, d].
+
+    What it sends knows how to become a matrix again: `dense(d)`.
+    """
 
     size: float = 0  # R or K
 
@@ -223,8 +244,10 @@ class Compressor:
         return 0
 
     def rate(self, d: int) -> float:  # noqa: ARG002
-        """The share of C(X) by which an estimate of X should move: 1, or 1/(1 + omega) if C has the
-        variance omega."""
+        """The share of C(X) by which an estimate of X should move.
+
+        It is 1, or 1/(1 + omega) if C has the variance omega.
+        """
         return 1.0
 
     def encode(self, X: Tensor, u: Tensor) -> Sent:
@@ -234,38 +257,41 @@ class Compressor:
     def count(self, d: int) -> int:
         """K, or its share of n."""
         n = entries(d)
-        return max(1, round(self.size * n)) if self.size < 1 else min(int(self.size), n)
+        if self.size < 1:
+            return max(1, round(self.size * n))
+        return min(int(self.size), n)
 
 
 class Whole(Compressor):
-    """none"""
+    """none: the packed triangle."""
 
     def encode(self, X: Tensor, u: Tensor) -> Packed:  # noqa: ARG002
         return Packed(pack(X))
 
 
 class Rank(Compressor):
-    """rank:R"""
+    """rank:R: the leading eigenvalues and their vectors."""
 
     def encode(self, X: Tensor, u: Tensor) -> Eigen:  # noqa: ARG002
         return Eigen(*leading(X, int(self.size)))
 
 
 class TopK(Compressor):
-    """topk:K"""
+    """topk:K: the entries with the largest part in |X|."""
 
     def encode(self, X: Tensor, u: Tensor) -> Sparse:  # noqa: ARG002
-        packed, (i, j) = pack(X), _places(X.shape[-1], X)
+        d = X.shape[-1]
+        packed = pack(X)
+        i, j = _places(d, X)
         part = packed.abs() * torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
-        width = (
-            TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)
-        )  # equal up to rounding is equal
-        places = (part / width).round().topk(self.count(X.shape[-1])).indices
+        # parts that are equal up to rounding count as equal
+        width = TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)
+        places = (part / width).round().topk(self.count(d)).indices
         return Sparse(packed.gather(-1, places), places.int())
 
 
 class PowerSGD(Compressor):
-    """powersgd:R"""
+    """powersgd:R: two factors, by one step of the power method from random columns."""
 
     def draws(self, d: int) -> int:
         return d * min(int(self.size), d)
@@ -278,7 +304,7 @@ class PowerSGD(Compressor):
 
 
 class RandK(Compressor):
-    """randk:K"""
+    """randk:K: random entries, scaled so that their mean is X."""
 
     def draws(self, d: int) -> int:
         return entries(d)
@@ -288,8 +314,10 @@ class RandK(Compressor):
 
     def encode(self, X: Tensor, u: Tensor) -> Sparse:
         d = X.shape[-1]
-        places = u.topk(self.count(d)).indices.unsqueeze(-2).expand(*X.shape[:-2], -1)
-        return Sparse(pack(X).gather(-1, places) / self.rate(d), places.int())
+        drawn = u.topk(self.count(d)).indices
+        places = drawn.unsqueeze(-2).expand(*X.shape[:-2], -1)
+        values = pack(X).gather(-1, places) / self.rate(d)
+        return Sparse(values, places.int())
 
 
 KINDS: dict[str, type[Compressor]] = {
@@ -305,13 +333,22 @@ def parse(text: Any) -> Compressor:
     kind, _, size = str(text).partition(":")
     if text == "none":
         return Whole()
-    with suppress(ValueError):
-        number = float(size)
-        share = kind in ("topk", "randk") and 0 < number < 1
-        if kind in KINDS and (share or (size.isdecimal() and len(size) < 10 and number >= 1)):
-            return KINDS[kind](number)
+    number = _size(kind, size)
+    if kind in KINDS and number is not None:
+        return KINDS[kind](number)
     raise InputError(
         f"unknown compressor {text!r}; use none, rank:R or powersgd:R with an integer R >= 1, or "
-        f"topk:K or randk:K "
-        "with an integer K >= 1 or a share 0 < K < 1 of the triangle"
+        "topk:K or randk:K with an integer K >= 1 or a share 0 < K < 1 of the triangle"
     )
+
+
+def _size(kind: str, text: str) -> float | None:
+    """R or K as a number; None where it is not one that this kind of compressor takes."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if kind in ("topk", "randk") and 0 < number < 1:
+        return number
+    whole = text.isdecimal() and len(text) < 10
+    return number if whole and number >= 1 else None

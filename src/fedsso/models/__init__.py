@@ -1,4 +1,7 @@
-"""Models by name; any other `nn.Module` works as well."""
+"""Models by name.
+
+These are for convenience and for the paper's experiments; any other `nn.Module` works as well.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from .vectors import charmlp, linear, mclr, mlp, textmlp
 
 @dataclass(frozen=True)
 class Model:
-    """A registered model: how to build it from the sample's shape and the number of outputs."""
+    """A registered model."""
 
-    build: Callable[[Sequence[int], int], nn.Module]
+    build: Callable[[Sequence[int], int], nn.Module]  # from a sample's shape and the outputs
     title: str
-    init: str = "default"
+    init: str = "default"  # where training begins: torch's own weights, or zero
 
 
 MODELS: dict[str, Model] = {
@@ -35,8 +38,17 @@ MODELS: dict[str, Model] = {
 }
 
 
-def build(name: str, sample: Sequence[int], outputs: int, seed: int = 0) -> nn.Module:
-    """A model by name; torch's own initialisation under `torch.manual_seed(seed)`."""
+def build(
+    name: str,
+    sample: Sequence[int],
+    outputs: int,
+    seed: int = 0,
+) -> nn.Module:
+    """A model by name, for samples of this shape and so many outputs.
+
+    Its weights are torch's own initialisation under `torch.manual_seed(seed)`. The caller's stream
+    of random numbers is left as it was.
+    """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):

@@ -1,8 +1,12 @@
-"""Models of images [channels, height, width]."""
+"""Models of images [channels, height, width].
+
+Every function takes the shape of an image and the number of outputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,14 +14,18 @@ from torch import Tensor, nn
 from ..errors import InputError
 
 GROUPS = 8
-"""Groups of every GroupNorm: 2, 4 or 8 channels each. With one channel each it would be
-InstanceNorm, which takes away every channel's mean; with one group LayerNorm, where one strong
-channel sets the scale of all."""
+"""Groups of every GroupNorm, with 2, 4 or 8 channels each.
+
+With one channel in each group it would be InstanceNorm, which takes away every channel's mean. With
+one group for all it would be LayerNorm, where one strong channel sets the scale of all others.
+"""
 
 
 def cnn(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's small CNN as reconstructed from its parameter count and released curves (d = 6
-    230 on MNIST)."""
+    """The paper's small CNN, with d = 6 230 parameters on MNIST.
+
+    It is reconstructed from the paper's parameter count and released curves.
+    """
     c, h, w = _image(sample, "cnn")
     return nn.Sequential(
         nn.Conv2d(c, 1, 3, padding=1),
@@ -45,15 +53,15 @@ def cnn_small(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def lenet(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's LeNet: d = 49 402 on CIFAR-10; 44 426 on one-channel 28×28 images, whose second
-    layer is wider.
+    """The paper's LeNet: d = 49 402 on CIFAR-10, 44 426 on one-channel images of 28×28.
 
-    The logits have no ReLU; the one-channel model of the released code has one, but a logit that it
-    holds at zero gets no gradient.
+    The second layer is wider for one channel. The logits have no ReLU. The one-channel model of the
+    released code has one, but a logit that it holds at zero gets no gradient.
     """
     c, h, w = _image(sample, "lenet", least=16)
     wide = 16 if c == 1 else 12
-    h, w = (((side - 4) // 2 - 4) // 2 for side in (h, w))
+    h = _after_two_pools(h)
+    w = _after_two_pools(w)
     return nn.Sequential(
         nn.Conv2d(c, 6, 5),
         nn.ReLU(),
@@ -70,15 +78,21 @@ def lenet(sample: Sequence[int], outputs: int) -> nn.Module:
     )
 
 
+def _after_two_pools(side: int) -> int:
+    """A side of an image after two convolutions of 5 pixels, each halved by a pool."""
+    return ((side - 4) // 2 - 4) // 2
+
+
 def resnet20_gn(sample: Sequence[int], outputs: int) -> nn.Module:
     """ResNet-20 with GroupNorm in the place of BatchNorm (d = 275 572 on CIFAR-100).
 
-    Clients with skewed labels have statistics of their own, and averaging those suits none of them;
-    GroupNorm needs none, and has as many parameters.
+    BatchNorm keeps statistics of the activations. Clients with skewed labels have statistics of
+    their own, and their average suits none of them. GroupNorm keeps none, and has as many
+    parameters.
     """
     c, _, _ = _image(sample, "resnet20-gn")
-    widths = [16] * 3 + [32] * 3 + [64] * 3
-    blocks = [Block(before, after) for before, after in zip([16, *widths], widths, strict=False)]
+    widths = [16] * 4 + [32] * 3 + [64] * 3
+    blocks = [Block(before, after) for before, after in pairwise(widths)]
     return nn.Sequential(
         nn.Conv2d(c, 16, 3, padding=1, bias=False),
         nn.GroupNorm(GROUPS, 16),
@@ -91,12 +105,16 @@ def resnet20_gn(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters: every second pixel, and zeros for the
-    new channels."""
+    """Two 3×3 convolutions and a shortcut without parameters.
+
+    A block that has more channels after it than before halves the image: its shortcut takes every
+    second pixel, and zeros for the new channels.
+    """
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        self.stride, self.new = (1 if before == after else 2), after - before
+        self.new = after - before
+        self.stride = 2 if self.new else 1
         self.body = nn.Sequential(
             nn.Conv2d(before, after, 3, self.stride, padding=1, bias=False),
             nn.GroupNorm(GROUPS, after),
@@ -106,11 +124,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new))
+        pixels = x[..., :: self.stride, :: self.stride]
+        shortcut = F.pad(pixels, (0, 0, 0, 0, 0, self.new))
         return F.relu(self.body(x) + shortcut)
 
 
 def _image(sample: Sequence[int], name: str, least: int = 4) -> tuple[int, int, int]:
+    """Channels, height and width of a sample; an error if it is no image, or too small."""
     if len(sample) != 3 or min(sample[1:]) < least:
         shape = f"[channels, height >= {least}, width >= {least}]"
         raise InputError(f"model {name!r} needs images {shape}, got {tuple(sample)}")

@@ -1,4 +1,7 @@
-"""Models that read a sample as one vector: tables, texts, and images without regard to their shape."""
+"""Models that read a sample as one vector: tables, texts, images whose shape does not matter.
+
+Every function takes the shape of a sample and the number of outputs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import nn
 
 def linear(sample: Sequence[int], outputs: int) -> nn.Module:
     """One linear map without bias."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(sample), outputs, bias=False))
+    layer = nn.Linear(prod(sample), outputs, bias=False)
+    return nn.Sequential(nn.Flatten(), layer)
 
 
 def mclr(sample: Sequence[int], outputs: int) -> nn.Module:
@@ -25,25 +29,29 @@ def mlp(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def charmlp(sample: Sequence[int], outputs: int) -> nn.Module:
-    """Next character of a text: one hidden layer of 128 units on one-hot characters [window,
-    alphabet].
+    """Predicts the next character of a text, with one hidden layer of 128 units.
 
-    With a window of 50 and an alphabet of 65, d = 424 513; 256 units predict no better.
+    Samples are one-hot characters [window, alphabet]. With a window of 50 and an alphabet of 65,
+    d = 424 513; 256 units predict no better.
     """
     return _layers(prod(sample), 128, outputs)
 
 
 def textmlp(sample: Sequence[int], outputs: int) -> nn.Module:
-    """The paper's network for Sentiment140, hidden layers of 64 and 32 units, sizes that the paper
-    does not give.
+    """The paper's network for Sentiment140, with hidden layers of 64 and 32 units.
 
-    Without its dropout of 0.1, with which clients cannot be stacked: a round of 50 clients with
-    batches of 10 rows took 4 times as long with 1024 features, 7 times with 300.
+    The paper does not give these sizes. Its dropout of 0.1 is left out: with dropout clients cannot
+    be stacked, and a round of 50 clients with batches of 10 rows took 4 times as long with 1024
+    features, 7 times with 300.
     """
     return _layers(prod(sample), 64, 32, outputs)
 
 
 def _layers(*widths: int) -> nn.Module:
-    """Linear layers with ReLU between them."""
-    inner = [layer for pair in pairwise(widths) for layer in (nn.ReLU(), nn.Linear(*pair))]
-    return nn.Sequential(nn.Flatten(), *inner[1:])
+    """Linear layers of these widths, from inputs to outputs, with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        if len(layers) > 1:
+            layers.append(nn.ReLU())
+        layers.append(nn.Linear(before, after))
+    return nn.Sequential(*layers)

@@ -1,10 +1,12 @@
-"""The back end for chains of convolutions: clients and trials are leading axes of every layer,
-autograd does the rest.
+"""The back end for chains of convolutions, on a GPU: all clients and trials at once.
 
-Activations are [M, trials, channels, B, H, W] and, once flattened, [M, trials, features, B]. The
-rows are shared by the trials, so the first convolution is a matrix product of all trials' filters
-with each row's patches; later ones have a product for each client and trial. Each of these has a
-loss of its own: the gradient of the sum holds all gradients.
+Clients and trials are leading axes of every layer: activations are [M, T, channels, B, H, W] and,
+once flattened, [M, T, features, B]. Autograd gives the derivatives: every client and trial has a
+loss of its own, so the gradient of the sum of all losses holds all gradients.
+
+Convolutions are matrix products with the patches of the images. The rows of a client are shared by
+the trials, so the first convolution is one product of all trials' filters with each row's patches.
+Later ones are a product for each client and trial.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from ..algorithm import Batch
 from .backend import Backend, by_trial
-from .dense import is_plain, sequence
+from .dense import are_distinct, is_plain, sequence
 from .losses import RowLoss
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
@@ -26,7 +28,7 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 
 class Chained(Backend):
-    """Convolutions, pools and activations, then linear layers; all clients and trials at once."""
+    """Convolutions, pools and activations, then linear layers."""
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
@@ -35,42 +37,23 @@ class Chained(Backend):
 
     @classmethod
     def fits(cls, module: nn.Module, sample: Sequence[int]) -> bool:
-        """Whether the module is a plain chain that starts with a convolution and is flattened once."""
+        """Whether the module is a plain chain that starts with a convolution and is flattened
+        once."""
         chain = [m for m in sequence(module) if not isinstance(m, ELEMENTWISE)]
-        flat = [i for i, m in enumerate(chain) if type(m) is nn.Flatten]
-        if (
-            len(sample) != 3
-            or len(flat) != 1
-            or len(set(map(id, chain))) != len(chain)
-            or not is_plain(module)
-        ):
+        flattened = [i for i, m in enumerate(chain) if type(m) is nn.Flatten]
+        if len(sample) != 3 or len(flattened) != 1:
             return False
-        images, vectors = chain[: flat[0]], chain[flat[0] + 1 :]
-        known = all(type(m) in POOLS or _is_simple(m) for m in images) and all(
-            type(m) is nn.Linear for m in vectors
-        )
-        return known and bool(images) and type(images[0]) is nn.Conv2d and bool(vectors)
-
-    def _forward(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs [M, trials, classes, B]."""
-        params = self.layout.unravel(x)
-        a = rows.transpose(1, 2).unsqueeze(1)  # [M, 1, C, B, H, W]: one copy for all trials
-        for layer, name in self.layers:
-            if isinstance(layer, nn.Conv2d):
-                a = _convolved(layer, params[f"{name}.weight"], params.get(f"{name}.bias"), a)
-            elif isinstance(layer, nn.Linear):
-                a = params[f"{name}.weight"] @ a
-                a = a if layer.bias is None else a + params[f"{name}.bias"].unsqueeze(-1)
-            elif isinstance(layer, nn.Flatten):
-                a = a.permute(0, 1, 2, 4, 5, 3).flatten(2, 4)
-            elif isinstance(layer, POOLS):
-                a = _pooled(layer, a)
-            else:
-                a = layer(a)
-        return a
+        (middle,) = flattened
+        on_images = chain[:middle]
+        on_vectors = chain[middle + 1 :]
+        if not on_images or type(on_images[0]) is not nn.Conv2d or not on_vectors:
+            return False
+        known = all(type(m) in POOLS or _is_simple(m) for m in on_images)
+        linear = all(type(m) is nn.Linear for m in on_vectors)
+        return known and linear and are_distinct(chain) and is_plain(module)
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs of the last layer."""
+        """Outputs of the last layer, [M, T, classes, B]."""
         with torch.no_grad():
             return self._forward(x, rows)
 
@@ -78,56 +61,119 @@ class Chained(Backend):
         """The same: nothing here depends on the mode."""
         return self.predict(x, batch.x)
 
+    def _forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Outputs [M, T, classes, B], with a graph where autograd is on."""
+        params = self.layout.unravel(x)
+        a = rows.transpose(1, 2).unsqueeze(1)  # [M, 1, C, B, H, W]: one copy for all trials
+        for layer, name in self.layers:
+            weight = params.get(f"{name}.weight")
+            bias = params.get(f"{name}.bias")
+            if isinstance(layer, nn.Conv2d):
+                a = _convolve(layer, cast(Tensor, weight), bias, a)
+            elif isinstance(layer, nn.Linear):
+                a = cast(Tensor, weight) @ a
+                a = a if bias is None else a + bias.unsqueeze(-1)
+            elif isinstance(layer, nn.Flatten):
+                a = a.permute(0, 1, 2, 4, 5, 3).flatten(2, 4)
+            elif isinstance(layer, POOLS):
+                a = _pool(layer, a)
+            else:
+                a = layer(a)
+        return a
+
     def _losses(self, x: Tensor, batch: Batch) -> Tensor:
-        rows = self.loss(self._forward(x, batch.x), by_trial(batch.y, x.shape[1]))
+        """Weighted mean losses [M, T]."""
+        z = self._forward(x, batch.x)
+        rows = self.loss(z, by_trial(batch.y, x.shape[1]))
         return (rows * batch.weight.unsqueeze(1)).sum(-1)
 
-    def _value_and_grad(self, x: Tensor, batch: Batch, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _value_and_grad(
+        self,
+        x: Tensor,
+        batch: Batch,
+        out: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             value = self._losses(x, batch)
             (grad,) = torch.autograd.grad(value.sum(), x)
         return value.detach(), grad if out is None else out.copy_(grad)
 
-    def _hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def _hvp(
+        self,
+        x: Tensor,
+        v: Tensor,
+        batch: Batch,
+    ) -> Tensor:
         """Double backward."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (grad,) = torch.autograd.grad(self._losses(x, batch).sum(), x, create_graph=True)
+            total = self._losses(x, batch).sum()
+            (grad,) = torch.autograd.grad(total, x, create_graph=True)
             (product,) = torch.autograd.grad(grad, x, v, materialize_grads=True)
         return product
 
 
 def _is_simple(layer: nn.Module) -> bool:
-    """A convolution without groups, dilation or padding other than zeros."""
-    if (
-        not isinstance(layer, nn.Conv2d)
-        or type(layer) is not nn.Conv2d
-        or isinstance(layer.padding, str)
-    ):
+    """Whether a layer is a convolution without groups, dilation or padding other than zeros."""
+    if not isinstance(layer, nn.Conv2d) or type(layer) is not nn.Conv2d:
         return False
-    return layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        return False
+    return layer.groups == 1 and layer.dilation == (1, 1)
 
 
-def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-    """Filters [M, T, O, C, kh, kw] on images [M, T or 1, C, B, H, W]: a product with the patches of
-    the images."""
-    (high, wide), (down, right), (top, left) = (
-        layer.kernel_size,
-        layer.stride,
-        cast(Any, layer.padding),
-    )
-    windows = F.pad(a, (left, left, top, top)).unfold(4, high, down).unfold(5, wide, right)
-    filters = weight.flatten(3)  # [M, trials, O, K]
-    M, T, O = filters.shape[:3]
-    B, H, W = windows.shape[3:6]
+def _convolve(
+    layer: nn.Conv2d,
+    weight: Tensor,
+    bias: Tensor | None,
+    a: Tensor,
+) -> Tensor:
+    """A convolution with filters [M, T, O, C, kh, kw] of images [M, T or 1, C, B, H, W].
+
+    A leading axis of 1 means that all trials share the images.
+    """
+    windows = _windows(layer, a)
+    filters = weight.flatten(3)  # [M, T, O, K]
     if windows.shape[1] > 1:
-        patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, -1, B * H * W)
-        z = (filters @ patches).view(M, T, O, B, H, W)
-        return z if bias is None else z + bias[..., None, None, None]
-    # all trials share the rows: a product for each row, or few threads would sum over all pixels in
-    # the way back
-    patches = windows[:, 0].permute(0, 2, 1, 5, 6, 3, 4).reshape(M, B, -1, H * W)
+        return _filter_apart(windows, filters, bias)
+    return _filter_shared(windows[:, 0], filters, bias)
+
+
+def _windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """What each pixel of the outputs sees: [..., H, W, kh, kw] for images [..., H, W]."""
+    high, wide = layer.kernel_size
+    down, right = layer.stride
+    top, left = cast(Any, layer.padding)
+    padded = F.pad(a, (left, left, top, top))
+    return padded.unfold(4, high, down).unfold(5, wide, right)
+
+
+def _filter_apart(
+    windows: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """Each trial has its own windows [M, T, C, B, H, W, kh, kw]: a product for each of them."""
+    M, T, O, _ = filters.shape
+    B, H, W = windows.shape[3:6]
+    patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, -1, B * H * W)
+    z = (filters @ patches).view(M, T, O, B, H, W)
+    return z if bias is None else z + bias[..., None, None, None]
+
+
+def _filter_shared(
+    windows: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """All trials share the windows [M, C, B, H, W, kh, kw]: a product for each row.
+
+    With one product for all rows, few threads would have to sum over all pixels on the way back.
+    """
+    M, T, O, _ = filters.shape
+    B, H, W = windows.shape[2:5]
+    patches = windows.permute(0, 2, 1, 5, 6, 3, 4).reshape(M, B, -1, H * W)
     if bias is not None:  # a patch of ones, which saves two passes over the largest tensor
         filters = torch.cat([filters, bias.unsqueeze(-1)], -1)
         patches = torch.cat([patches, patches.new_ones(M, B, 1, H * W)], 2)
@@ -135,8 +181,11 @@ def _convolved(layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor)
     return z.view(M, B, T, O, H, W).permute(0, 2, 3, 1, 4, 5)
 
 
-def _pooled(layer: nn.Module, a: Tensor) -> Tensor:
-    """A pool over [..., H, W], in the order in which the images lie in memory."""
+def _pool(layer: nn.Module, a: Tensor) -> Tensor:
+    """A pool over the last two axes, H and W.
+
+    The other axes are brought into the order in which they lie in memory, which saves a copy.
+    """
     order = sorted(range(4), key=lambda i: -a.stride()[i])
     images = a.permute(*order, 4, 5)
     pooled: Tensor = layer(images.flatten(0, 2))

@@ -1,4 +1,9 @@
-"""Losses: one number per row, from outputs [..., classes, rows] and targets [..., rows]."""
+"""Losses: one number for each row, and their derivatives in the model's outputs.
+
+Outputs are z [..., classes, rows], targets y [..., rows]. Three losses are built in:
+cross_entropy, bce and mse. Their derivatives are written out; those of a user's own loss come from
+autograd.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,13 @@ from torch import Tensor
 from ..errors import InputError, unknown
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [..., classes, rows], targets [..., rows]) -> one loss for each row, [..., rows]."""
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     """Softmax cross-entropy of integer labels."""
-    return -torch.log_softmax(z, -2).gather(-2, y.unsqueeze(-2)).squeeze(-2)
+    logp = torch.log_softmax(z, -2)
+    return -logp.gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
 
 def bce(z: Tensor, y: Tensor) -> Tensor:
@@ -31,48 +38,58 @@ def mse(z: Tensor, y: Tensor) -> Tensor:
     return (z - y.to(z.dtype)) ** 2
 
 
+LOSSES: dict[str, RowLoss] = {
+    "cross_entropy": cross_entropy,
+    "bce": bce,
+    "mse": mse,
+}
+
+
 def _single(z: Tensor, loss: str) -> Tensor:
-    if z.shape[-2] != 1:
-        raise InputError(f"loss {loss!r} needs a model with one output, this one has {z.shape[-2]}")
+    """The one output [..., rows] of a model; an error if it has several."""
+    classes = z.shape[-2]
+    if classes != 1:
+        raise InputError(f"loss {loss!r} needs a model with one output, this one has {classes}")
     return z.squeeze(-2)
 
 
-def _cross_entropy_slope(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    logp = torch.log_softmax(z, -2)
-    index = y.unsqueeze(-2)
-    rows = -logp.gather(-2, index).squeeze(-2)
-    return rows, logp.exp_().scatter_add_(-2, index, logp.new_full((), -1.0).expand(index.shape))
-
-
-LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": mse}
-
-
 def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
-    """A loss by name, or a user's callable (outputs [n, classes], targets [n]) -> one loss per row
-    [n]."""
-    if not callable(loss) and not isinstance(loss, str):
-        raise InputError(f"a loss is a name or a function, got loss={loss!r}")
+    """A loss by name, or a user's function.
+
+    A user's function takes outputs [n, classes] and targets [n], as torch's own losses do, and
+    returns one loss for each row, [n].
+    """
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise unknown("loss", loss, LOSSES)
         return LOSSES[loss]
+    if not callable(loss):
+        raise InputError(f"a loss is a name or a function, got loss={loss!r}")
 
     def rows(z: Tensor, y: Tensor) -> Tensor:
-        outputs = z.movedim(-2, -1)
-        value = loss(outputs.reshape(-1, z.shape[-2]), y.reshape(-1))
-        if not isinstance(value, Tensor) or value.shape != (y.numel(),):
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(
-                f"a loss must return one value per row, shape ({y.numel()},), got {shape}; use "
-                f"reduction='none'"
-            )
+        outputs = z.movedim(-2, -1).reshape(-1, z.shape[-2])
+        value = loss(outputs, y.reshape(-1))
+        _check_rows(value, y.numel())
         return value.reshape(y.shape)
 
     return rows
 
 
+def _check_rows(value: object, rows: int) -> None:
+    """Refuse what a user's loss has returned unless it is one number for each row."""
+    if isinstance(value, Tensor):
+        if value.shape == (rows,):
+            return
+        found = str(tuple(value.shape))
+    else:
+        found = type(value).__name__
+    raise InputError(
+        f"a loss must return one value per row, shape ({rows},), got {found}; use reduction='none'"
+    )
+
+
 def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Row losses and their derivative in the outputs."""
+    """The losses of the rows [..., rows], and their derivatives in the outputs, shaped as z."""
     if loss is cross_entropy:
         return _cross_entropy_slope(z, y)
     with torch.enable_grad():
@@ -82,8 +99,22 @@ def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return rows.detach(), slope.contiguous()  # a user's loss may give a view of one number
 
 
-def bend(loss: RowLoss, z: Tensor, y: Tensor, u: Tensor) -> Tensor:
-    """The second derivative of the row losses in the outputs, times u (as z)."""
+def _cross_entropy_slope(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivative is softmax(z) minus 1 at the label; it is written over the log-softmax."""
+    logp = torch.log_softmax(z, -2)
+    index = y.unsqueeze(-2)
+    rows = -logp.gather(-2, index).squeeze(-2)
+    minus = logp.new_full((), -1.0).expand(index.shape)
+    return rows, logp.exp_().scatter_add_(-2, index, minus)
+
+
+def bend(
+    loss: RowLoss,
+    z: Tensor,
+    y: Tensor,
+    u: Tensor,
+) -> Tensor:
+    """The second derivatives of the row losses in the outputs, times u; z and u alike in shape."""
     if loss is cross_entropy:
         p = torch.softmax(z, -2)
         pu = p * u
@@ -95,7 +126,8 @@ def bend(loss: RowLoss, z: Tensor, y: Tensor, u: Tensor) -> Tensor:
         return 2 * _single(u, "mse").unsqueeze(-2)
     with torch.enable_grad():
         z = z.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(loss(z, y).sum(), z, create_graph=True)
+        total = loss(z, y).sum()
+        (slope,) = torch.autograd.grad(total, z, create_graph=True)
     if not slope.requires_grad:  # a loss that is linear in the outputs
         return torch.zeros_like(z)
     (product,) = torch.autograd.grad(slope, z, u, materialize_grads=True)
@@ -103,13 +135,14 @@ def bend(loss: RowLoss, z: Tensor, y: Tensor, u: Tensor) -> Tensor:
 
 
 def draw(loss: RowLoss, z: Tensor, u: Tensor) -> Tensor:
-    """Targets [..., rows] from the distribution whose negative log-likelihood is the loss, by
-    uniform numbers u."""
+    """Targets [..., rows] drawn from the model's own distribution, by uniform numbers u.
+
+    This is the distribution whose negative log-likelihood is the loss.
+    """
     if loss is cross_entropy:
         below = torch.softmax(z, -2).cumsum(-2)
-        return (below < u.unsqueeze(-2) * below[..., -1:, :]).sum(
-            -2
-        )  # rounding may keep the last sum from being 1
+        total = below[..., -1:, :]  # not quite 1, because of rounding
+        return (below < u.unsqueeze(-2) * total).sum(-2)
     if loss is bce:
         return (u < torch.sigmoid(_single(z, "bce"))).to(z.dtype)
     if loss is mse:  # the density exp(-(z - y)^2) has variance 1/2

@@ -8,11 +8,12 @@ one seed instead of three, and run with five seeds; the same α is run with thre
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..experiment.study import Setting, Study
+from ..experiment.results import Results, Setting
 from ..report import figures
 from ..report import tables as report
 from .lab import Lab
@@ -160,10 +161,11 @@ def _best(lab: Lab, column: Column) -> Drawn:
     )
 
 
-def _shares(grids: Mapping[str, Study], target: float) -> str:
-    tuned = {name: grid for name, grid in grids.items() if len(grid) > 1}
+def _shares(grids: Mapping[str, Results], target: float) -> str:
+    tuned = {name: grid for name, grid in grids.items() if len(grid.settings()) > 1}
     return ", ".join(
-        f"{METHODS[n].title} {grid.working(target)} of {len(grid)}" for n, grid in tuned.items()
+        f"{METHODS[n].title} {grid.working(target)} of {len(grid.settings())}"
+        for n, grid in tuned.items()
     )
 
 
@@ -172,7 +174,9 @@ def _same(lab: Lab, column: Column, alpha: float) -> Drawn:
     task, methods = TASKS[column.task], [METHODS[name] for name in column.methods]
     records = [m.at(alpha=alpha) if m.tuned else m.records()[0] for m in methods]
     found = lab.study(task, records, lab.seeds[:3])
-    runs = [Shown(_title(name), s) for name, s in zip(column.methods, found, strict=True)]
+    runs = [
+        Shown(_title(name), s) for name, s in zip(column.methods, found.settings(), strict=True)
+    ]
     return Drawn(task, f"α\u00a0=\u00a0{alpha:g}", runs)
 
 
@@ -190,7 +194,10 @@ def local_updates(lab: Lab, name: str) -> None:
         found = lab.study(
             task, [METHODS["fedsso"].at(alpha=0.001)], lab.seeds, local_steps=list(taus)
         )
-        runs = [Shown(f"FedSSO τ={t}", s, told=False) for t, s in zip(taus, found, strict=True)]
+        runs = [
+            Shown(f"FedSSO τ={t}", s, told=False)
+            for t, s in zip(taus, found.settings(), strict=True)
+        ]
         drawn.append(Drawn(task, "α\u00a0=\u00a00.001, η\u00a0=\u00a01", runs))
     remark = "FedSSO as published, from zero; the paper has the 20 clients. Bytes in a round do not depend on τ."
     _write(lab, name, "The number of local steps", remark, drawn)
@@ -203,12 +210,11 @@ def newton(lab: Lab, name: str) -> None:
         "fedsso-default"
     ].records()
     titles = ["FedAvg", "FedDANE", _title("fedsso-default")]
-    runs = [Shown(t, s) for t, s in zip(titles, lab.study(task, others, SEEDS[:1]), strict=True)]
+    beside = lab.study(task, others, SEEDS[:1]).settings()
+    runs = [Shown(t, s) for t, s in zip(titles, beside, strict=True)]
     damped = METHODS["fednl"].records()[2 if lab.quick else 0 :]
-    runs += [
-        Shown("FedNL", s)
-        for s in lab.study(task, damped, SEEDS[:1], **({"rounds": 10} if lab.quick else {}))
-    ]
+    few = {"rounds": 10} if lab.quick else {}
+    runs += [Shown("FedNL", s) for s in lab.study(task, damped, SEEDS[:1], **few).settings()]
     remark = "One seed; α = 0.03 for FedAvg and FedDANE, FedNL with its dampings η."
     _write(lab, name, "FedNL on a network for text", remark, [Drawn(task, "", runs)])
 
@@ -261,5 +267,6 @@ def _rows(drawn: Drawn) -> list[dict[str, str]]:
 
 
 def _numbers(drawn: Drawn) -> list[dict[str, Any]]:
-    rows = Study(run.setting for run in drawn.runs).rows(drawn.task.targets)
+    runs = itertools.chain.from_iterable(shown.setting.runs for shown in drawn.runs)
+    rows = Results(runs).rows(drawn.task.targets)
     return [{"panel": drawn.title, **row} for row in rows]

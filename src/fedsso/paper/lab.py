@@ -12,7 +12,8 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..data import Federation
 from ..experiment.execute import Progress
-from ..experiment.study import Setting, Study, study
+from ..experiment.results import Results, Setting
+from ..experiment.sweep import Means, Question, run_grid
 from .tasks import METHODS, SEEDS, Task
 
 SWEEPS = "sweeps"
@@ -58,14 +59,14 @@ class Lab:
 
     def study(
         self, task: Task, records: Sequence[Algorithm], seeds: Iterable[int], **options: Any
-    ) -> Study:
+    ) -> Results:
         """The records on a task, with the paper's τ = 5 and batches of 100 unless said otherwise."""
         rounds = (QUICK if task.convex else QUICK_DEEP) if self.quick else task.rounds
         common = {"rounds": rounds, "local_steps": TAU, "batch_size": BATCH, "device": self.device}
-        return study(
-            self.federation(task), task.model, records, seeds=seeds, out=self.out / SWEEPS / task.name,
-            jobs=self.jobs, deadline=self.deadline, progress=self._named(task), **{**common, **options},
-        )  # fmt: skip
+        given = {**common, **options}
+        question = Question(self.federation(task), task.model, records, tuple(seeds), given)
+        out = self.out / SWEEPS / task.name
+        return run_grid(question, Means(out, self.jobs, self.deadline, self._named(task)))
 
     def _named(self, task: Task) -> Progress | None:
         progress = self.progress
@@ -73,18 +74,21 @@ class Lab:
             return None
         return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
 
-    def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Study]:
+    def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Results]:
         """Every method's whole grid, under the seeds that settings are chosen by."""
         records = {name: METHODS[name].records(thin=self.quick) for name in methods}
         seeds = SEEDS[: 1 if self.quick else task.choosing]
-        every = self.study(task, [r for own in records.values() for r in own], seeds)
-        settings, found = list(every), {}
+        every = [record for own in records.values() for record in own]
+        settings = iter(self.study(task, every, seeds).settings())
+        found = {}
         for name, own in records.items():
-            found[name], settings = Study(settings[: len(own)]), settings[len(own) :]
+            runs = [run for _, setting in zip(own, settings, strict=False) for run in setting.runs]
+            found[name] = Results(runs)
         return found
 
     def again(self, task: Task, settings: Mapping[str, Setting]) -> dict[str, Setting]:
         """The chosen settings with all seeds."""
-        records = {s.label: s.spec.record for s in settings.values()}
-        found = {s.label: s for s in self.study(task, list(records.values()), self.seeds)}
-        return {name: found[s.label] for name, s in settings.items()}
+        records = {setting.spec.point: setting.record for setting in settings.values()}
+        repeated = self.study(task, list(records.values()), self.seeds).settings()
+        found = {setting.spec.point: setting for setting in repeated}
+        return {name: found[setting.spec.point] for name, setting in settings.items()}

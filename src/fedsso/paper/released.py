@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..experiment.study import Setting, Study
+from ..experiment.results import Results, Setting
 from .lab import Lab
 from .published import EVERY, TABLE2, Released, released
 from .tasks import METHODS, SEEDS, Task
@@ -30,10 +30,10 @@ def same_setting(task: Task, setting: Setting) -> list[Released]:
     ]
 
 
-def against_released(lab: Lab, task: Task, grids: Mapping[str, Study]) -> list[str]:
+def against_released(lab: Lab, task: Task, grids: Mapping[str, Results]) -> list[str]:
     """A table of the released curves whose setting is in our grids and, for the convex model,
     FedAvg's with τ = 1."""
-    ours = [(name, setting) for name in NAMES for setting in grids[name]]
+    ours = [(name, setting) for name in NAMES for setting in grids[name].settings()]
     if task.convex:
         alphas = sorted({c.alpha for c in released(task.name, "fedavg", 1) if c.init == "zero"})
         single = lab.study(
@@ -42,7 +42,7 @@ def against_released(lab: Lab, task: Task, grids: Mapping[str, Study]) -> list[s
             SEEDS[: task.choosing],
             local_steps=1,
         )
-        ours += [("fedavg", setting) for setting in single]
+        ours += [("fedavg", setting) for setting in single.settings()]
     rows = [
         _row(name, curve, setting)
         for name, setting in ours

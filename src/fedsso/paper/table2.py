@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..algorithm import Algorithm
 from ..errors import one_of
-from ..experiment.study import COUNTS, Study
+from ..experiment.results import COUNTS, Results
 from .lab import Lab
 from .published import TABLE2 as PUBLISHED
 from .table2_pages import Block, write
@@ -51,9 +51,9 @@ def _untuned(lab: Lab, task: Task) -> Block:
         replace(lab, jobs=1) if task.convex else lab
     )  # other processes take longer to start than they save
     found = alone.study(task, list(points.values()), lab.seeds, rounds=QUICK)
-    chosen = dict(zip(points, found, strict=True))
+    chosen = dict(zip(points, found.settings(), strict=True))
     published = {name: setting for name, setting in chosen.items() if name != "fedsso-default"}
-    grids = {name: Study([s]) for name, s in chosen.items()}
+    grids = {name: Results(s.runs) for name, s in chosen.items()}
     return Block(
         task, lab.federation(task).clients, grids, dict.fromkeys(COUNTS, chosen), published
     )
@@ -66,18 +66,20 @@ def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
     chosen = {}
     for count in COUNTS:
         chosen[count] = lab.again(
-            task, {name: grid.best(task.deciding, count) for name, grid in grids.items()}
+            task, {name: grid.best(task.deciding, count=count) for name, grid in grids.items()}
         )
     if slow:
         grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
         for count in COUNTS:
-            chosen[count][dear] = grids[dear].best(task.deciding, count)
+            chosen[count][dear] = grids[dear].best(task.deciding, count=count)
     points = _at_published(task)
     seeds = (
         lab.seeds if task.convex else lab.seeds[: task.choosing]
     )  # the slower model has those of the grid
-    found = lab.study(task, list(points.values()), seeds) if points else ()
-    published = dict(zip(points, found, strict=True))
+    published = {}
+    if points:
+        found = lab.study(task, list(points.values()), seeds)
+        published = dict(zip(points, found.settings(), strict=True))
     return Block(task, lab.federation(task).clients, grids, chosen, published)
 
 

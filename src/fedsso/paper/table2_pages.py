@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from ..experiment.grids import axes
-from ..experiment.study import COUNTS, LAST, Setting, Study
+from ..experiment.results import COUNTS, LAST, Results, Setting
 from ..experiment.trace import Trace
 from ..report import figures
 from .lab import Lab
@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
     task: Task
     clients: int
-    grids: Mapping[str, Study]
+    grids: Mapping[str, Results]
     chosen: Mapping[str, Mapping[str, Setting]]
     published: Mapping[str, Setting]  # at the paper's own settings
 
@@ -145,9 +145,9 @@ def _seeds(block: Block, count: str) -> int:
     return max(len(s.seeds) for s in block.chosen[count].values())
 
 
-def _works(grid: Study, target: float) -> str:
+def _works(grid: Results, target: float) -> str:
     reach, last = grid.working(target), grid.lasting(target)
-    return f"{reach} of {len(grid)}" + (f", {last} for good" if last < reach else "")
+    return f"{reach} of {len(grid.settings())}" + (f", {last} for good" if last < reach else "")
 
 
 def _edges(block: Block) -> str:
@@ -278,7 +278,7 @@ def _numbers(block: Block) -> list[dict[str, Any]]:
     rows = []
     for count, chosen in block.chosen.items():
         for name, setting in chosen.items():
-            for row in Study([setting]).rows(block.task.targets):
+            for row in Results(setting.runs).rows(block.task.targets):
                 rows.append({"block": block.task.name, "chosen by": count, "method": name, **row})
     return rows
 
@@ -306,7 +306,7 @@ def _bars(block: Block) -> list[figures.Bar]:
 
 def _draw_grids(block: Block, lab: Lab, name: str) -> None:
     task = block.task
-    tuned = {METHODS[n].title: grid for n, grid in block.grids.items() if len(grid) > 1}
+    tuned = {METHODS[n].title: grid for n, grid in block.grids.items() if len(grid.settings()) > 1}
     maps = [
         heat._replace(title=title)
         for title, grid in tuned.items()

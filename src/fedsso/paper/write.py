@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from ..experiment.grids import axes
-from ..experiment.study import Setting
+from ..experiment.results import Setting
 from ..report.tables import markdown
 from ..support.files import write_atomic
 

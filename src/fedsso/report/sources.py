@@ -17,24 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS
 from ..data import Federation, datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
-from ..experiment.results import (
-    CHECKPOINT,
-    SPEC,
-    TRACE,
-    entries,
-    holding,
-    is_done,
-    load_run,
-    recipe,
-    run_folders,
-)
-from ..experiment.spec import FREE, Spec
-from ..experiment.store import held, read
+from ..experiment.results import Results, entries, holding, recipe
+from ..experiment.run import CHECKPOINT, SPEC, TRACE, Run, is_done, load_run, run_folders
+from ..experiment.spec import Spec
+from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Kept, read_sweep
 from ..experiment.trace import Trace
 from ..support.files import to_toml
 from ..support.intake import (
@@ -44,7 +34,6 @@ from ..support.intake import (
     opened,
     parse_json,
     read_bytes,
-    read_csv,
     user_path,
     zip_archive,
 )
@@ -53,7 +42,6 @@ from ..support.seal import read_sealed_toml
 from .page import Content, Entry, Holding, Recipe, check_targets
 from .tables import Curve
 
-PARTS, TRIALS, SETTINGS = "parts", "trials.csv", "sweep.toml"
 HELP = (
     "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir "
     "of a run on Flower, "
@@ -296,35 +284,28 @@ def _holdings(feds: Sequence[Data], with_data: bool) -> tuple[list[Holding], lis
 
 
 def _runs(path: Path) -> Source:
-    pairs: dict[str, list[tuple[Spec, Trace]]] = {}  # by federation
+    found: dict[str, list[Run]] = {}  # by federation
     notes = []
     for folder in run_folders(path):
         spec = Spec.load(folder / SPEC)
         trace, note = _whole_or_part(folder, spec)
-        notes += [note] if note else []
+        if note:
+            notes.append(note)
         if trace is not None:
-            pairs.setdefault(spec.digest, []).append((spec, trace))
-    if not pairs:
+            found.setdefault(spec.digest, []).append(Run(spec, trace))
+    if not found:
         raise InputError(
             f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it"
         )
-    found, recipes = [], []
-    for digest, own in pairs.items():
-        told = _told_apart([spec for spec, _ in own])
-        made = entries([(shown, trace) for shown, (_, trace) in zip(told, own, strict=True)])
-        found += [entry._replace(data=digest) for entry in made]
-        recipes += [(digest, one) for one in _run_recipes([spec for spec, _ in own], told)]
-    feds = {digest: Data(own[0][0].data, own[0][0].federation) for digest, own in pairs.items()}
-    return Source(_name(path), found, notes, recipes, feds)
-
-
-def _run_recipes(specs: Sequence[Spec], told: Sequence[Spec]) -> list[Recipe]:
-    """One for each label, with its seeds."""
-    found: dict[str, Recipe] = {}
-    for spec, shown in zip(specs, told, strict=True):
-        seeds = [other.seed for other in told if other.label == shown.label]
-        found.setdefault(shown.label, recipe(spec, seeds)._replace(title=shown.label))
-    return list(found.values())
+    curves: list[Entry] = []
+    recipes: list[tuple[str, Recipe]] = []
+    federations = {}
+    for digest, runs in found.items():
+        results = Results(runs)
+        curves += [entry._replace(data=digest) for entry in entries(results)]
+        recipes += [(digest, recipe(setting)) for setting in results.settings()]
+        federations[digest] = Data(runs[0].spec.data, runs[0].spec.federation)
+    return Source(_name(path), curves, notes, recipes, federations)
 
 
 def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
@@ -346,180 +327,67 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
     return trace, f"{folder} is not finished: {done} of {rounds} rounds; {again}"
 
 
-def _told_apart(specs: Sequence[Spec]) -> list[Spec]:
-    """Runs of one label that differ in more than the seed get the difference into their labels."""
-    found = []
-    for spec in specs:
-        alike = [_plain(other) for other in specs if other.label == spec.label]
-        varied = {
-            k: v for k, v in _plain(spec).items() if any(other.get(k) != v for other in alike)
-        }
-        found.append(replace(spec, short={**spec.short, **{k: str(v) for k, v in varied.items()}}))
-    return found
-
-
-def _plain(spec: Spec) -> dict[str, Any]:
-    """What makes two runs different, but the seed."""
-    options = {k: v for k, v in spec.options.items() if k not in (*FREE, "seed")}
-    data = {"partition_seed" if k == "seed" else k: v for k, v in spec.data.items()} or {
-        "data": spec.digest[:8]
-    }
-    return {"model": spec.model, **options, **data}
-
-
 # ---- sweeps ----
-
-Groups = dict[
-    tuple[str, str], list[tuple[Trace, float | None]]
-]  # each trial with its listed accuracy at the end
-Pool = dict[
-    tuple[str, int], list[Trace]
-]  # by label and seed; a folder may hold several sweeps' trials
 
 
 def _sweep(path: Path, with_data: bool) -> Source:
-    pool = _pool(path / PARTS if is_folder(path / PARTS) else path)
-    listed, notes = is_file(path / TRIALS), []
-    if not listed and is_file(path / SETTINGS):
-        again = "run the same `fedsso sweep` command again to complete it"
+    kept = read_sweep(path)
+    settings = path / SETTINGS
+    table = read_sealed_toml(settings) if is_file(settings) else {}
+    federations = _sweep_data(table, with_data)
+    data = next(iter(federations), "")
+    curves = [entry._replace(data=data) for entry in _sweep_entries(kept.results)]
+    goal = None
+    if table:
+        goal = math.inf if kept.results.target is None else kept.results.target
+    notes = _sweep_notes(path, kept)
+    return Source(_name(path), curves, notes, _sweep_recipe(path, table), federations, goal)
+
+
+def _sweep_notes(path: Path, kept: Kept) -> list[str]:
+    """What a reader of the page should know about a sweep's folder."""
+    notes = []
+    settings = path / SETTINGS
+    if not kept.finished and is_file(settings):
         notes.append(
-            f"The sweep in {path} is not finished, and the trials so far are shown: {again}."
+            f"The sweep in {path} is not finished, and the trials so far are shown: run the same "
+            f"`fedsso sweep` command again to complete it."
         )
-    table = read_sealed_toml(path / SETTINGS) if is_file(path / SETTINGS) else {}
-    if is_file(path / SETTINGS) and check_seal(read_bytes(path / SETTINGS)) is None:
+    if is_file(settings) and check_seal(read_bytes(settings)) is None:
         notes.append(
-            f"{path / SETTINGS} carries no checksum: an earlier version wrote it, or somebody "
-            f"changed it."
+            f"{settings} carries no checksum: an earlier version wrote it, or somebody changed it."
         )
-    groups, missing = (
-        _listed(path / TRIALS, pool)
-        if listed
-        else (_unlisted(pool, table.get("select") == "val"), 0)
-    )
-    if missing:
-        again = "run the same `fedsso sweep` command again to have them"
+    if kept.missing:
         notes.append(
-            f"{missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
-            f"{again}."
+            f"{kept.missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
+            f"run the same `fedsso sweep` command again to have them."
         )
-    rest = sum(map(len, pool.values()))
-    if rest:
+    if kept.others:
         notes.append(
-            f"{path} holds {rest} more trials, of another sweep or of one under way; they are not "
-            f"shown."
+            f"{path} holds {kept.others} more trials, of another sweep or of one under way; they "
+            f"are not shown."
         )
-    chosen = any(by == "val" for _, by in groups)
-    if chosen:
+    if kept.results.judged is not None:
         notes.append(
             "Settings were chosen by held-out training rows, on which the grids are judged; the "
-            "best of each "
-            "algorithm was then run on all training rows and is judged by the test rows."
+            "best of each algorithm was then run on all training rows and is judged by the test "
+            "rows."
         )
-    feds = _sweep_data(table, with_data)
-    data = next(iter(feds), "")
-    own = [
-        _entry(label, by, trials, chosen)._replace(data=data)
-        for (label, by), trials in groups.items()
-    ]
-    goal = _target(path / SETTINGS, table.get("target"))
-    return Source(
-        _name(path), own, notes, _sweep_recipe(path, table), feds, goal if table else None
-    )
+    return notes
 
 
-def _pool(folder: Path) -> Pool:
-    there = list(held(folder).values())
-    if not there:
-        raise InputError(
-            f"{folder} holds no finished trial of this version of fedsso; run the sweep to its end"
-        )
-    pool: Pool = {}
-    for one, trace in zip(there, read(there), strict=True):
-        pool.setdefault((str(one.meta["label"]), one.meta["seed"]), []).append(trace)
-    return pool
-
-
-def _listed(path: Path, pool: Pool) -> tuple[Groups, int]:
-    """The trials that a finished sweep lists, by label and by the rows they are judged by; and how
-    many are missing."""
-    groups: Groups = {}
-    missing = 0
-    for row in read_csv(path):
-        try:
-            label, by, own = (
-                row["setting"],
-                row["judged_by"],
-                pool.get((row["setting"], int(row["seed"])), []),
-            )
-            ends, end = f"{row['last']} {row['diverged']}", _accuracy(row["final"], row["last"])
-        except (KeyError, ValueError) as error:
-            raise InputError(
-                f"{path} is not the list of a sweep's trials ({error}); run the sweep again"
-            ) from error
-        found = next(
-            (t for t in own if f"{t.final()} {'' if t.diverged is None else t.diverged}" == ends),
-            None,
-        )
-        if found is None:
-            missing += 1
-            continue
-        own.remove(found)
-        groups.setdefault((label, by), []).append((found, end))
-    if not groups:
-        raise InputError(
-            f"none of the trials that {path} lists are in {PARTS}; run the sweep again"
-        )
-    return groups, missing
-
-
-def _accuracy(final: str, last: str) -> float | None:
-    """The accuracy at the end; None where a model has none, which its last evaluation shows."""
-    if final == last == "nan":
-        return None
-    found = float(final)
-    if not 0 <= found <= 1:
-        raise ValueError(f"final must be an accuracy, got {final[:40]!r}")
+def _sweep_entries(results: Results) -> list[Entry]:
+    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead."""
+    found = []
+    if results.judged is not None:
+        found = [entry._replace(hyper={}, lead=True) for entry in entries(results.judged)]
+    held_out = results[0].judged_by == "val"
+    for entry in entries(results):
+        if held_out:
+            shown = f"{entry.curve.label} on held-out rows"
+            entry = entry._replace(curve=entry.curve._replace(label=shown))
+        found.append(entry)
     return found
-
-
-def _unlisted(pool: Pool, held_out: bool) -> Groups:
-    """One trial of each label and seed; where one of two was judged by held-out rows, neither: they
-    look alike."""
-    groups: Groups = {}
-    for label, seed in sorted(pool, key=lambda key: key[1]):
-        if not (held_out and len(pool[label, seed]) > 1):
-            groups.setdefault((label, "val" if held_out else "test"), []).append(
-                (pool[label, seed].pop(), None)
-            )
-    return groups
-
-
-def _entry(
-    label: str, by: str, trials: Sequence[tuple[Trace, float | None]], chosen: bool
-) -> Entry:
-    """A setting of a grid; where settings were chosen by held-out rows, the grid is those and the
-    test rows lead."""
-    algorithm, lead = label.split(" ")[0], chosen and by == "test"
-    shown = f"{label} on held-out rows" if by == "val" else label
-    curve = Curve(shown, tuple(trace for trace, _ in trials), algorithm)
-    ends = tuple(end for _, end in trials if end is not None)
-    return Entry(curve, {} if lead else _hyper(label), lead, ends=ends)
-
-
-def _hyper(label: str) -> dict[str, Any]:
-    """An algorithm's fields as a label tells them, the others at their defaults."""
-    algorithm, *told = label.split(" ")
-    fields = fields_of(ALGORITHMS[algorithm]) if algorithm in ALGORITHMS else ()
-    return {f.name: f.default for f in fields} | {
-        k: _value(v) for k, _, v in (one.partition("=") for one in told)
-    }
-
-
-def _value(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
@@ -529,18 +397,6 @@ def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recip
         if table
         else []
     )
-
-
-def _target(path: Path, target: object) -> float:
-    """A sweep's target, infinity where it has none."""
-    if target is None:
-        return math.inf
-    if not isinstance(target, int | float) or not 0 < target <= 1:
-        raise InputError(
-            f"{path}: target must be an accuracy in (0, 1], got {repr(target)[:40]}; correct that "
-            f"line"
-        )
-    return float(target)
 
 
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:

@@ -1,1 +1,1 @@
-"""Files, locks, checksums, randomness and trees of tensors: what every other room stands on."""
+"""What every other package stands on: files, locks, checksums, randomness and trees of tensors."""

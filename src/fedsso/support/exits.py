@@ -1,4 +1,7 @@
-"""How a command ends: the exit codes, the same in every command."""
+"""How a command ends: the exit codes, which are the same in every command.
+
+Scripts can rely on them. 70 and 75 are those of sysexits.h, 130 is what a shell shows for Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,22 @@ DIVERGED = 1
 WRONG_INPUT = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
 TIME_IS_UP = 75  # EX_TEMPFAIL of sysexits.h: try again later
-INTERRUPTED = 130  # what a shell shows for Ctrl-C
+INTERRUPTED = 130
 
 MEANING = {
     FINISHED: "finished",
-    DIVERGED: "finished, but a run diverged, or a target that was asked for was missed; standard error says which",
-    WRONG_INPUT: "wrong input, or a file, folder or device that cannot be used; standard error says what to do",
+    DIVERGED: (
+        "finished, but a run diverged, or a target that was asked for was missed; standard error "
+        "says which"
+    ),
+    WRONG_INPUT: (
+        "wrong input, or a file, folder or device that cannot be used; standard error says what to "
+        "do"
+    ),
     BUG: "a fault in fedsso itself, with the traceback to report",
     TIME_IS_UP: "the time of --minutes was up; the same command goes on",
-    INTERRUPTED: "stopped by Ctrl-C, SIGTERM or SIGHUP; what was done is kept in --out, and can be resumed",
+    INTERRUPTED: (
+        "stopped by Ctrl-C, SIGTERM or SIGHUP; what was done is kept in --out, and can be resumed"
+    ),
 }
-"""The sentence that the help and the docs have for each code."""
+"""What each code means, in the words of the help and the documentation."""

@@ -1,4 +1,10 @@
-"""Files written whole or not at all, and TOML text (the standard library only reads it)."""
+"""Writing files whole or not at all, and writing TOML.
+
+A process can be killed while it writes, and a disk can be full. A file is therefore written under a
+temporary name and renamed when it is complete, so that nobody ever reads half a file.
+
+The standard library reads TOML but does not write it, so `to_toml` is here.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +22,54 @@ from typing import IO
 from ..errors import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # the temporary names of `write_atomic`
-LONGEST = 200  # letters of a file's name that its temporary name repeats
+"""The errors of a disk that is full."""
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""What the temporary names of `write_atomic` look like."""
+LONGEST = 200
+"""How many letters of a file's name its temporary name repeats."""
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML takes without quotes."""
 
 
 def unwritable(path: str | Path, error: OSError) -> InputError:
-    """The error for a path that cannot be written, with the remedy."""
-    remedy = (
-        "free some space" if error.errno in FULL else "give a path in a folder that can be written"
-    )
+    """The error for a path that cannot be written. It says what to do about it."""
+    if error.errno in FULL:
+        remedy = "free some space"
+    else:
+        remedy = "give a path in a folder that can be written"
     return InputError(f"cannot write {path}: {error.strerror}; {remedy}")
 
 
-def write_atomic(path: str | Path, data: bytes | bytearray | str, keep: Path | None = None) -> None:
-    """Write a file under a temporary name and rename it, so that a reader sees the old or the new
-    one.
+def write_atomic(
+    path: str | Path,
+    data: bytes | bytearray | str,
+    keep: Path | None = None,
+) -> None:
+    """Write a file, so that a reader sees the old content or the new one but never a mixture.
 
-    With `keep` the old file stays under that name. A process that dies between the two renamings
-    leaves the old file there and none in its place.
+    With `keep`, the old file stays under that name. A process that dies between the two renamings
+    leaves the old file there, and no file in its place.
     """
     target = Path(os.path.realpath(path))  # a link keeps pointing at the file behind it
     if os.path.exists(target) and not os.path.isfile(target):
         raise InputError(f"cannot write {path}: it is not a regular file; give the name of a file")
-    temporary = target.with_name(f".{target.name[:LONGEST]}.{token_hex(8)}.tmp")
+    short = target.name[:LONGEST]
+    temporary = target.with_name(f".{short}.{token_hex(8)}.tmp")
+    content = data.encode() if isinstance(data, str) else data
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        content = data.encode() if isinstance(data, str) else data
         write_then_rename(temporary, target, lambda file: file.write(content), keep)
     except OSError as error:
         raise unwritable(path, error) from error
 
 
 def write_then_rename(
-    temporary: Path, target: Path, fill: Callable[[IO[bytes]], object], keep: Path | None = None
+    temporary: Path,
+    target: Path,
+    fill: Callable[[IO[bytes]], object],
+    keep: Path | None = None,
 ) -> None:
-    """Let a function fill a file, which gets its name only when it is complete and on the disk."""
+    """Let `fill` write a file, and give it its name when it is complete and on the disk."""
     try:
         with temporary.open("wb") as file:
             fill(file)
@@ -59,15 +78,17 @@ def write_then_rename(
         if keep is not None and target.exists():
             os.replace(target, keep)
         os.replace(temporary, target)
-        _settle(target.parent)
+        _sync_names(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _settle(folder: Path) -> None:
-    """Bring the names in a folder to the disk as well: after a power failure a file must have its
-    new name."""
-    with suppress(OSError):  # not every file system can
+def _sync_names(folder: Path) -> None:
+    """Bring the names in a folder to the disk.
+
+    Without this, a renamed file could have its old name again after a power failure.
+    """
+    with suppress(OSError):  # not every file system can do it
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(number)
@@ -76,7 +97,7 @@ def _settle(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder; only for who holds its lock."""
+    """Remove the half-written files of killed processes. Only the holder of the lock may do it."""
     with suppress(OSError):
         for path in folder.iterdir():
             if LEFTOVER.fullmatch(path.name):
@@ -84,7 +105,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Create the folder and try a file in it: the error comes before hours of work, not after."""
+    """Create a folder and try to write in it: the error comes before hours of work, not after."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -92,31 +113,55 @@ def check_writable(folder: str | Path) -> None:
         raise unwritable(folder, error) from error
 
 
+# ---- TOML ----
+
+
 def to_toml(table: Mapping[str, object]) -> str:
-    """TOML text of strings, booleans, numbers, lists of those and nested tables; None is left out."""
-    return "\n\n".join(_sections((), table)).lstrip("\n") + "\n"
+    """Write a dictionary as TOML.
+
+    Values may be text, booleans, numbers, lists of these, and dictionaries. None is left out.
+
+    >>> print(to_toml({"rounds": 5, "data": {"name": "digits", "clients": None}}), end="")
+    rounds = 5
+    <BLANKLINE>
+    [data]
+    name = "digits"
+    """
+    sections = _sections((), table)
+    return "\n\n".join(sections).lstrip("\n") + "\n"
 
 
 def _sections(path: tuple[str, ...], table: Mapping[str, object]) -> list[str]:
-    """A table's own values under its header, then one section for each table below it."""
-    header = [f"[{'.'.join(map(_key, path))}]"] if path else []
-    leaves = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
-    lines = header + [f"{_key(name)} = {_value(name, value)}" for name, value in leaves.items()]
-    below = [_sections((*path, k), v) for k, v in table.items() if isinstance(v, Mapping)]
-    return ["\n".join(lines), *(section for sections in below for section in sections)]
+    """The sections of a table: its own values under its header, then those of the tables in it.
+
+    `path` lists the keys that lead to the table.
+    """
+    lines = []
+    if path:
+        header = ".".join(map(_key, path))
+        lines.append(f"[{header}]")
+    below: list[str] = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            below += _sections((*path, name), value)
+        elif value is not None:
+            lines.append(f"{_key(name)} = {_value(name, value)}")
+    return ["\n".join(lines), *below]
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+    """A key, in quotes if it needs them."""
+    return name if BARE_KEY.fullmatch(name) else _string(name)
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # JSON leaves DEL bare, TOML forbids it
+    """A text in quotes. JSON writes it as TOML wants it, but for the character DEL."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted.replace("\x7f", "\\u007f")
 
 
 def _value(name: str, value: object) -> str:
+    """A value as TOML writes it. `name` is its key, for the error."""
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, bool):
@@ -126,7 +171,8 @@ def _value(name: str, value: object) -> str:
     if isinstance(value, float):
         return float.__repr__(value)  # numpy's float64 is a float with a repr of its own
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(name, item) for item in value) + "]"
+        items = [_value(name, item) for item in value]
+        return f"[{', '.join(items)}]"
     kind = type(value).__name__
     raise InputError(
         f"cannot write {name} = {value!r} as TOML: use text, numbers or lists, not {kind}"

@@ -1,9 +1,12 @@
-"""The one place where files of others come in: regular files only, within limits, damage told from
-absence.
+"""The one place where files of other people come in.
 
-Whatever is wrong with a file is an InputError that names the file, the place in it and the remedy:
-`Unreadable` (not there, no permission, not a regular file), `TooLarge` (beyond one of the `Limits`,
-with the variable that raises it) or `Damaged` (the content is not what it should be).
+Only regular files are opened, and nothing is read beyond a limit. Whatever is wrong with a file,
+the error names the file, the place in it and the remedy. It is an InputError of one of three kinds:
+
+- `Unreadable`: the file is not there, may not be read, or is not a regular file.
+- `TooLarge`: the file is beyond one of the `Limits`. The message names the environment variable
+  that raises this limit.
+- `Damaged`: the content is not what it should be.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeAlias, cast
+from typing import IO, Any, AnyStr, BinaryIO, TypeAlias, cast
 
 import numpy as np
 
@@ -37,12 +40,22 @@ PathLike: TypeAlias = str | os.PathLike[str]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREFIX = "FEDSSO_MAX_"
-"""What the environment variables of the limits begin with: FEDSSO_MAX_ROWS=1000000."""
-DAMAGE = (EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-"""What the standard library raises for a damaged archive, beside OSError without a number."""
-BLOCK = 1 << 20  # bytes read at a time
-SMALL = 1 << 26  # bytes: up to here a packed file may expand by any factor
-CONTENTS = 1 << 22  # bytes of the list of contents of an archive
+"""What the environment variables of the limits begin with, as in FEDSSO_MAX_ROWS=1000000."""
+DAMAGE = (
+    EOFError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+)
+"""What the standard library raises for a damaged archive, beside an OSError without a number."""
+BLOCK = 1 << 20
+"""Bytes read at a time."""
+SMALL = 1 << 26
+"""Bytes up to which a packed file may expand by any factor."""
+CONTENTS = 1 << 22
+"""The most bytes of the list of contents of an archive."""
 KINDS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -50,23 +63,28 @@ KINDS = {
     b"PK\x03\x04": "zip",
     b"PK\x05\x06": "zip",
 }
-NUMBERS = "biuf"  # kinds of numpy's formats
+"""The first bytes of packed files."""
+NUMBERS = "biuf"
+"""The kinds of numpy's formats that are numbers: bool, signed, unsigned, floating."""
 
 
 class Unreadable(InputError):
-    """A file that is not there, not allowed, or not a regular file; what it holds is not known."""
+    """The file is not there, may not be read, or is not a regular file.
+
+    Nothing is known about its content.
+    """
 
     kind = "a file that cannot be read"
 
 
 class TooLarge(InputError):
-    """A file beyond a limit."""
+    """The file is larger than a limit allows."""
 
     kind = "a file beyond a limit"
 
 
 class Damaged(InputError):
-    """A file whose content is not what it should be."""
+    """The content of the file is not what it should be."""
 
     kind = "a file that is damaged"
 
@@ -76,8 +94,10 @@ class Damaged(InputError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is read of a file. The defaults keep a file that lies about its size below 2
-    GB."""
+    """The most that is read of a file.
+
+    With the defaults, a file that lies about its size takes less than 2 GB of memory.
+    """
 
     bytes: int = 1 << 30
     """Bytes of a file that is read as a whole."""
@@ -111,27 +131,33 @@ class Limits:
     """Digits of a number in TOML or JSON."""
 
     def check(self, name: str, found: int, where: object, what: str) -> None:
-        """Raise TooLarge where `found` is beyond the limit of that name."""
+        """Raise TooLarge if `found` is beyond the limit of that name.
+
+        `where` is the file, or the place in it. `what` says what was counted, such as "rows".
+        """
         if found > getattr(self, name):
             raise self.beyond(name, where, f"has {found} {what}")
 
     def beyond(self, name: str, where: object, has: str) -> TooLarge:
-        """The error for a file that is beyond the limit of that name."""
-        raised = f"set {PREFIX}{name.upper()} to a larger number if the file is to be trusted"
-        return TooLarge(f"{where}: {has}, at most {getattr(self, name)} are read; {raised}")
+        """The error for a file that is beyond the limit of that name. `has` says what it has."""
+        limit = getattr(self, name)
+        remedy = f"set {PREFIX}{name.upper()} to a larger number if the file is to be trusted"
+        return TooLarge(f"{where}: {has}, at most {limit} are read; {remedy}")
 
 
 def limits() -> Limits:
-    """The limits in force: the defaults, but for those that the environment sets."""
+    """The limits in force: the defaults, except for those that the environment sets."""
     found = {}
     for field in fields(Limits):
-        text = os.environ.get(PREFIX + field.name.upper(), "")
+        variable = PREFIX + field.name.upper()
+        text = os.environ.get(variable, "")
         if text:
-            found[field.name] = _positive(PREFIX + field.name.upper(), text)
+            found[field.name] = _positive(variable, text)
     return Limits(**found)
 
 
 def _positive(name: str, text: str) -> int:
+    """The value of an environment variable as a positive integer."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not int(text):
         raise InputError(f"${name} must be a whole number from 1 to 10^18 - 1, got {text[:40]!r}")
     return int(text)
@@ -141,35 +167,40 @@ def _positive(name: str, text: str) -> int:
 
 
 def user_path(what: str, path: object) -> Path:
-    """A path as users write it, with ~ for their home; InputError if no file can have that name."""
+    """Turn a path as users write it, with ~ for their home, into a Path.
+
+    Raises InputError if no file can have that name. `what` names the option it was given for. A
+    file that does not exist, or may not be read, is left to whoever reads it.
+    """
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
         str(found).encode()
         os.stat(found)
     except FileNotFoundError:
         return found
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
-            return found  # something for the reader to find
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"{what} must be the path of a file or folder, got {path!r} ({why})"
-        ) from None
-    return found
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EINVAL):
+            return found
+        why: object = error.strerror
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = error
+    else:
+        return found
+    raise InputError(f"{what} must be the path of a file or folder, got {path!r} ({why})")
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether a regular file is there; Unreadable where that cannot be found out."""
+    """Whether a regular file is there. Raises Unreadable if that cannot be found out."""
     return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: PathLike) -> bool:
-    """Whether a folder is there; Unreadable where that cannot be found out."""
+    """Whether a folder is there. Raises Unreadable if that cannot be found out."""
     return stat.S_ISDIR(_mode(path))
 
 
 def inside(folder: PathLike) -> list[Path]:
-    """What a folder holds, in the order of the names; nothing where there is no folder."""
+    """What is in a folder, in the order of the names. Nothing, if there is no such folder."""
     if not is_folder(folder):
         return []
     try:
@@ -179,6 +210,7 @@ def inside(folder: PathLike) -> list[Path]:
 
 
 def _mode(path: PathLike) -> int:
+    """What kind of file is at a path, as the system encodes it. 0 if there is nothing."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -187,20 +219,24 @@ def _mode(path: PathLike) -> int:
         raise _unreadable(path, error) from None
 
 
+NOT_ALLOWED = "ask its owner for the permission to read it; nothing is known about its content"
 REMEDIES = {
     errno.ENOENT: "check the name",
-    errno.EACCES: "ask its owner for the permission to read it; nothing is known about its content",
-    errno.EPERM: "ask its owner for the permission to read it; nothing is known about its content",
+    errno.EACCES: NOT_ALLOWED,
+    errno.EPERM: NOT_ALLOWED,
     errno.ENXIO: "give the name of a regular file",
 }
+"""What a user can do, by the number of an OSError."""
 
 
 def _unreadable(path: PathLike, error: Exception) -> Unreadable:
-    """The file cannot be opened or its disk does not give it."""
-    if isinstance(error, OSError):
-        remedy = REMEDIES.get(error.errno or 0, "check the name and the disk")
-        return Unreadable(f"cannot read {path}: {error.strerror or error}; {remedy}")
-    return Unreadable(f"cannot read {str(path)!r}: no file can have this name ({error})")
+    """The error for a file that cannot be opened, or that the disk does not give."""
+    if not isinstance(error, OSError):
+        name = str(path)
+        return Unreadable(f"cannot read {name!r}: no file can have this name ({error})")
+    reason = error.strerror or error
+    remedy = REMEDIES.get(error.errno or 0, "check the name and the disk")
+    return Unreadable(f"cannot read {path}: {reason}; {remedy}")
 
 
 # ---- bytes and text ----
@@ -208,18 +244,19 @@ def _unreadable(path: PathLike, error: Exception) -> Unreadable:
 
 @contextmanager
 def opened(path: PathLike) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; a pipe, a device or a folder is refused without waiting for
-    it."""
+    """Open a regular file for reading.
+
+    A pipe, a device or a folder is refused at once, without waiting for what it may send.
+    """
     with os.fdopen(_handle(path), "rb") as file:
         yield file
 
 
 def _handle(path: PathLike) -> int:
-    """The open file's number."""
+    """Open a file and return its number. Raises Unreadable unless it is a regular file."""
+    flags = os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_NOCTTY") | _flag("O_BINARY")
     try:
-        handle = os.open(
-            path, os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_NOCTTY") | _flag("O_BINARY")
-        )
+        handle = os.open(path, flags)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     mode = os.fstat(handle).st_mode
@@ -233,7 +270,7 @@ def _handle(path: PathLike) -> int:
 
 
 def _flag(name: str) -> int:
-    """A flag of open, 0 where the system does not have it."""
+    """A flag of `os.open`, or 0 if the system does not have it."""
     return int(getattr(os, name, 0))
 
 
@@ -243,19 +280,21 @@ IRREGULAR = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+"""What a file can be that is not a regular file."""
 
 
 def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
-    """All bytes of a file, within the limit of that name."""
+    """Read all bytes of a file, within the limit of that name."""
     most = limits()
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         most.check(limit, size, path, "bytes")
+        more = size + BLOCK  # a file that grows shows itself
         try:
-            data = file.read(size + BLOCK)
+            data = file.read(more)
         except OSError as error:
             raise _unreadable(path, error) from None
-    if len(data) == size + BLOCK:
+    if len(data) == more:
         raise Unreadable(
             f"cannot read {path}: it grows while it is read; copy it, and give the copy"
         )
@@ -263,12 +302,12 @@ def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
 
 
 def read_text(path: PathLike, limit: str = "text") -> str:
-    """The text of a UTF-8 file, with or without a byte-order mark."""
+    """Read the text of a UTF-8 file, with or without a byte-order mark."""
     return decoded(read_bytes(path, limit), path)
 
 
 def decoded(data: bytes, where: object) -> str:
-    """UTF-8 bytes as text, without a byte-order mark."""
+    """Turn UTF-8 bytes into text, without a byte-order mark. `where` is the file, for the error."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -282,12 +321,12 @@ def decoded(data: bytes, where: object) -> str:
 
 
 def read_toml(path: PathLike) -> dict[str, Any]:
-    """A TOML file as nested dictionaries."""
+    """Read a TOML file as nested dictionaries."""
     return parse_toml(read_text(path, "settings"), path)
 
 
 def parse_toml(text: str, where: object) -> dict[str, Any]:
-    """TOML text as nested dictionaries."""
+    """Turn TOML text into nested dictionaries."""
     _check_shape(text, where)
     try:
         return tomllib.loads(text)
@@ -296,12 +335,12 @@ def parse_toml(text: str, where: object) -> dict[str, Any]:
 
 
 def read_json(path: PathLike) -> Any:
-    """What a JSON file holds."""
+    """Read what a JSON file holds."""
     return parse_json(read_text(path, "settings"), path)
 
 
 def parse_json(text: str, where: object) -> Any:
-    """What JSON text holds."""
+    """Turn JSON text into what it stands for."""
     _check_shape(text, where)
     try:
         return json.loads(text)
@@ -317,34 +356,47 @@ QUOTED = re.compile(
     r"|#[^\n]*",
     re.DOTALL,
 )
-"""Texts and comments, in which brackets, dots and digits mean nothing; one that is not closed goes
-on to the end."""
+"""Quoted texts and comments, in which brackets, dots and digits mean nothing.
+
+A quote that is not closed goes on to the end of the file, or of its line.
+"""
 
 
 def _check_shape(text: str, where: object) -> None:
-    """Hold the limits of nesting and digits before a parser sees the text, whose time and stack
-    they bound."""
+    """Check the limits of nesting and digits, before a parser sees the text.
+
+    A parser's time grows with the digits of a number, and its stack with the nesting.
+    """
     most = limits()
-    bare = QUOTED.sub(lambda found: re.sub(r"[^\n]", "q", found[0]), text)
+    bare = QUOTED.sub(_blanked, text)
     long = re.search(rf"(?<![0-9_])[0-9][0-9_]{{{most.digits},}}", bare)
     if long:
-        raise most.beyond(
-            "digits", _line(where, bare, long.start()), f"has a number of {len(long[0])} digits"
-        )
+        place = _line(where, bare, long.start())
+        has = f"has a number of {len(long[0])} digits"
+        raise most.beyond("digits", place, has)
     chain = re.search(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{most.nesting},}}", bare)
     if chain:
-        has = f"has a name of {chain[0].count('.') + 1} parts"
-        raise most.beyond("nesting", _line(where, bare, chain.start()), has)
+        place = _line(where, bare, chain.start())
+        parts = chain[0].count(".") + 1
+        raise most.beyond("nesting", place, f"has a name of {parts} parts")
     depth = 0
     for bracket in re.finditer(r"[\[\]{}]", bare):
         depth += 1 if bracket[0] in "[{" else -1
         if depth > most.nesting:
+            place = _line(where, bare, bracket.start())
             has = f"has more than {most.nesting} brackets within each other"
-            raise most.beyond("nesting", _line(where, bare, bracket.start()), has)
+            raise most.beyond("nesting", place, has)
+
+
+def _blanked(found: re.Match[str]) -> str:
+    """A text of the same length and lines, without anything that has a meaning."""
+    return re.sub(r"[^\n]", "q", found[0])
 
 
 def _line(where: object, text: str, place: int) -> str:
-    return f"{where}: line {text.count(chr(10), 0, place) + 1}"
+    """The file and the number of the line at a place of its text, for messages."""
+    number = text.count("\n", 0, place) + 1
+    return f"{where}: line {number}"
 
 
 # ---- packed files ----
@@ -352,23 +404,22 @@ def _line(where: object, text: str, place: int) -> str:
 
 @contextmanager
 def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked where they are gzip, bzip2 or xz, or the one text file in a zip
-    archive.
+    """Open a file and unpack it while it is read.
 
-    What comes out is bounded by the limits `unpacked` and `expansion`.
+    gzip, bzip2 and xz are understood, and a zip archive with one text file in it. Any other file
+    is given as it is. What comes out is bounded by the limits `unpacked` and `expansion`.
     """
-    kind, most = "it is", limits()
+    kind = "it is"
+    most = limits()
     try:
         with ExitStack() as stack:
             raw = stack.enter_context(opened(path))
             size = os.fstat(raw.fileno()).st_size
-            head = cast(io.BufferedReader, raw).peek(6)
-            kind = next((name for magic, name in KINDS.items() if head.startswith(magic)), kind)
+            kind = _kind(raw) or kind
             inner = stack.enter_context(_unpacking(raw, kind, path))
-            yield cast(
-                IO[bytes],
-                stack.enter_context(io.BufferedReader(_Metered(inner, path, size, most), 1 << 16)),
-            )
+            metered = _Metered(inner, path, size, most)
+            buffered = stack.enter_context(io.BufferedReader(metered, 1 << 16))
+            yield cast(IO[bytes], buffered)
     except MemoryError:
         raise InputError(
             f"{path}: is too large for the memory of this machine; use a part of it"
@@ -381,21 +432,43 @@ def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
         ) from None
 
 
-class _Metered(io.RawIOBase):
-    """A stream that counts what it gives, and ends with TooLarge beyond the limits."""
+def _kind(raw: BinaryIO) -> str:
+    """How a file is packed, by its first bytes. "" if it is not packed."""
+    head = cast(io.BufferedReader, raw).peek(6)
+    for magic, name in KINDS.items():
+        if head.startswith(magic):
+            return name
+    return ""
 
-    def __init__(self, inner: IO[bytes], path: PathLike, size: int, most: Limits) -> None:
-        self.inner, self.path, self.size, self.most, self.given = inner, path, size, most, 0
+
+class _Metered(io.RawIOBase):
+    """A stream that counts what it gives, and raises TooLarge beyond the limits."""
+
+    def __init__(
+        self,
+        inner: IO[bytes],
+        path: PathLike,
+        size: int,
+        most: Limits,
+    ) -> None:
+        self.inner = inner
+        self.path = path
+        self.size = size
+        self.most = most
+        self.given = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self.inner.read(min(len(buffer), BLOCK))
-        buffer[: len(data)] = data
-        self.given += len(data)
+        """Fill a buffer with the next bytes, and return their number."""
+        wanted = min(len(buffer), BLOCK)
+        data = self.inner.read(wanted)
+        count = len(data)
+        buffer[:count] = data
+        self.given += count
         check_expansion(self.given, self.size, self.path, self.most)
-        return len(data)
+        return count
 
     def seekable(self) -> bool:
         return True
@@ -404,63 +477,72 @@ class _Metered(io.RawIOBase):
         return self.given
 
     def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        """Go forward by reading; there is no way back."""
-        target = place + (self.given if whence == os.SEEK_CUR else 0)
+        """Go forward, by reading. There is no way back."""
+        target = place
+        if whence == os.SEEK_CUR:
+            target += self.given
         if whence == os.SEEK_END or target < self.given:
             raise io.UnsupportedOperation("a packed file is read from its start to its end")
-        while self.given < target and self.read(min(BLOCK, target - self.given)):
-            pass
+        while self.given < target:
+            wanted = min(BLOCK, target - self.given)
+            if not self.read(wanted):
+                break
         return self.given
 
 
 def check_expansion(given: int, size: int, where: object, most: Limits) -> None:
-    """Raise TooLarge where a file of `size` bytes gives too many."""
+    """Raise TooLarge if a packed file of `size` bytes gives too many bytes."""
     most.check("unpacked", given, where, "or more bytes, unpacked")
-    if given > max(SMALL, most.expansion * size):
-        raise most.beyond(
-            "expansion", where, f"becomes {given / max(size, 1):.0f} times larger, unpacked"
-        )
+    allowed = max(SMALL, most.expansion * size)
+    if given > allowed:
+        factor = given / max(size, 1)
+        raise most.beyond("expansion", where, f"becomes {factor:.0f} times larger, unpacked")
 
 
 def lines(path: PathLike) -> Iterator[bytes]:
-    """The lines of a file, unpacked; their number and their length are limited."""
-    most = limits()
+    """The lines of a file as bytes, unpacked. Their number and their length are limited."""
     with unpacked(path) as file:
-        n = 0
-        while line := file.readline(most.line + 1):
-            n += 1
-            if n > most.rows:
-                raise most.beyond("rows", path, f"has more than {most.rows} lines")
-            if len(line) > most.line:
-                raise most.beyond("line", f"{path}: line {n}", "is longer")
-            yield line
+        yield from _limited(path, file)
 
 
 def text_lines(path: PathLike) -> Iterator[str]:
-    """The lines of a UTF-8 file as text, unpacked, with the ends that they have; limited as `lines`
-    are."""
-    most = limits()
+    """The lines of a UTF-8 file as text, unpacked, with their line ends. Limited like `lines`."""
     with (
         unpacked(path) as file,
         io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text,
     ):
-        n = 0
-        while line := text.readline(most.line + 1):
-            n += 1
-            if n > most.rows:
-                raise most.beyond("rows", path, f"has more than {most.rows} lines")
-            if len(line) > most.line:
-                raise most.beyond("line", f"{path}: line {n}", "is longer")
-            if "\0" in line or (
-                not line.isascii() and any("\ud800" <= c <= "\udfff" for c in line)
-            ):
+        for number, line in enumerate(_limited(path, text), start=1):
+            if not _is_text(line):
                 raise Damaged(
-                    f"cannot read {path}: line {n} is not UTF-8 text; save the file as UTF-8"
+                    f"cannot read {path}: line {number} is not UTF-8 text; save the file as UTF-8"
                 )
             yield line
 
 
+def _limited(path: PathLike, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The lines of an open file, within the limits `rows` and `line`."""
+    most = limits()
+    number = 0
+    while line := file.readline(most.line + 1):
+        number += 1
+        if number > most.rows:
+            raise most.beyond("rows", path, f"has more than {most.rows} lines")
+        if len(line) > most.line:
+            raise most.beyond("line", f"{path}: line {number}", "is longer")
+        yield line
+
+
+def _is_text(line: str) -> bool:
+    """Whether a line was UTF-8 text: no zero bytes, and no bytes that could not be decoded."""
+    if "\0" in line:
+        return False
+    if line.isascii():
+        return True
+    return not any("\ud800" <= c <= "\udfff" for c in line)
+
+
 def _unpacking(raw: BinaryIO, kind: str, path: PathLike) -> IO[bytes]:
+    """A stream of the unpacked bytes of an open file. `kind` says how it is packed."""
     if kind == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if kind == "bzip2":
@@ -474,6 +556,7 @@ def _unpacking(raw: BinaryIO, kind: str, path: PathLike) -> IO[bytes]:
 
 
 def _only_text(archive: zipfile.ZipFile, path: PathLike) -> zipfile.ZipInfo:
+    """The one text file in a zip archive. InputError if there are none or several."""
     texts = [one for one in archive.infolist() if one.filename.endswith((".txt", ".csv"))]
     if len(texts) != 1:
         found = ", ".join(one.filename for one in texts[:10]) or "none"
@@ -481,19 +564,25 @@ def _only_text(archive: zipfile.ZipFile, path: PathLike) -> zipfile.ZipInfo:
             f"{path}: need one .txt or .csv file in it, got {found}: unpack it and name the one to "
             f"use"
         )
-    _deflated(texts[0])
+    _check_method(texts[0])
     return texts[0]
 
 
 class Pieces:
-    """A file for zipfile or tarfile, which read a list of contents, or a name, as long as the
-    archive says it is."""
+    """A file that refuses to give very many bytes at once.
+
+    zipfile and tarfile read a list of contents, or a name, as long as the archive says it is. An
+    archive that lies could make them fill the memory.
+    """
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile) -> None:
-        self.file, self.seek, self.tell, self.seekable = file, file.seek, file.tell, file.seekable
+        self.file = file
+        self.seek = file.seek
+        self.tell = file.tell
+        self.seekable = file.seekable
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, which must not be more than a list of contents ought to have."""
+        """Read bytes, but no more at once than a list of contents ought to have."""
         if size > CONTENTS:
             raise zipfile.BadZipFile(
                 f"it asks for {size} bytes at once, at most {CONTENTS} are read"
@@ -502,12 +591,15 @@ class Pieces:
 
 
 def zip_archive(file: IO[bytes]) -> zipfile.ZipFile:
-    """A zip file whose list of contents is read only if it is short."""
+    """Open a zip file. Its list of contents is read only if it is short."""
     return zipfile.ZipFile(cast(IO[bytes], Pieces(file)))
 
 
-def _deflated(member: zipfile.ZipInfo) -> None:
-    """The other methods unpack a block into any number of bytes at once."""
+def _check_method(member: zipfile.ZipInfo) -> None:
+    """Raise BadZipFile for a method other than stored and deflated.
+
+    The other methods can unpack a block into any number of bytes at once.
+    """
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise zipfile.BadZipFile(
             f"{member.filename} is packed by method {member.compress_type}, need 0 or 8"
@@ -518,35 +610,36 @@ def _deflated(member: zipfile.ZipInfo) -> None:
 
 
 def read_npz(path: PathLike, names: Collection[str] | None = None) -> dict[str, Array]:
-    """The arrays of an .npz file, all or those named; see `parse_npz`."""
+    """Read the arrays of an .npz file, all or those named. See `parse_npz`."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         limits().check("bytes", size, path, "bytes")
         return _npz(file, size, path, names)
 
 
-def parse_npz(data: bytes, where: object, names: Collection[str] | None = None) -> dict[str, Array]:
-    """The arrays of an .npz file's bytes: numbers only, nothing pickled.
+def parse_npz(
+    data: bytes,
+    where: object,
+    names: Collection[str] | None = None,
+) -> dict[str, Array]:
+    """Read the arrays in the bytes of an .npz file, all or those named.
 
-    The sizes that the file states are checked against the limits and each other before anything is
-    allocated.
+    Only numbers are accepted, nothing pickled. The sizes that the file states are compared with
+    the limits and with each other, before any memory is allocated.
     """
     return _npz(io.BytesIO(data), len(data), where, names)
 
 
 def _npz(
-    file: IO[bytes], size: int, where: object, names: Collection[str] | None
+    file: IO[bytes],
+    size: int,
+    where: object,
+    names: Collection[str] | None,
 ) -> dict[str, Array]:
+    """Read an open .npz file of `size` bytes. Any trouble becomes an InputError."""
     try:
         with zip_archive(file) as archive:
-            held = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
-            missing = [name for name in names or () if name not in held]
-            if missing:
-                raise Damaged(
-                    f"{where}: has no array {missing[0]!r}, only "
-                    f"{', '.join(list(held)[:10]) or 'none'}: fetch it again"
-                )
-            wanted = {name: held[name] for name in (held if names is None else names)}
+            wanted = _wanted_arrays(archive, where, names)
             whole = sum(one.file_size for one in wanted.values())
             most = limits()
             most.check("bytes", whole, where, "bytes, unpacked")
@@ -566,28 +659,52 @@ def _npz(
         ) from None
 
 
+def _wanted_arrays(
+    archive: zipfile.ZipFile,
+    where: object,
+    names: Collection[str] | None,
+) -> dict[str, zipfile.ZipInfo]:
+    """The members of an .npz file that are wanted, by the names of their arrays."""
+    held = {}
+    for one in archive.infolist():
+        name = one.filename.removesuffix(".npy")
+        held[name] = one
+    if names is None:
+        return held
+    for name in names:
+        if name not in held:
+            some = ", ".join(list(held)[:10]) or "none"
+            raise Damaged(f"{where}: has no array {name!r}, only {some}: fetch it again")
+    return {name: held[name] for name in names}
+
+
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array; ValueError where its header and its size disagree, or it is not plain."""
-    _deflated(member)
+    """Read one array. ValueError if it holds no numbers, or its header and its size disagree."""
+    _check_method(member)
+    name = member.filename
     with archive.open(member) as file:
         shape, fortran, dtype = _npy_header(file)
         if dtype.kind not in NUMBERS or dtype.subdtype:
-            raise ValueError(f"{member.filename} holds {dtype}, which are no numbers")
-        size, left = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+            raise ValueError(f"{name} holds {dtype}, which are no numbers")
+        size = math.prod(shape) * dtype.itemsize
+        left = member.file_size - file.tell()
         if size != left or min(shape, default=0) < 0:
-            raise ValueError(
-                f"{member.filename} tells of {list(shape)} {dtype}, {size} bytes, and has {left}"
-            )
-        content, place = bytearray(size), 0
+            told = f"{list(shape)} {dtype}, {size} bytes"
+            raise ValueError(f"{name} tells of {told}, and has {left}")
+        content = bytearray(size)
+        place = 0
         while block := file.read(BLOCK):
-            content[place : place + len(block)] = block
-            place += len(block)
+            end = place + len(block)
+            content[place:end] = block
+            place = end
     if place != size:
-        raise ValueError(f"{member.filename} ends after {place} of {size} bytes")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+        raise ValueError(f"{name} ends after {place} of {size} bytes")
+    flat = np.frombuffer(content, dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array: its shape, whether columns come first, and its format."""
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -603,41 +720,46 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def read_csv(path: PathLike) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header, as dictionaries; every row has all columns."""
+    """Read the rows of a CSV file with a header, as dictionaries. Every row has all columns."""
     rows = csv_rows(path, text_lines(path))
-    _, header = next(rows, (0, list[str]()))
+    nothing: tuple[int, list[str]] = (0, [])
+    _, header = next(rows, nothing)
+    columns = len(header)
     found = []
     for line, cells in rows:
-        if len(cells) != len(header):
-            raise Damaged(
-                f"{path}: line {line}: has {len(cells)} cells for {len(header)} columns; correct "
-                f"that line"
-            )
+        if len(cells) != columns:
+            has = f"{len(cells)} cells for {columns} columns"
+            raise Damaged(f"{path}: line {line}: has {has}; correct that line")
         found.append(dict(zip(header, cells, strict=True)))
     return found
 
 
 def csv_rows(
-    path: PathLike, text: Iterable[str], delimiter: str = ","
+    path: PathLike,
+    text: Iterable[str],
+    delimiter: str = ",",
 ) -> Iterator[tuple[int, list[str]]]:
-    """The line where each row starts and its cells, within the limits; empty lines are passed over."""
-    most, line = limits(), 1
+    """The rows of CSV text: the line where each one starts, and its cells.
+
+    Empty lines are passed over. The numbers of rows, of columns and of characters in a cell are
+    limited. `path` is for the errors.
+    """
+    most = limits()
+    line = 1
     csv.field_size_limit(max(csv.field_size_limit(), most.field))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:
-        for n, cells in enumerate(reader):
+        for number, cells in enumerate(reader):
             place = f"{path}: line {line}"
+            longest = max(map(len, cells), default=0)
             most.check("columns", len(cells), place, "columns")
-            most.check("rows", n, place, "rows before it")
-            most.check("field", max(map(len, cells), default=0), place, "characters in a cell")
+            most.check("rows", number, place, "rows before it")
+            most.check("field", longest, place, "characters in a cell")
             if cells:
                 yield line, cells
             line = reader.line_num + 1
     except csv.Error as error:
+        place = f"{path}: line {line}"
         if "field limit" in str(error):
-            raise most.beyond(
-                "field", f"{path}: line {line}", "has more characters in a cell"
-            ) from None
-        raise Damaged(
-            f"{path}: line {line}: cannot be read as CSV ({error}): check the quotes"
-        ) from None
+            raise most.beyond("field", place, "has more characters in a cell") from None
+        raise Damaged(f"{place}: cannot be read as CSV ({error}): check the quotes") from None

@@ -1,8 +1,8 @@
-"""One writer for a folder: a lock that dies with its process.
+"""One writer for a folder: a lock that ends with its process.
 
-The lock is the operating system's (flock) on a file `.lock` in the folder, which names host and
-process for whoever finds the folder taken. A killed process leaves the file and loses the lock; the
-next writer takes both over.
+The lock is one of the operating system (flock) on a file `.lock` in the folder. The file names the
+host and the process, for whoever finds the folder taken. A process that is killed leaves the file
+but loses the lock, and the next writer takes both over.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from .files import remove_leftovers, unwritable
 
 log = logging.getLogger("fedsso")
 NAME = ".lock"
-_held: dict[tuple[Path, int], int] = {}  # how often each thread of this process holds a folder
-_open: set[int] = set()  # the lock files
+
+# How many times each thread of this process holds a folder, by (folder, thread).
+_held: dict[tuple[Path, int], int] = {}
+# The numbers of the open lock files.
+_open: set[int] = set()
 
 
 def _let_go() -> None:
-    """In a child of this process: the folders are the parent's, and must be free when the parent
-    ends."""
+    """Forget the locks in a child of this process.
+
+    The folders belong to the parent. If the child kept the files open, the folders would stay
+    locked after the end of the parent.
+    """
     for file in _open:
         os.close(file)
     _open.clear()
@@ -38,8 +44,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Lock:
-    """Keeps other writers out of a folder: `with Lock(folder): ...`; the thread that holds it may
-    take it again.
+    """Keeps other writers out of a folder, as in `with Lock(folder): ...`.
+
+    The thread that holds a folder may take it again. It is free when every `with` has ended.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Lock(folder):
@@ -65,12 +72,15 @@ class Lock:
         self.release()
 
     def acquire(self) -> None:
-        """Take the folder, which is made where it is not there; InputError if another writer has
-        it."""
+        """Take the folder. It is made if it does not exist.
+
+        Raises InputError if another writer has it. What a killed process left half-written is
+        removed.
+        """
         if self._key not in _held:
             self._file = _taken(self.folder)
             _open.add(self._file)
-            remove_leftovers(self.folder)  # of a process that was killed while it wrote
+            remove_leftovers(self.folder)
         _held[self._key] = _held.get(self._key, 0) + 1
 
     def release(self) -> None:
@@ -90,31 +100,45 @@ class Lock:
 
 
 def _taken(folder: Path) -> int:
-    """The open lock file of a folder that is now ours."""
+    """Lock a folder, and return the number of its open lock file.
+
+    If the former holder removes the lock file between our opening and our locking it, we try again
+    with a new one.
+    """
     path = folder / NAME
     while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        except OSError as error:
-            raise unwritable(folder, error) from error
+        file = _opened(folder, path)
         if not _locked(file):
-            holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
+            told = os.read(file, 200).decode(errors="replace")
+            holder = told.strip() or "another process"
             os.close(file)
             raise InputError(
                 f"{folder} is being written by {holder}; wait until it ends, or give another folder"
             )
         if _is_still(path, file):
             break
-        os.close(file)  # its holder has meanwhile removed it
+        os.close(file)
     with suppress(OSError):  # a full disk: the lock holds all the same
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} on {platform.node()}\n".encode())
     return file
 
 
+def _opened(folder: Path, path: Path) -> int:
+    """Open the lock file of a folder, and make both where they do not exist."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def _locked(file: int) -> bool:
-    """Whether the lock is ours now; where there are no locks, everybody has it."""
+    """Try to lock a file, and tell whether it is ours now.
+
+    On a system without locks everybody gets it, and a warning tells so.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -131,6 +155,7 @@ def _locked(file: int) -> bool:
 
 
 def _is_still(path: Path, file: int) -> bool:
+    """Whether an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

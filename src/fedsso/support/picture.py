@@ -1,4 +1,8 @@
-"""Pictures of one look, drawn without global state and written whole or not at all."""
+"""Pictures that all look alike, and are written whole or not at all.
+
+matplotlib is imported only when a picture is drawn, because it is optional. Its global settings are
+not changed. The same input gives the same file, byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARK = "drawn by fedsso"
-FORMATS = {  # no date: same input, same file
+# What is written into a file beside the picture. There is no date, so the same input gives the
+# same file.
+FORMATS = {
     ".png": {"Software": MARK},
     ".pdf": {"Creator": MARK, "CreationDate": None},
     ".svg": {"Creator": MARK, "Date": None},
 }
+# How every picture looks: the settings of matplotlib.
 LOOK = {
     "font.size": 10,
-    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
+    # A dollar sign in a label is a dollar sign, and does not begin a formula.
+    "text.parse_math": False,
     "text.color": "#222222",
     "axes.labelcolor": "#222222",
     "axes.edgecolor": "#999999",
@@ -38,8 +46,10 @@ LOOK = {
 
 
 def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
-    """Let a function draw onto an empty figure and write it as PNG, PDF or SVG, by the path's
-    suffix."""
+    """Let a function draw onto an empty figure, and write the figure to a file.
+
+    The suffix of the path decides between PNG, PDF and SVG. Returns the path.
+    """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise unknown("picture format", suffix, FORMATS)
@@ -53,9 +63,8 @@ def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
     with mpl.rc_context(LOOK), warnings.catch_warnings():  # type: ignore[arg-type]
         figure = Figure(layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.07))
         onto(figure)
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing"
-        )  # a name in a script that the font lacks
+        # A client may have a name in a script that the font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=FORMATS[suffix])
     write_atomic(path, buffer.getvalue())
     return Path(path)

@@ -1,5 +1,9 @@
-"""Randomness as data: every draw is a pure function of (seed, purpose, ...), so no generator is
-ever saved."""
+"""Randomness without state: every draw is a pure function of a seed and a purpose.
+
+A purpose is a list of words and numbers, such as ("batch", client, round). Two purposes give
+independent draws, the same purpose gives the same draw, and the order of draws does not matter. So
+no generator ever has to be saved, and a resumed run draws what an uninterrupted one would.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,18 @@ import torch
 
 
 def key(seed: int, *purpose: str | int) -> int:
-    """A 63-bit integer that depends on every argument and on nothing else."""
-    text = "/".join(map(str, (seed, *purpose)))
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    """A 63-bit integer that depends on the seed and the purpose, and on nothing else.
+
+    >>> key(0, "split", 3) == key(0, "split", 3) != key(1, "split", 3)
+    True
+    """
+    words = map(str, (seed, *purpose))
+    text = "/".join(words)
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator for one purpose, the same on every machine and device."""
-    return torch.Generator().manual_seed(key(seed, *purpose))
+    """A generator for one purpose. It is on the CPU, where draws are the same on any machine."""
+    own_seed = key(seed, *purpose)
+    return torch.Generator().manual_seed(own_seed)

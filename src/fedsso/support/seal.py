@@ -1,11 +1,11 @@
-"""Files that notice damage: each carries the SHA-256 of its own bytes.
+"""Seals: files that carry a checksum of themselves, so that damage is noticed.
 
-A sealed file holds, in a place that its format leaves free (a comment, a metadata field), the mark
-`fedsso-sha256:` and 64 hexadecimal digits: the SHA-256 of the whole file with zeros in the place of
-the digits. So every bit counts, and the file stays what it is: TOML, an npz archive, a safetensors
-file that other programs read.
+A sealed file holds the mark `fedsso-sha256:` and 64 hexadecimal digits, in a place that its format
+leaves free, such as a comment or a metadata field. The digits are the SHA-256 of the whole file
+with zeros in the place of the digits. So every bit of the file counts, and it stays what it is: a
+TOML file, an npz archive or a safetensors file that other programs can read.
 
-A seal finds damage. It is no signature: who can change a file can seal it again.
+A seal finds damage. It is not a signature: whoever can change a file can also seal it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .intake import Damaged, decoded, parse_toml, read_bytes
 MARK = "fedsso-sha256:"
 DIGITS = 64
 BLANK = MARK + "0" * DIGITS
-"""What a file holds in the place of its seal before it is sealed."""
+"""What stands in the place of the seal before a file is sealed."""
 _SEALED = re.compile(MARK.encode() + rb"([0-9a-f]{64})")
 
 
 def seal(data: bytes) -> bytearray:
-    """The file with its digest in the place that holds `BLANK`."""
+    """Seal a file: return its bytes with the checksum in the place that holds `BLANK`."""
     if data.count(MARK.encode()) != 1:
         raise InputError(f"a name or label may not hold the text {MARK!r}; choose another one")
     start = data.index(BLANK.encode()) + len(MARK)
@@ -37,7 +37,11 @@ def seal(data: bytes) -> bytearray:
 
 
 def check(data: bytes) -> bool | None:
-    """Whether a file is as it was sealed; None if it has no seal."""
+    """Whether a file is as it was when it was sealed. None if it has no seal.
+
+    >>> check(bytes(seal(f"x = 1 # {BLANK}".encode())))
+    True
+    """
     found = _SEALED.search(data)
     if found is None:
         return None
@@ -45,13 +49,16 @@ def check(data: bytes) -> bool | None:
 
 
 def sealed_toml(table: Mapping[str, object]) -> bytes:
-    """A TOML file with its seal, a comment in the last line."""
-    return bytes(seal(f"{to_toml(table)}\n# {BLANK}\n".encode()))
+    """The bytes of a TOML file with a seal. The seal is a comment in the last line."""
+    text = f"{to_toml(table)}\n# {BLANK}\n"
+    return bytes(seal(text.encode()))
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:
-    """Read a TOML file that fedsso wrote; refuses one that was changed since. Earlier versions
-    wrote no seal."""
+    """Read a TOML file that fedsso wrote. Raises Damaged if it was changed since then.
+
+    A file without a seal is accepted, because earlier versions of fedsso wrote none.
+    """
     data = read_bytes(path, "settings")
     if check(data) is False:
         raise Damaged(
@@ -62,7 +69,7 @@ def read_sealed_toml(path: Path) -> dict[str, object]:
 
 
 def _digest(data: bytes, start: int) -> bytes:
-    """The digest of a file with zeros in the place of its digits."""
+    """The checksum of a file with zeros in the place of the digits, which begin at `start`."""
     view = memoryview(data)
     whole = sha256(view[:start])
     whole.update(b"0" * DIGITS)

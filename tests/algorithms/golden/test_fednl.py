@@ -28,7 +28,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import Federation, InputError, Run, load, simulate, sweep
+from fedsso import Federation, InputError, Run, compare, load, simulate
 from fedsso.algorithms.second_order.fednl import FedNL
 from fedsso.data import quadratic
 
@@ -157,7 +157,7 @@ def test_the_limit_is_the_minimiser(quad: Federation, compressor: str, rounds: i
 def test_learning_rates_of_stacked_trials_are_their_own(quad: Federation) -> None:
     rates = (1.0, 0.4)
     for compressor in ("rank:1", "randk:10"):
-        together = sweep(
+        together = compare(
             quad, "linear", [FedNL(compressor=compressor, a=a) for a in rates], rounds=4, **OPTIONS
         )
         for a, one in zip(rates, together, strict=True):
@@ -178,7 +178,9 @@ def test_a_trial_that_diverges_harms_no_neighbour(fed: Federation) -> None:
     """Logits of 1e99 make the next Hessian NaN, which no decomposition may stumble over."""
     fields = [{"option": option, "mu": 0.1} for option in (1, 2)]
     for option in fields:
-        pair = sweep(fed, "mclr", [FedNL(**option), FedNL(eta=1e99, **option)], rounds=4, **OPTIONS)
+        pair = compare(
+            fed, "mclr", [FedNL(**option), FedNL(eta=1e99, **option)], rounds=4, **OPTIONS
+        )
         alone = simulate(fed, "mclr", FedNL(**option), rounds=4, **OPTIONS)
         torch.testing.assert_close(pair[0].x, alone.x, rtol=1e-10, atol=0)
         assert pair[0].diverged is None

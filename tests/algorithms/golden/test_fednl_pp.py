@@ -25,7 +25,8 @@ from torch import Tensor
 from fedsso import Federation, InputError, Run, load, simulate
 from fedsso.algorithms.second_order.fednl import FedNLPP
 from fedsso.data import quadratic
-from fedsso.engine.rounds import Protocol, Rounds
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 HALF: dict[str, Any] = {"participation": 0.5, "seed": 3}
@@ -49,7 +50,7 @@ def textbook(fed: Federation, rounds: int, R: int, a: float, **protocol: Any) ->
     """The paper's algorithm with a truncated singular value decomposition, over the clients seen so
     far."""
     A, Ab = quadratics(fed)
-    draws, d = Rounds(fed, Protocol(**protocol)), A.shape[-1]
+    draws, d = Rounds(fed, Settings(**protocol)), A.shape[-1]
     x, H, l, g = A.new_zeros(d), torch.zeros_like(A), A.new_zeros(len(A)), torch.zeros_like(Ab)
     for k in range(1, rounds + 1):
         for i in draws.plan(k).answered.tolist():
@@ -97,7 +98,7 @@ def test_the_papers_algorithm(quad: Federation, protocol: dict[str, Any], R: int
 
 def test_the_minimiser_of_those_seen(quad: Federation) -> None:
     A, Ab = quadratics(quad)
-    draws, seen = Rounds(quad, Protocol(**HALF)), set[int]()
+    draws, seen = Rounds(quad, Settings(**HALF)), set[int]()
     sizes = []
     for k in range(1, 6):
         seen |= set(draws.plan(k).answered.tolist())

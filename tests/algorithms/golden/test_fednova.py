@@ -25,7 +25,8 @@ from torch import Tensor
 from fedsso import FedAvg, Federation, FedSGD, Run, simulate
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms.first_order.fednova import FedNova
-from fedsso.engine.rounds import Protocol, Rounds
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
 from fedsso.errors import InputError
 
 OPTIONS: dict[str, Any] = {
@@ -96,7 +97,7 @@ def test_unequal_steps(quad: Federation) -> None:
     b_i)."""
     A, b = parts(quad)
     alpha, x = 0.3, torch.zeros(6, 1, dtype=torch.float64)
-    plans = Rounds(quad, Protocol(batch_size=None, **LATE))
+    plans = Rounds(quad, Settings(batch_size=None, **LATE))
     for k in (1, 2, 3):
         tau = plans.plan(k).steps
         assert len(set(tau.tolist())) > 1
@@ -116,7 +117,7 @@ def test_small_steps_follow_the_gradient_of_f_whatever_the_clients_steps(quad: F
     FedAvg's is not."""
     A, b = parts(quad)
     g = (quad.p[:, None, None] * A @ -b).sum(0)[:, 0]
-    tau = Rounds(quad, Protocol(batch_size=None, **LATE)).plan(1).steps
+    tau = Rounds(quad, Settings(batch_size=None, **LATE)).plan(1).steps
     work = -1e-6 * float((quad.p * tau).sum())
     error, other = (
         (run(quad, kind(alpha=1e-6), 1, **LATE) / work - g).norm() / g.norm()

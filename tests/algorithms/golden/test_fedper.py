@@ -30,9 +30,8 @@ from torch import Tensor
 from fedsso import Federation, InputError, Run, simulate
 from fedsso.algorithms import FedAvg, FedPer
 from fedsso.data import quadratic
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 
 EXACT: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 A = [[[2, 1], [1, 2]], [[1, 0.5], [0.5, 1]]]
@@ -111,8 +110,8 @@ def test_the_base_moves_as_in_fedavg_in_round_one(fed: Federation) -> None:
 
 
 def test_who_does_not_take_part_keeps_its_head(fed: Federation) -> None:
-    full = complete({**EXACT, "participation": 0.4, "local_steps": 2})
-    sim = Simulation(context(fed, "mlp", full).job(full), [FedPer(alpha=0.1)])
+    full = {**EXACT, "participation": 0.4, "local_steps": 2}
+    sim = Simulation(fed, "mlp", [FedPer(alpha=0.1)], **full)
     start = [head.clone() for head in sim.own]
     run(sim, 1)
     moved = [not torch.equal(a, b) for a, b in zip(start, sim.own, strict=True)]

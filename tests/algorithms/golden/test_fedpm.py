@@ -22,7 +22,8 @@ from fedsso import Federation, InputError, Run, load, simulate
 from fedsso.algorithms.second_order.fednl import FedNLPP
 from fedsso.algorithms.second_order.fedpm import FedPM
 from fedsso.data import quadratic
-from fedsso.engine.rounds import Protocol, Rounds
+from fedsso.engine.rounds import Rounds
+from fedsso.engine.settings import Settings
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
 
@@ -81,7 +82,7 @@ def test_local_steps_and_their_mixture(quad: Federation, participation: float) -
     """theta_i = theta - eta P_i^-1 g_i and (sum p_i P_i)^-1 sum p_i P_i theta_i, written out."""
     A, Ab = quadratics(quad)
     P = A + 0.2 * torch.eye(6).double()
-    draws, x = Rounds(quad, Protocol(participation=participation, seed=3)), torch.zeros(6).double()
+    draws, x = Rounds(quad, Settings(participation=participation, seed=3)), torch.zeros(6).double()
     for k in (1, 2, 3):
         who = draws.plan(k).answered
         theta = x - 0.7 * torch.linalg.solve(P, A @ x - Ab)

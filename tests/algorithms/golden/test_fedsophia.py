@@ -28,9 +28,8 @@ from torch import Tensor
 from fedsso import Federation, InputError, simulate
 from fedsso.algorithms import FedSophia
 from fedsso.data import quadratic
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 
 F64: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
 EXACT: dict[str, Any] = {**F64, "batch_size": None}
@@ -71,8 +70,8 @@ def test_weight_decay() -> None:
 def simulation(
     fed: Federation, algorithm: FedSophia, model: str = "linear", **options: Any
 ) -> Simulation:
-    full = complete({**EXACT, **options})
-    return Simulation(context(fed, model, full).job(full), [algorithm])
+    full = {**EXACT, **options}
+    return Simulation(fed, model, [algorithm], **full)
 
 
 def after(sim: Simulation, k: int) -> list[Any]:

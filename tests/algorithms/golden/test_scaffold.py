@@ -40,9 +40,8 @@ from fedsso import FedAvg, Federation, FedSGD, InputError
 from fedsso.algorithm import Algorithm
 from fedsso.algorithms.first_order.scaffold import SCAFFOLD
 from fedsso.data import quadratic
-from fedsso.engine.simulate import Simulation, run
-from fedsso.experiment.problem import context
-from fedsso.experiment.settings import complete
+from fedsso.engine.simulate import run
+from fedsso.experiment.stepper import Simulation
 
 both = pytest.mark.parametrize("option", ["I", "II"])
 
@@ -51,8 +50,8 @@ def state(
     fed: Federation, algorithm: Algorithm, rounds: int, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """c and the clients' c_i after some rounds."""
-    full = complete({**OPTIONS, **options, "rounds": rounds})
-    sim = Simulation(context(fed, "linear", full).job(full), [algorithm])
+    full = {**OPTIONS, **options, "rounds": rounds}
+    sim = Simulation(fed, "linear", [algorithm], **full)
     run(sim, rounds)
     return sim.server.c[0], torch.stack([c[0] for c in sim.own])
 

@@ -1,15 +1,25 @@
 """FedAc. Yuan and Ma, "Federated Accelerated Stochastic Gradient Descent", NeurIPS 2020.
 
-    x        w^ag, the model                            alpha     client step, eta in the paper
-    w        the other sequence; both start at x_0      a, b      coupling, alpha and beta in the paper
-    md       w / b + (1 - 1/b) x: where g is taken      gamma     step of w
-    g        gradient of a client at md                 mu        strong convexity of f, or a guess of it
-    r        w - x                                      K         local steps of the client
+    x      w^ag, the model
+    w      the other sequence; both start at x_0
+    md     w / b + (1 - 1/b) x: where g is taken
+    g      gradient of a client at md
+    r      w - x
+    alpha  client step, eta in the paper
+    a, b   coupling, alpha and beta in the paper
+    gamma  step of w
+    mu     strong convexity of f, or a guess of it
+    K      local steps of the client
 
-Every local step is one of an accelerated method; both sequences are averaged. gamma = max(alpha,
-sqrt(alpha/(mu K))), then option I: a = 1/(gamma mu), b = a + 1; option II: a = 3/(2 gamma mu) -
-1/2, b = (2 a^2 - 1)/(a - 1). Needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so
-heterogeneous or noisy clients can diverge where FedAvg converges: raise mu or lower alpha.
+Every local step is a step of an accelerated method; the server averages both sequences. The
+constants of a round follow from alpha, mu and K:
+
+    gamma = max(alpha, sqrt(alpha/(mu K)))
+    option I    a = 1/(gamma mu)            b = a + 1
+    option II   a = 3/(2 gamma mu) - 1/2    b = (2 a^2 - 1)/(a - 1)
+
+It needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so with heterogeneous or noisy
+clients it can diverge where FedAvg converges: then raise mu or lower alpha.
 """
 
 from __future__ import annotations
@@ -63,23 +73,29 @@ class Coupling(NamedTuple):
 
 
 def accelerated(
-    f: Objective, start: Pair, local: Local, alpha: Scalar, c: Coupling
+    f: Objective,
+    start: Pair,
+    local: Local,
+    alpha: Scalar,
+    c: Coupling,
 ) -> tuple[Pair, Tensor]:
-    """Local accelerated SGD: the changes of both sequences [M, trials, d], and the mean mini-batch
-    loss [M, trials].
+    """Local accelerated SGD from `start`.
 
-    As in `local.sgd` the changes are carried, and step j acts only on clients that still have a
-    step to do.
+    Returns the changes of both sequences [M, trials, d], and the mean loss of the mini-batches
+    [M, trials]. As in `local.sgd` the changes are carried, not the points, and a client that has
+    done all its steps stays where it is.
     """
     x = w = torch.zeros_like(solver.at_clients(start.x, local))
-    apart, total = start.w - start.x, x.new_zeros(())
+    apart = start.w - start.x
+    total = x.new_zeros(())
     for j in range(local.steps):
         r = apart + (w - x)
         md = x + r / c.b  # as a change from the start, too
         loss, g = f.value_and_grad(start.x + md, local.batch(j))
         on = local.own_steps > j
         new = w - (1 - 1 / c.b) / c.a * r - c.gamma * g
-        x, w = torch.where(on, md - alpha * g, x), torch.where(on, new, w)
+        x = torch.where(on, md - alpha * g, x)
+        w = torch.where(on, new, w)
         total = total + loss * on[..., 0]
     return Pair(x, w), total / local.own_steps[..., 0]
 
@@ -106,9 +122,8 @@ class FedAC(Algorithm):
     def __post_init__(self) -> None:
         positive(self, "alpha")
         positive(self, "mu", schedules=False)
-        positive(
-            self, *(n for n in ("a", "b", "gamma") if getattr(self, n) is not None), schedules=False
-        )
+        given = [name for name in ("a", "b", "gamma") if getattr(self, name) is not None]
+        positive(self, *given, schedules=False)
         if self.option not in OPTIONS:
             raise unknown("option", self.option, OPTIONS)
         if self.option == "II" and self.a is not None and self.a <= 1 and self.b is None:
@@ -120,7 +135,13 @@ class FedAC(Algorithm):
     def broadcast(self, server: State) -> Pair:
         return Pair(server.x, server.w)
 
-    def client(self, f: Objective, start: Pair, own: tuple[()], local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        start: Pair,
+        own: tuple[()],
+        local: Local,
+    ) -> Reply:
         alpha = at(self.alpha, local.k)
         change, loss = accelerated(f, start, local, alpha, self.coupling(alpha, local.own_steps))
         return Reply(change, own, loss)
@@ -129,9 +150,14 @@ class FedAC(Algorithm):
         """The constants for clients that take K steps, unless the user has set them."""
         fast = torch.sqrt(alpha / (self.mu * K))
         gamma = torch.where(fast > alpha, fast, alpha) if self.gamma is None else self.gamma
-        rate, first = gamma * self.mu, self.option == "I"
-        a = (1 / rate if first else 1.5 / rate - 0.5) if self.a is None else self.a
-        b = (a + 1 if first else (2 * a**2 - 1) / (a - 1)) if self.b is None else self.b
+        rate = gamma * self.mu
+        if self.a is not None:
+            a: Scalar = self.a
+        else:
+            a = 1 / rate if self.option == "I" else 1.5 / rate - 0.5
+        if self.b is not None:
+            return Coupling(a, self.b, gamma)
+        b = a + 1 if self.option == "I" else (2 * a**2 - 1) / (a - 1)
         return Coupling(a, b, gamma)
 
     def server(self, server: State, change: Pair, cohort: Cohort) -> State:

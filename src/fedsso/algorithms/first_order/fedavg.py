@@ -1,11 +1,13 @@
 """FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017.
 
-    x          global model x_k              alpha      client step
-    delta      x_{k,tau} - x_k of a client   eta        server step, 1 in the paper
+    x      global model x_k
+    delta  x_{k,tau} - x_k of a client
+    alpha  client step
+    eta    server step, 1 in the paper
 
-Clients take tau local SGD steps from x_k; the server averages. With tau > 1 and unequal clients the
-fixed point is not the minimiser of f.
+Clients take tau local SGD steps from x_k, and the server averages their models. With tau > 1 and
+unequal clients the fixed point is not the minimiser of f: each client drifts to its own minimum.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class FedAvg(Algorithm):
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
-        return State(server.x + at(self.eta, cohort.k) * delta, g)
+        x = server.x + at(self.eta, cohort.k) * delta
+        return State(x, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

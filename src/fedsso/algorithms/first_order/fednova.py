@@ -1,13 +1,15 @@
 """FedNova. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization", NeurIPS 2020; with plain SGD at the clients.
 
-    x      global model                               alpha     client step, eta in the paper
-    d      mean gradient along a client's steps       tau_i     local steps of client i, |a_i|_1 of the paper
-                                                      tau_eff   weighted mean of tau_i
+    x        global model
+    d        mean gradient along a client's steps
+    alpha    client step, eta in the paper
+    tau_i    local steps of client i, |a_i|_1 of the paper
+    tau_eff  weighted mean of tau_i
 
-Where clients take unequal numbers of steps, FedAvg favours those that take many. Here each sends
-the mean of its gradients, and all move tau_eff steps along the weighted mean of these. With equal
-tau_i it is FedAvg, drift included.
+Where clients take unequal numbers of steps, FedAvg favours those that take many. Here each client
+sends the mean of its gradients instead of its update, and the model moves tau_eff steps along the
+weighted mean of these. With equal tau_i it is FedAvg, drift included.
 """
 
 from __future__ import annotations
@@ -69,9 +71,9 @@ class FedNova(Algorithm):
         return Reply(Upload(delta / (-alpha * tau), tau), own, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
-        return State(
-            server.x - at(self.alpha, cohort.k) * mean.tau * mean.d, norm(mean.d)
-        )  # mean.tau is tau_eff
+        tau_eff = mean.tau
+        x = server.x - at(self.alpha, cohort.k) * tau_eff * mean.d
+        return State(x, norm(mean.d))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

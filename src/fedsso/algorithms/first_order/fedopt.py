@@ -2,15 +2,20 @@
 FedAvgM. Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", arXiv 1909.06335.
 
-    x        global model x_t                     alpha    client step, eta_l in the paper
-    delta    mean of the clients' updates         eta      server step
-    m        momentum of delta, first 0           beta1    weight of the past in m
-    v        second moment, first eps^2           beta2    weight of the past in v
-                                                  eps      adaptivity, tau in the paper
+    x      global model x_t
+    delta  mean of the clients' updates
+    m      momentum of delta, first 0
+    v      second moment, first eps^2
+    alpha  client step, eta_l in the paper
+    eta    server step
+    beta1  weight of the past in m
+    beta2  weight of the past in v
+    eps    adaptivity, tau in the paper
 
-Clients are FedAvg's; the server treats -delta as a gradient. There is no bias correction. A small
-eps makes coordinates explode that had almost no gradient so far; a large one turns FedAdaGrad into
-FedAvg with the server step eta / (2 eps) and momentum beta1.
+Clients are FedAvg's; the server treats -delta as a gradient and takes a step of AdaGrad, Adam or
+Yogi, without bias correction. A small eps makes coordinates explode that had almost no gradient so
+far. A large one turns FedAdaGrad into FedAvg with the server step eta / (2 eps) and momentum
+beta1.
 """
 
 from __future__ import annotations
@@ -75,9 +80,16 @@ class _Adaptive(Algorithm):
 
     def server_init(self, x: Tensor) -> State:
         zero = torch.zeros_like(x)
-        return State(x, zero, zero + self.eps**2, x.new_zeros(x.shape[0], 1).double())
+        nothing = x.new_zeros(x.shape[0], 1).double()
+        return State(x, zero, zero + self.eps**2, nothing)
 
-    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        own: tuple[()],
+        local: Local,
+    ) -> Reply:
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
@@ -85,7 +97,8 @@ class _Adaptive(Algorithm):
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         v = self.second(server.v, delta * delta)
         x = server.x + at(self.eta, cohort.k) * m / (v.sqrt() + self.eps)
-        return State(x, m, v, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(x, m, v, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
@@ -164,16 +177,24 @@ class FedAvgM(Algorithm):
         share(self, "beta1")
 
     def server_init(self, x: Tensor) -> Momentum:
-        return Momentum(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1).double())
+        nothing = x.new_zeros(x.shape[0], 1).double()
+        return Momentum(x, torch.zeros_like(x), nothing)
 
-    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        own: tuple[()],
+        local: Local,
+    ) -> Reply:
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
     def server(self, server: Momentum, delta: Tensor, cohort: Cohort) -> Momentum:
         m = self.beta1 * server.m + delta
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
-        return Momentum(server.x + at(self.eta, cohort.k) * m, m, g)
+        x = server.x + at(self.eta, cohort.k) * m
+        return Momentum(x, m, g)
 
     def diagnostics(self, server: Momentum) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

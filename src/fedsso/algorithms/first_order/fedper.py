@@ -1,10 +1,13 @@
 """FedPer. Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818.
 
-    x      the shared part, base layers W_B        alpha   client step
-    own    a client's part, its head W_P           layers  how many of the last layers stay with the client, K_P
+    x       the shared part, base layers W_B
+    own     a client's part, its head W_P
+    alpha   client step
+    layers  how many of the last layers stay with the client, K_P
 
-Clients take tau local SGD steps on all layers; the server averages the base, the heads never leave.
-Every client has a model of its own. The heads of clients that take part rarely are old.
+Clients take tau local SGD steps on all layers. The server averages the base; the heads never leave
+their clients, so every client has a model of its own. The heads of clients that take part rarely
+are old.
 """
 
 from __future__ import annotations
@@ -67,19 +70,21 @@ class FedPer(Algorithm):
             kept = f"own={self.own}" if self.own else f"layers={self.layers}"
             raise InputError(
                 f"{kept} leaves nothing to share in a model of {len(sizes)} layers with "
-                f"{sum(sizes)} numbers; "
-                "keep fewer, or use a model with more layers (mlp)"
+                f"{sum(sizes)} numbers; keep fewer, or use a model with more layers (mlp)"
             )
         return replace(self, own=own)
 
     def server_init(self, x: Tensor) -> State:
-        return State(self._parts(x)[0].contiguous(), x.new_zeros(x.shape[0], 1).double())
+        base, _ = self._parts(x)
+        return State(base.contiguous(), x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Tensor:
-        return self._parts(x)[1].contiguous()
+        _, head = self._parts(x)
+        return head.contiguous()
 
     def model(self, server: State, own: Tensor) -> Tensor:
-        return torch.cat((server.x.expand(*own.shape[:-1], -1), own), -1)
+        base = server.x.expand(*own.shape[:-1], -1)
+        return torch.cat((base, own), -1)
 
     def client(self, f: Objective, x: Tensor, own: Tensor, local: Local) -> Reply:
         start = torch.cat((solver.at_clients(x, local), own), -1)
@@ -88,11 +93,13 @@ class FedPer(Algorithm):
         return Reply(base, own + head, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + delta, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
         """Base and head of flat vectors [..., d]."""
-        return x.tensor_split((x.shape[-1] - self.own,), -1)
+        shared = x.shape[-1] - self.own
+        return x.tensor_split((shared,), -1)

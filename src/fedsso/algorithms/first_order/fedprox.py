@@ -1,11 +1,13 @@
 """FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
-    x        global model w^t                    alpha    client step
-    delta    y - x, the update of a client       mu       strength of the proximal term mu/2 |y - x|^2
+    x      global model w^t
+    delta  y - x, the update of a client
+    alpha  client step
+    mu     strength of the proximal term mu/2 |y - x|^2
 
-Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2; the server averages. The term holds unequal
-clients back, so mu trades speed for a smaller bias of the fixed point. A large mu needs a small
-alpha: from alpha (L + mu) = 2 on the local steps themselves no longer settle.
+Clients take local SGD steps on f_i(y) + mu/2 |y - x|^2, and the server averages. The term holds
+unequal clients back: mu trades speed for a smaller bias of the fixed point. A large mu needs a
+small alpha: from alpha (L + mu) = 2 on the local steps themselves no longer settle.
 """
 
 from __future__ import annotations
@@ -58,13 +60,13 @@ class FedProx(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        delta, loss = solver.sgd(
-            f, x, local, at(self.alpha, local.k), lambda delta: self.mu * delta
-        )
+        alpha = at(self.alpha, local.k)
+        delta, loss = solver.sgd(f, x, local, alpha, lambda delta: self.mu * delta)
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + delta, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

@@ -1,10 +1,13 @@
 """FedSGD. The baseline of McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017.
 
-    x          global model x_k              alpha      client step
-    g          gradient of a client at x_k   eta        server step, 1: the plain average of the clients' steps
+    x      global model x_k
+    g      gradient of a client at x_k
+    alpha  client step
+    eta    server step, 1: the plain average of the clients' steps
 
-One mini-batch gradient per client and round, averaged: FedAvg with a single local step.
+Every client sends one mini-batch gradient in each round, and the server averages these: FedAvg
+with a single local step.
 """
 
 from __future__ import annotations
@@ -57,11 +60,13 @@ class FedSGD(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        loss, g = f.value_and_grad(x.expand(local.own_steps.shape[0], *x.shape), local.batch(0))
+        start = x.expand(local.own_steps.shape[0], *x.shape)
+        loss, g = f.value_and_grad(start, local.batch(0))
         return Reply(g, own, loss)
 
     def server(self, server: State, g: Tensor, cohort: Cohort) -> State:
-        return State(server.x - at(self.eta, cohort.k) * at(self.alpha, cohort.k) * g, norm(g))
+        x = server.x - at(self.eta, cohort.k) * at(self.alpha, cohort.k) * g
+        return State(x, norm(g))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

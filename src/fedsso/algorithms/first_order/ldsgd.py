@@ -1,13 +1,15 @@
 """LD-SGD. Li et al., "Communication-Efficient Local Decentralized SGD Methods", arXiv 1910.09126.
 
-    x        mean of the models                        alpha    step, eta in the paper
-    delta    update of a client                        I2       steps of a round that end in an average
-                                                       I1       tau - 1, those before that do not
+    x      mean of the models
+    delta  update of a client
+    alpha  step, eta in the paper
+    I2     steps of a round that end in an average
+    I1     tau - 1, those before that do not
 
-A round is I1 local SGD steps, then I2 steps each followed by an average. The paper's workers
-average with their neighbours; here all are neighbours, with their weights p_i: I2 exchanges over
-the server. I2 = 1 is FedAvg. Averaged steps follow the gradient of f itself and pull back what the
-local ones drifted, at the price of I2 messages.
+A round is I1 local SGD steps, then I2 steps that are each followed by an average. The paper's
+workers average with their neighbours. Here all are neighbours, with their weights p_i, so there are
+I2 exchanges over the server. I2 = 1 is FedAvg. Averaged steps follow the gradient of f itself and
+pull back what the local ones drifted, at the price of I2 messages.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class LDSGD(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + delta, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
@@ -73,4 +76,6 @@ class LDSGD(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         first = Phase(self.broadcast, self.client, self.server, self.local_steps)
-        return (first, *[first._replace(steps=torch.ones_like)] * (self.I2 - 1))
+        single = first._replace(steps=torch.ones_like)
+        later = [single] * (self.I2 - 1)
+        return (first, *later)

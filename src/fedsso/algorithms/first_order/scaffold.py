@@ -1,16 +1,20 @@
 """SCAFFOLD. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
 ICML 2020.
 
-    x      global model                       alpha   client step eta_l
-    c_i    control variate of client i        eta     server step eta_g
-    c      sum p_i c_i over all clients       tau     local steps K
-    dy     y_i - x, update of client i        dc      c_i^+ - c_i
+    x      global model
+    c_i    control variate of client i
+    c      sum p_i c_i over all clients
+    dy     y_i - x, update of client i
+    alpha  client step eta_l
+    eta    server step eta_g
+    tau    local steps K
+    dc     c_i^+ - c_i
 
 Every local gradient is corrected by c - c_i, so clients do not drift towards their own minima: the
-limit is the minimiser of f for any tau. c_i^+ is the full gradient at x (option I) or the mean
-gradient of the local steps (option II). The first round, without variates yet, is FedAvg's. Clients
-that are rarely drawn hold stale variates; on non-convex models it needs a smaller alpha than
-FedAvg.
+limit is the minimiser of f for any tau. The new variate c_i^+ is the full gradient at x (option I)
+or the mean gradient of the local steps (option II). The first round has no variates yet, and is
+FedAvg's. Clients that are rarely drawn hold stale variates; on non-convex models it needs a smaller
+alpha than FedAvg.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ class SCAFFOLD(Algorithm):
         one_of("option", self.option, ("I", "II"))
 
     def server_init(self, x: Tensor) -> State:
-        return State(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1).double())
+        nothing = x.new_zeros(x.shape[0], 1).double()
+        return State(x, torch.zeros_like(x), nothing)
 
     def client_init(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -88,10 +93,11 @@ class SCAFFOLD(Algorithm):
 
     def client(self, f: Objective, message: Message, c_i: Tensor, local: Local) -> Reply:
         x, c = message
-        alpha, drift = at(self.alpha, local.k), c - c_i
+        alpha = at(self.alpha, local.k)
+        drift = c - c_i
         dy, loss = solver.sgd(f, x, local, alpha, lambda _: drift)  # Alg. 1, line 10
         if self.option == "I":  # line 12
-            new = solver.gradient(f, x, local)[1]
+            _, new = solver.gradient(f, x, local)
         else:
             new = -drift - dy / (alpha * local.own_steps)
         return Reply(Upload(dy, new - c_i), new, loss)
@@ -99,7 +105,8 @@ class SCAFFOLD(Algorithm):
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         x = server.x + at(self.eta, cohort.k) * mean.dy  # line 17
         c = server.c + cohort.mass * mean.dc
-        return State(x, c, norm(mean.dy) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(mean.dy) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(x, c, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

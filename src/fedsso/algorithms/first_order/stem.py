@@ -1,16 +1,22 @@
 """STEM. Khanduri et al., "STEM: A Stochastic Two-Sided Momentum Algorithm Achieving Near-Optimal
 Sample and Communication Complexities for Federated Learning", NeurIPS 2021.
 
-    x     mean of the clients' models         alpha     first step, kappa in the paper (with its w_t = 1)
-    y     model of a client                   sigma2    decay: eta_t = alpha / (1 + sigma2 t)^(1/3)
-    d     direction, mean of the clients'     c         a_t = min(1, c (eta_t / alpha)^2)
-    t     gradient steps so far               xi        mini-batch of the step
+    x       mean of the clients' models
+    y       model of a client
+    d       direction, mean of the clients'
+    t       gradient steps so far
+    alpha   first step, kappa in the paper (with its w_t = 1)
+    sigma2  decay: eta_t = alpha / (1 + sigma2 t)^(1/3)
+    c       a_t = min(1, c (eta_t / alpha)^2)
+    xi      mini-batch of the step
+
+Each local step moves along a direction d that is corrected on the same mini-batch at both ends:
 
     y+ = y - eta_t d        d+ = grad f_i(y+; xi) + (1 - a_t) (d - grad f_i(y; xi))
 
 d removes the noise of mini-batches, not the clients' drift. It goes on across rounds: a round
-begins with the server's step x - eta_t d, which is the model, and the first of all has d = 0 and a
-= 1. Two gradients a step. a = 1 is FedAvg.
+begins with the server's step x - eta_t d, which is the model. The very first step has d = 0 and
+a = 1. Each step takes two gradients. With a = 1 throughout it is FedAvg.
 """
 
 from __future__ import annotations
@@ -73,31 +79,44 @@ class STEM(Algorithm):
         return State(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1))
 
     def model(self, server: State, own: tuple[()]) -> Tensor:  # noqa: ARG002
-        return server.x - self.rates(server.t)[0] * server.d
+        eta, _ = self.rates(server.t)
+        return server.x - eta * server.d
 
     def broadcast(self, server: State) -> State:
         return server
 
-    def client(self, f: Objective, start: State, own: tuple[()], local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        start: State,
+        own: tuple[()],
+        local: Local,
+    ) -> Reply:
         d = solver.at_clients(start.d, local)
-        delta, total = torch.zeros_like(d), d.new_zeros(())
+        delta = torch.zeros_like(d)
+        total = d.new_zeros(())
         for j in range(local.steps):
             eta, a = self.rates(start.t + j)
-            batch, on = local.batch(j), local.own_steps > j
+            batch = local.batch(j)
+            on = local.own_steps > j
             _, before = f.value_and_grad(start.x + delta, batch)
             delta = torch.where(on, delta - eta * d, delta)
             loss, g = f.value_and_grad(start.x + delta, batch)
             d = torch.where(on, g + (1 - a) * (d - before), d)
             total = total + loss * on[..., 0]
-        return Reply(Upload(delta, d - start.d), own, total / local.own_steps[..., 0])
+        loss = total / local.own_steps[..., 0]
+        return Reply(Upload(delta, d - start.d), own, loss)
 
     def rates(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Step and share of the new gradient after t gradient steps."""
+        """The step eta_t, and the share a_t of the new gradient, after t gradient steps."""
         decay = (1 + self.sigma2 * t) ** (-1 / 3)
-        return self.alpha * decay, torch.where(t > 0, (self.c * decay**2).clamp(max=1), 1.0)
+        a = torch.where(t > 0, (self.c * decay**2).clamp(max=1), 1.0)
+        return self.alpha * decay, a
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
-        return State(server.x + mean.x, server.d + mean.d, server.t + cohort.steps)
+        x = server.x + mean.x
+        d = server.d + mean.d
+        return State(x, d, server.t + cohort.steps)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": norm(server.d)[:, 0]}

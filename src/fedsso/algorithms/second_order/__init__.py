@@ -1,1 +1,1 @@
-"""Algorithms whose clients use second derivatives or the history of gradients; one paper, one file."""
+"""Algorithms that use second derivatives or the history of gradients; one paper, one file."""

@@ -2,16 +2,22 @@
 Iterations", SIAM J. Numer. Anal. 49, 2011 (type II); for local updates of federated clients: Feng,
 Laiu & Strohmer, "FedOSAA", CPAL 2025.
 
-    x      global model x_k                              alpha   client step
-    r      residual v_k - x_k of FedAvg's round map      eta     mixing, Walker & Ni's beta
-    dX     the last m differences x_k - x_{k-1}          m       window
-    dR     the last m differences r_k - r_{k-1}          reg     Tikhonov strength, relative to each |dR_j|^2
-    gamma  argmin |r - dR gamma|^2                       cosine  least cosine of step and r
+    x       global model x_k
+    r       residual v_k - x_k of FedAvg's round map
+    dX      the last m differences x_k - x_{k-1}
+    dR      the last m differences r_k - r_{k-1}
+    gamma   argmin |r - dR gamma|^2
+    alpha   client step
+    eta     mixing, Walker & Ni's beta
+    m       window
+    reg     Tikhonov strength, relative to each |dR_j|^2
+    cosine  least cosine of step and r
 
-Clients are FedAvg's, unchanged, and so is the fixed point; with m >= d a linear round map is solved
-in d + 1 rounds, up to reg. |r| may also shrink uphill or towards a saddle: a step that does not
-follow r is replaced by FedAvg's. Under partial participation r_k - r_{k-1} compares different
-clients, and FedAvg is faster.
+Clients are FedAvg's, and so is the fixed point. The server looks for the combination of the last m
+rounds whose residual is smallest. With m >= d a linear round map is solved in d + 1 rounds, up to
+reg. But |r| may also shrink uphill or towards a saddle: a step that does not follow r is replaced
+by FedAvg's. Under partial participation r_k - r_{k-1} compares different clients, and FedAvg is
+faster.
 """
 
 from __future__ import annotations
@@ -79,51 +85,66 @@ class Anderson(Algorithm):
     def server_init(self, x: Tensor) -> State:
         window = x.new_zeros(x.shape[0], self.m, x.shape[-1])
         zero = torch.zeros_like(x)
-        return State(x, zero, zero, window, window, x.new_zeros(x.shape[0], 1).double())
+        nothing = x.new_zeros(x.shape[0], 1).double()
+        return State(x, zero, zero, window, window, nothing)
 
-    def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        own: tuple[()],
+        local: Local,
+    ) -> Reply:
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
     def server(self, server: State, r: Tensor, cohort: Cohort) -> State:
-        x, s, eta = server.x, server.s, at(self.eta, cohort.k)
-        y = torch.where(
-            norm(s) > 0, r - server.r, 0.0
-        )  # before the first step there is no difference
+        x = server.x
+        s = server.s
+        eta = at(self.eta, cohort.k)
+        y = torch.where(norm(s) > 0, r - server.r, 0.0)  # no difference before the first step
         dX = torch.cat((server.dX[:, 1:], s[:, None]), 1)
         dR = torch.cat((server.dR[:, 1:], y[:, None]), 1)
         gamma = _gamma(gram(*dR.unbind(1), r), self.reg).to(x.dtype)[:, None]
         plain = eta * r
         step = plain - (gamma @ dX)[:, 0] - eta * (gamma @ dR)[:, 0]
-        products = gram(step, r)
-        length = products.diagonal(dim1=-2, dim2=-1).sqrt().prod(-1, keepdim=True)
-        follows = (
-            products[:, 0, 1:] >= self.cosine * length
-        )  # false for NaN, where no gamma was found
-        new = x + torch.where(follows, step, plain)
-        return State(new, new - x, r, dX, dR, norm(r) / (at(self.alpha, cohort.k) * cohort.steps))
+        new = x + torch.where(_follows(step, r, self.cosine), step, plain)
+        g = norm(r) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(new, new - x, r, dX, dR, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
 
 
 def _cosine(value: Scalar) -> float:
+    """The least cosine as a float in [-1, 1)."""
     cosine = number("cosine", value)
     if not -1 <= cosine < 1:
         raise InputError(f"cosine must be in [-1, 1), got cosine={cosine:g}; -1 keeps every step")
     return cosine
 
 
-def _gamma(products: Tensor, reg: Scalar) -> Tensor:
-    """argmin |r - dR gamma|^2 + reg sum_j |dR_j|^2 gamma_j^2 from the inner products of (dR, r);
-    [trials, m].
+def _follows(step: Tensor, r: Tensor, cosine: Scalar) -> Tensor:
+    """Whether the angle between step and residual is small enough, [trials, 1].
 
-    The columns are scaled to length 1: those of late rounds are small, but tell most.
+    False for NaN, where no gamma was found.
     """
-    square = products[..., :-1, :-1].diagonal(dim1=-2, dim2=-1)
+    products = gram(step, r)
+    length = products.diagonal(dim1=-2, dim2=-1).sqrt().prod(-1, keepdim=True)
+    return products[:, 0, 1:] >= cosine * length
+
+
+def _gamma(products: Tensor, reg: Scalar) -> Tensor:
+    """argmin |r - dR gamma|^2 + reg sum_j |dR_j|^2 gamma_j^2, as [trials, m].
+
+    `products` [trials, m + 1, m + 1] holds the inner products of the columns of dR and of r. The
+    columns are scaled to length 1: those of late rounds are small, but tell most.
+    """
+    dRdR = products[..., :-1, :-1]
+    square = dRdR.diagonal(dim1=-2, dim2=-1)
     length = torch.where(square > 0, square, 1.0).sqrt()
-    G = products[..., :-1, :-1] / (length[..., None] * length[..., None, :])
-    G.diagonal(dim1=-2, dim2=-1).add_(
-        torch.where(square > 0, reg * torch.ones_like(square), 1.0)
-    )  # absent: gamma 0
+    G = dRdR / (length[..., None] * length[..., None, :])
+    # 1 on the diagonal of an absent column makes its gamma 0
+    extra = torch.where(square > 0, reg * torch.ones_like(square), 1.0)
+    G.diagonal(dim1=-2, dim2=-1).add_(extra)
     return solve(G, products[..., :-1, -1] / length) / length

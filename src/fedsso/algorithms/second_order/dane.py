@@ -1,17 +1,19 @@
 """DANE. Shamir, Srebro, Zhang, "Communication-Efficient Distributed Optimization using an
 Approximate Newton-type Method", ICML 2014.
 
-    x        global model w                               eta   weight of the global gradient
-    g        mean of the clients' full gradients at x     mu    proximal strength
-    delta    w_i - x, update of client i
+    x      global model w
+    g      mean of the clients' full gradients at x
+    delta  w_i - x, update of client i
+    eta    weight of the global gradient
+    mu     proximal strength
 
-After the clients' gradients are collected, each minimises
+The first exchange collects the clients' gradients. In the second each client minimises
 
     f_i(y) - <grad f_i(x) - eta g, y> + mu/2 |y - x|^2
 
-exactly (Newton's method) and the server averages: on quadratics a step of the mean of the inverses
-of A_i + mu I. It lives on similar clients. Where their Hessians differ more than mu allows it
-diverges.
+exactly, by Newton's method, and the server averages. On quadratics that is a step with the mean of
+the inverses of A_i + mu I. It works where clients are alike. Where their Hessians differ more than
+mu allows, it diverges.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class DANE(Algorithm):
         return State(x, torch.zeros_like(x))
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        return Reply(solver.gradient(f, x, local)[1], own)
+        _, g = solver.gradient(f, x, local)
+        return Reply(g, own)
 
     def collect(self, server: State, g: Tensor, _: Cohort) -> State:
         return State(server.x, g)
@@ -95,7 +98,8 @@ class DANE(Algorithm):
         x, g = message
         loss, g_i = solver.gradient(f, x, local)
         precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
-        delta = solver.newton(f, x, local, precision, at(self.eta, local.k) * g - g_i, self.mu)
+        tilt = at(self.eta, local.k) * g - g_i
+        delta = solver.newton(f, x, local, precision, tilt, self.mu)
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, _: Cohort) -> State:

@@ -1,14 +1,21 @@
 """DONE. Dinh et al., "DONE: Distributed Approximate Newton-type Method for Federated Edge
 Learning", IEEE Transactions on Parallel and Distributed Systems 2022, arXiv 2012.05625.
 
-    x    global model w                               alpha   step of Richardson's iteration
-    g    mean of the clients' full gradients at x     R       its length
-    d    direction of a client                        eta     server step
+    x      global model w
+    g      mean of the clients' full gradients at x
+    d      direction of a client
+    alpha  step of Richardson's iteration
+    R      its length
+    eta    server step
 
-After the gradient is collected, each client runs R steps of Richardson's iteration d <- (I - alpha
-H_i) d - alpha g from d = 0, which tends to -H_i^-1 g, and the server moves along the mean. R = 1 is
-gradient descent with step alpha eta; a finite R damps directions without curvature. Needs alpha < 2
-/ (largest eigenvalue of any H_i); diverges where an H_i is indefinite.
+The first exchange collects the gradient. In the second each client runs R steps of Richardson's
+iteration from d = 0:
+
+    d  <-  (I - alpha H_i) d - alpha g
+
+This tends to -H_i^-1 g, and the server moves along the mean. R = 1 is gradient descent with step
+alpha eta; a finite R damps directions without curvature. It needs alpha < 2 / (largest eigenvalue
+of any H_i), and diverges where an H_i is indefinite.
 """
 
 from __future__ import annotations
@@ -81,7 +88,8 @@ class DONE(Algorithm):
 
     def client(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
         x, g = message
-        alpha, H = at(self.alpha, local.k), solver.curvature(f, x, local)
+        alpha = at(self.alpha, local.k)
+        H = solver.curvature(f, x, local)
         d = solver.at_clients(-alpha * g, local)  # the first step from d = 0
         for _ in range(self.R - 1):
             d = d - alpha * (H(d) + g)

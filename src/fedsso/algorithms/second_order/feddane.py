@@ -1,15 +1,19 @@
 """FedDANE. Li et al., "FedDANE: A Federated Newton-Type Method", Asilomar 2019, arXiv 2001.01920.
 
-    x        global model                                 alpha   client step
-    g        mean of the clients' full gradients at x     mu      proximal strength
-    delta    y_i - x, update of client i                  tau     local steps
+    x      global model
+    g      mean of the clients' full gradients at x
+    delta  y_i - x, update of client i
+    alpha  client step
+    mu     proximal strength
+    tau    local steps
 
-Two exchanges with two samples of clients: the first collects g, in the second clients minimise
+There are two exchanges with two samples of clients. The first collects g, in the second clients
+minimise
 
     f_i(y) + <g - grad f_i(x), y - x> + mu/2 |y - x|^2
 
-by tau SGD steps or by Newton's method (solver="exact"), and the server averages. Small samples make
-g - grad f_i(x) mostly noise: then, and on non-convex models, it diverges unless mu is large or
+by tau SGD steps or by Newton's method (solver="exact"), and the server averages. With small samples
+g - grad f_i(x) is mostly noise. Then, and on non-convex models, it diverges unless mu is large or
 alpha small.
 """
 
@@ -88,7 +92,8 @@ class FedDANE(Algorithm):
         return State(x, torch.zeros_like(x))
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
-        return Reply(solver.gradient(f, x, local)[1], own)
+        _, g = solver.gradient(f, x, local)
+        return Reply(g, own)
 
     def collect(self, server: State, g: Tensor, _: Cohort) -> State:
         return State(server.x, g)
@@ -100,9 +105,8 @@ class FedDANE(Algorithm):
         if self.solver == "exact":
             precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
             return Reply(solver.newton(f, x, local, precision, tilt, self.mu), own, loss)
-        delta, loss = solver.sgd(
-            f, x, local, at(self.alpha, local.k), lambda delta: tilt + self.mu * delta
-        )
+        alpha = at(self.alpha, local.k)
+        delta, loss = solver.sgd(f, x, local, alpha, lambda delta: tilt + self.mu * delta)
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, _: Cohort) -> State:

@@ -1,15 +1,22 @@
 """FedNew. Elgabli et al., "FedNew: A Communication-Efficient and Privacy-Preserving Newton-Type
 Method for Federated Learning", ICML 2022.
 
-    x       global model                          mu    damping of the Newton system, the paper's alpha
-    y_i     Newton direction of client i          rho   strength of ADMM's consensus
-    y       sum p_i y_i = x_k - x_{k+1}           r     rounds between new Hessians
-    lam_i   dual variable of client i             z     where client i takes its Hessian
+    x      global model
+    y_i    Newton direction of client i
+    y      sum p_i y_i = x_k - x_{k+1}
+    lam_i  dual variable of client i
+    mu     damping of the Newton system, the paper's alpha
+    rho    strength of ADMM's consensus
+    r      rounds between new Hessians
+    z      where client i takes its Hessian
 
-One step of ADMM for the Newton system in each round: y_i = (H_i + (mu + rho) I)^-1 (gradient_i -
-lam_i + rho y), then lam_i += rho (y_i - y) and x -= y. Gradients and Hessians stay at the clients,
-which keep lam_i + rho y_i and know y from two models in a row. The damping mu + rho makes it slow
-where f is flat.
+In each round the clients take one step of ADMM for the Newton system:
+
+    y_i = (H_i + (mu + rho) I)^-1 (gradient_i - lam_i + rho y)
+    lam_i += rho (y_i - y),    x -= y
+
+Gradients and Hessians stay at the clients. A client keeps lam_i + rho y_i, and knows y from two
+models in a row. The damping mu + rho makes it slow where f is flat.
 """
 
 from __future__ import annotations
@@ -89,12 +96,19 @@ class FedNew(Algorithm):
         y = own.x - x  # 0 in the first round
         lam = own.dual - self.rho * y
         now = solver.at_clients(x, local)
-        z = now if local.k == 1 or (self.r and (local.k - 1) % self.r == 0) else own.z
-        H, damping = solver.curvature(f, z, local), self.mu + self.rho
-        y_i = solver.cg(
-            lambda v: H(v) + damping * v, g - lam + self.rho * y, self.cg_steps, self.tol
-        )
-        return Reply(y_i, Own(now, lam + self.rho * y_i, () if self.r == 1 else z), loss)
+        z = now if self._renews(local.k) else own.z
+        H = solver.curvature(f, z, local)
+        damping = self.mu + self.rho
+        b = g - lam + self.rho * y
+        y_i = solver.cg(lambda v: H(v) + damping * v, b, self.cg_steps, self.tol)
+        dual = lam + self.rho * y_i
+        return Reply(y_i, Own(now, dual, () if self.r == 1 else z), loss)
+
+    def _renews(self, k: int) -> bool:
+        """Whether clients take their Hessian at the model of round k."""
+        if k == 1:
+            return True
+        return self.r > 0 and (k - 1) % self.r == 0
 
     def server(self, server: State, y: Tensor, _: Cohort) -> State:
         return State(server.x - y)

@@ -1,19 +1,30 @@
 """FedNL. Safaryan et al., "FedNL: Making Newton-Type Methods Applicable to Federated Learning",
 ICML 2022.
 
-    x     global model                            a     Hessian learning rate alpha
-    H_i   estimate of client i's Hessian          H     sum p_i H_i
-    S_i   C(Hessian_i(x) - H_i), compressed       l     sum p_i l_i, l_i = |Hessian_i - H_i| (Frobenius)
-    g     gradient of f at x                      mu    lower bound of f's curvature
+    x    global model
+    H_i  estimate of client i's Hessian
+    S_i  C(Hessian_i(x) - H_i), compressed
+    g    gradient of f at x
+    a    Hessian learning rate alpha
+    H    sum p_i H_i
+    l    sum p_i l_i, l_i = |Hessian_i - H_i| (Frobenius)
+    mu   lower bound of f's curvature
 
 Clients learn their Hessians from compressed differences, H_i += a S_i, and the server learns the
-mean. It steps along -[H]_mu^-1 g, with the eigenvalues of H raised to mu (option 1), or along -(H +
-l I)^-1 g (option 2). FedNL-LS searches along the former. In FedNL-PP some clients answer: the
-server minimises the sum of the clients' last quadratic models, client i's with H_i + l_i I about
-its last point w_i; with g = sum p_i ((H_i + l_i I) w_i - gradient_i(w_i)) that is x = (H + l I)^-1
-g. Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
-Where Hessians are singular, option 2 and FedNL-PP fail once l is 0 (with first="hessian" or
-compressor="none" at once); option 1 does not.
+mean of these. Three methods use it:
+
+    FedNL      steps along -[H]_mu^-1 g, with the eigenvalues of H raised to mu (option 1),
+               or along -(H + l I)^-1 g (option 2)
+    FedNL-LS   searches along the direction of option 1
+    FedNL-PP   lets some clients be absent
+
+The server of FedNL-PP minimises the sum of the clients' last quadratic models. That of client i has
+the matrix H_i + l_i I and its last point w_i. With g = sum p_i ((H_i + l_i I) w_i -
+gradient_i(w_i)) the minimum is x = (H + l I)^-1 g.
+
+Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
+Where Hessians are singular, option 2 and FedNL-PP fail once l is 0; with first="hessian" or
+compressor="none" that is at once. Option 1 does not fail there.
 """
 
 from __future__ import annotations
@@ -114,25 +125,38 @@ def starts(record: FedNL | FedNLLS, k: int) -> bool:
     return record.first == "hessian" and k == 1
 
 
-def rule(compressor: str, a: Scalar, d: int) -> tuple[Compressor, Scalar]:
-    """How Hessians are sent, and the learning rate: a number, or [trials, 1, 1]."""
+class Rule(NamedTuple):
+    """How Hessians are learnt."""
+
+    compressor: Compressor  # how differences are sent
+    a: Scalar  # the learning rate: a number, or [trials, 1, 1]
+
+
+def rule(compressor: str, a: Scalar, d: int) -> Rule:
+    """The rule of a compressor's text and a learning rate, for d parameters."""
     made = symmetric.parse(compressor)
-    return made, made.rate(d) * (a.unsqueeze(-1) if isinstance(a, Tensor) else a)
+    a = a.unsqueeze(-1) if isinstance(a, Tensor) else a
+    return Rule(made, made.rate(d) * a)
 
 
-def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> tuple[Compressor, Scalar]:
-    """That of round k."""
-    return rule("none", 1.0, d) if starts(record, k) else rule(record.compressor, record.a, d)
+def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> Rule:
+    """The rule of round k: the first may send Hessians whole."""
+    if starts(record, k):
+        return rule("none", 1.0, d)
+    return rule(record.compressor, record.a, d)
 
 
 def learn(
-    X: Tensor, H: Tensor, local: Local, rule: tuple[Compressor, Scalar]
+    X: Tensor,
+    H: Tensor,
+    local: Local,
+    rule: Rule,
 ) -> tuple[Sent, Tensor]:
-    """S_i as sent and H_i + a S_i, for X = Hessian_i - H_i."""
-    compressor, a = rule
+    """S_i as sent, and the new estimate H_i + a S_i, for X = Hessian_i - H_i."""
     d = X.shape[-1]
-    sent = compressor.encode(X, local.uniform("hessian", compressor.draws(d)))
-    return sent, H + a * sent.dense(d)
+    u = local.uniform("hessian", rule.compressor.draws(d))
+    sent = rule.compressor.encode(X, u)
+    return sent, H + rule.a * sent.dense(d)
 
 
 def size(X: Tensor) -> Tensor:
@@ -141,9 +165,10 @@ def size(X: Tensor) -> Tensor:
 
 
 def clipped(H: Tensor, g: Tensor, mu: Scalar) -> Tensor:
-    """[H]_mu^-1 g."""
+    """[H]_mu^-1 g, for the eigenvalues of H raised to mu; [trials, d]."""
     values, vectors = symmetric.eigh(H)
-    values = torch.maximum(values, torch.as_tensor(mu, dtype=values.dtype, device=values.device))
+    least = torch.as_tensor(mu, dtype=values.dtype, device=values.device)
+    values = torch.maximum(values, least)
     turned = vectors.mT @ g.double().unsqueeze(-1) / values.unsqueeze(-1)
     return (vectors @ turned).squeeze(-1).to(g.dtype)
 
@@ -194,16 +219,26 @@ class FedNL(Algorithm):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(self.broadcast, self.client, self.server, decode=decode),)
 
-    def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        H: Tensor,
+        local: Local,
+    ) -> Reply:
         loss, g = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
-        l = size(X - (new if starts(self, local.k) else H)) if self.option == 2 else ()
-        return Reply(Upload(g, S, l), new, loss)
+        if self.option == 1:
+            return Reply(Upload(g, S, ()), new, loss)
+        used = new if starts(self, local.k) else H
+        return Reply(Upload(g, S, size(X - used)), new, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
-        x, g = server.x, mean.g
-        new = server.H + rule_of(self, cohort.k, x.shape[-1])[1] * mean.S
+        x = server.x
+        g = mean.g
+        a = rule_of(self, cohort.k, x.shape[-1]).a
+        new = server.H + a * mean.S
         H = new if starts(self, cohort.k) else server.H
         if self.option == 1:
             step = clipped(H, g, self.mu)
@@ -245,12 +280,12 @@ class FedNLLS(Algorithm):
         symmetric.check_size(x)
         one = x.new_ones(x.shape[0], 1)
         return Search(
-            x,
-            zeros(x),
-            torch.zeros_like(x),
-            torch.zeros_like(x),
-            torch.zeros_like(one),
-            one.double(),
+            x=x,
+            H=zeros(x),
+            g=torch.zeros_like(x),
+            p=torch.zeros_like(x),
+            f0=torch.zeros_like(one),
+            t=one.double(),
         )
 
     def client_init(self, x: Tensor) -> Tensor:
@@ -263,28 +298,42 @@ class FedNLLS(Algorithm):
             Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
         )
 
-    def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        H: Tensor,
+        local: Local,
+    ) -> Reply:
         loss, g = solver.gradient(f, x, local)
-        S, new = learn(
-            solver.hessian(f, x, local) - H, H, local, rule_of(self, local.k, x.shape[-1])
-        )
+        X = solver.hessian(f, x, local)
+        S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
         return Reply(Upload(g, S, loss.unsqueeze(-1)), new, loss)
 
     def aim(self, server: Search, mean: Upload, cohort: Cohort) -> Search:
-        new = server.H + rule_of(self, cohort.k, server.x.shape[-1])[1] * mean.S
-        p = -clipped(new if starts(self, cohort.k) else server.H, mean.g, self.mu)
+        a = rule_of(self, cohort.k, server.x.shape[-1]).a
+        new = server.H + a * mean.S
+        H = new if starts(self, cohort.k) else server.H
+        p = -clipped(H, mean.g, self.mu)
         return Search(server.x, new, mean.g, p, mean.scalar, server.t)
 
     def search(
-        self, f: Objective, message: tuple[Tensor, Tensor], H: Tensor, local: Local
+        self,
+        f: Objective,
+        message: tuple[Tensor, Tensor],
+        H: Tensor,
+        local: Local,
     ) -> Reply:
-        return Reply(solver.along(f, *message, local), H)
+        x, p = message
+        return Reply(solver.along(f, x, p, local), H)
 
     def server(self, server: Search, losses: Tensor, _: Cohort) -> Search:
-        x, g, p, f0 = server.x, server.g, server.p, server.f0.double()
+        x = server.x
+        p = server.p
+        f0 = server.f0.double()
         # an exact Newton step meets c = 1/2 with equality: rounding must not refuse it
         most = f0 + ROUNDING * torch.finfo(x.dtype).eps * f0.abs()
-        t = solver.armijo(losses, most, dot(g, p), 0.5, server.t)
+        t = solver.armijo(losses, most, dot(server.g, p), 0.5, server.t)
         return server._replace(x=x + t.to(x.dtype) * p, t=t)
 
     def diagnostics(self, server: Search) -> dict[str, Tensor]:
@@ -322,7 +371,13 @@ class FedNLPP(Algorithm):
     def phases(self) -> tuple[Phase, ...]:
         return (Phase(self.broadcast, self.client, self.server, decode=decode),)
 
-    def client(self, f: Objective, x: Tensor, own: Own, local: Local) -> Reply:
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        own: Own,
+        local: Local,
+    ) -> Reply:
         loss, grad = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, H = learn(X - own.H, own.H, local, rule(self.compressor, self.a, x.shape[-1]))
@@ -331,13 +386,12 @@ class FedNLPP(Algorithm):
         return Reply(Upload(g - own.g, S, l - own.l), Own(H, l, g), loss)
 
     def server(self, server: Models, mean: Upload, cohort: Cohort) -> Models:
-        x, mass = server.x, cohort.mass
-        a = rule(self.compressor, self.a, x.shape[-1])[1]
-        H, l, g = (
-            server.H + mass * a * mean.S,
-            server.l + mass * mean.scalar,
-            server.g + mass * mean.g,
-        )
+        x = server.x
+        mass = cohort.mass
+        a = rule(self.compressor, self.a, x.shape[-1]).a
+        H = server.H + mass * a * mean.S
+        l = server.l + mass * mean.scalar
+        g = server.g + mass * mean.g
         A = symmetric.shift(H, l)
         slope = (A @ x.unsqueeze(-1)).squeeze(-1) - g
         return Models(symmetric.solve(A, g).to(x.dtype), H, l, g, norm(slope))

@@ -2,13 +2,19 @@
 Preconditioned Mixing of Local Parameters", AAAI 2026; one local step (K = 1) with the exact
 Hessian.
 
-    x     global model theta                      P_i   preconditioner: Hessian of f_i at x, plus mu I
-    g_i   gradient of f_i at x                    eta   step of the clients
-    z_i   P_i (theta_i - theta) = -eta g_i        mu    damping
+    x    global model theta
+    g_i  gradient of f_i at x
+    z_i  P_i (theta_i - theta) = -eta g_i
+    P_i  preconditioner: Hessian of f_i at x, plus mu I
+    eta  step of the clients
+    mu   damping
 
-A client steps to theta_i = theta - eta P_i^-1 g_i; the server mixes (sum p_i P_i)^-1 sum p_i P_i
-theta_i instead of averaging. With mu = 0 and eta = 1 that is Newton's method on f. A client sends d
-(d + 3) / 2 numbers, and far from the minimum the step may be too long: raise mu or lower eta.
+A client steps to theta_i = theta - eta P_i^-1 g_i. Instead of averaging, the server mixes
+
+    (sum p_i P_i)^-1 sum p_i P_i theta_i
+
+With mu = 0 and eta = 1 that is Newton's method on f. A client sends d (d + 3) / 2 numbers. Far from
+the minimum the step may be too long: then raise mu or lower eta.
 """
 
 from __future__ import annotations
@@ -87,9 +93,9 @@ class FedPM(Algorithm):
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
         loss, g = solver.gradient(f, x, local)
         P = symmetric.shift(solver.hessian(f, x, local), self.mu)
-        return Reply(
-            Upload(-at(self.eta, local.k) * g, symmetric.Packed(symmetric.pack(P))), own, loss
-        )
+        z = -at(self.eta, local.k) * g
+        packed = symmetric.Packed(symmetric.pack(P))
+        return Reply(Upload(z, packed), own, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         x = server.x + symmetric.solve(mean.P, mean.z).to(server.x.dtype)

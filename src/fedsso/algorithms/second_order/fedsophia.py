@@ -1,15 +1,20 @@
 """Fed-Sophia. Elbakary et al., "Fed-Sophia: A Communication-Efficient Second-Order Federated
 Learning Algorithm", arXiv 2406.06655; its client is Sophia-G of Liu et al., arXiv 2305.14342.
 
-    x      global model                             alpha         client step, the papers' eta
-    m      moving mean of mini-batch gradients      beta1, beta2  weights of the old means
-    v      moving mean of the curvature's diagonal  rho           bound of every entry of m / v
-    g_hat  gradient on labels that the model draws  T             local steps between refreshes of v
-    h_hat  B g_hat^2, B rows in the batch           weight_decay  the papers' lambda
+    x             global model
+    m             moving mean of mini-batch gradients
+    v             moving mean of the curvature's diagonal
+    g_hat         gradient on labels that the model draws
+    h_hat         B g_hat^2, B rows in the batch
+    alpha         client step, the papers' eta
+    beta1, beta2  weights of the old means
+    rho           bound of every entry of m / v
+    T             local steps between refreshes of v
+    weight_decay  the papers' lambda
 
 Clients walk with Sophia and keep m, v and their step count; the server averages the models. Every
-entry moves by at most alpha rho in a step. m and v describe the client's own loss: unequal clients
-drift apart as in FedAvg.
+entry moves by at most alpha rho in a step. m and v describe the client's own loss, so unequal
+clients drift apart as in FedAvg.
 """
 
 from __future__ import annotations
@@ -42,8 +47,9 @@ class State(NamedTuple):
     """Server state."""
 
     x: Tensor  # [trials, d]
-    # [trials, 1] length of (x_k - v_k) / (alpha tau), the mean direction that clients walked
-    grad_norm: Tensor
+    grad_norm: (
+        Tensor  # [trials, 1] length of (x_k - v_k) / (alpha tau), the clients' mean direction
+    )
 
 
 class Memory(NamedTuple):
@@ -84,35 +90,52 @@ class FedSophia(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Memory:
-        return Memory(torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(x.shape[0], 1))
+        steps = x.new_zeros(x.shape[0], 1)
+        return Memory(torch.zeros_like(x), torch.zeros_like(x), steps)
 
-    def client(self, f: Objective, x: Tensor, own: Memory, local: Local) -> Reply:
-        alpha, (m, v, t) = at(self.alpha, local.k), own
-        delta, total = torch.zeros_like(m), m.new_zeros(m.shape[:-1])
+    def client(
+        self,
+        f: Objective,
+        x: Tensor,
+        own: Memory,
+        local: Local,
+    ) -> Reply:
+        alpha = at(self.alpha, local.k)
+        m, v, t = own
+        delta = torch.zeros_like(m)
+        total = m.new_zeros(m.shape[:-1])
         for j in range(local.steps):
-            point, batch, active = x + delta, local.batch(j), local.own_steps > j
+            point = x + delta
+            batch = local.batch(j)
+            active = local.own_steps > j
             loss, g = f.value_and_grad(point, batch)
             m = torch.where(active, self.beta1 * m + (1 - self.beta1) * g, m)
             due = active & (t % self.T == 0)
             if due.is_meta or due.any():
-                h = f.bartlett(point, batch, local.uniform(f"labels {j}", batch.weight.shape[-1]))
+                u = local.uniform(f"labels {j}", batch.weight.shape[-1])
+                h = f.bartlett(point, batch, u)
                 v = torch.where(due, self.beta2 * v + (1 - self.beta2) * h, v)
-            walk = self.weight_decay * point + _clip(m / _at_least(v, self.eps), self.rho)
+            direction = _clip(m / _at_least(v, self.eps), self.rho)
+            walk = self.weight_decay * point + direction
             delta = torch.where(active, delta - alpha * walk, delta)
-            total, t = total + loss * active[..., 0], t + active
+            total = total + loss * active[..., 0]
+            t = t + active
         return Reply(delta, Memory(m, v, t), total / local.own_steps[..., 0])
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        return State(server.x + delta, norm(delta) / (at(self.alpha, cohort.k) * cohort.steps))
+        g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
+        return State(server.x + delta, g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
 
 
 def _at_least(v: Tensor, bound: Scalar) -> Tensor:
+    """v with its entries raised to the bound."""
     return torch.maximum(v, torch.as_tensor(bound, dtype=v.dtype, device=v.device))
 
 
 def _clip(z: Tensor, rho: Scalar) -> Tensor:
+    """z with its entries brought into [-rho, rho]."""
     bound = torch.as_tensor(rho, dtype=z.dtype, device=z.device)
     return torch.clamp(z, -bound, bound)

@@ -1,15 +1,21 @@
 """GIANT. Wang et al., "GIANT: Globally Improved Approximate Newton Method for Distributed
 Optimization", NeurIPS 2018.
 
-    x    global model w                               mu    damping of the clients' Hessians
-    g    mean of the clients' full gradients at x     t     step of the line search
-    p    mean of -(H_i + mu I)^-1 g                   f0    f(x)
+    x   global model w
+    g   mean of the clients' full gradients at x
+    p   mean of -(H_i + mu I)^-1 g
+    mu  damping of the clients' Hessians
+    t   step of the line search
+    f0  f(x)
 
-Three exchanges: the gradient; the clients' Newton directions for it, by conjugate gradients; their
-losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction, of which the server takes the
-largest that lowers f enough (Armijo, c = 0.1). The mean of inverses stands for the inverse of the
-mean: good while the clients' Hessians are alike. Where a client lacks a class its Hessian is
-singular, and only mu holds the direction back.
+There are three exchanges. The first collects the gradient. In the second each client solves for its
+Newton direction, by conjugate gradients. The third collects the losses at the ten steps 1, 1/2,
+..., 2^-9 along the mean direction, of which the server takes the largest that lowers f enough
+(Armijo, c = 0.1).
+
+The mean of inverses stands for the inverse of the mean: that is good while the clients' Hessians
+are alike. Where a client lacks a class its Hessian is singular, and only mu holds the direction
+back.
 """
 
 from __future__ import annotations
@@ -82,7 +88,8 @@ class GIANT(Algorithm):
         )
 
     def server_init(self, x: Tensor) -> State:
-        zero, one = torch.zeros_like(x), x.new_ones(x.shape[0], 1)
+        zero = torch.zeros_like(x)
+        one = x.new_ones(x.shape[0], 1)
         return State(x, zero, zero, one, one.double())
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
@@ -98,7 +105,8 @@ class GIANT(Algorithm):
         x, g = message
         H = solver.curvature(f, x, local)
         b = solver.at_clients(-g, local)
-        return Reply(solver.cg(lambda v: H(v) + self.mu * v, b, self.cg_steps, self.tol), own)
+        p = solver.cg(lambda v: H(v) + self.mu * v, b, self.cg_steps, self.tol)
+        return Reply(p, own)
 
     def aim(self, server: State, p: Tensor, _: Cohort) -> State:
         return server._replace(p=p)
@@ -106,7 +114,8 @@ class GIANT(Algorithm):
     def search(
         self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
     ) -> Reply:
-        return Reply(solver.along(f, *message, local), own)
+        x, p = message
+        return Reply(solver.along(f, x, p, local), own)
 
     def server(self, server: State, losses: Tensor, _: Cohort) -> State:
         x, g, p, f0, t = server

@@ -2,14 +2,16 @@
 Learning", UAI 2021; with the global line search of Bischoff et al., "On Second-order Optimization
 Methods for Federated Learning", 2021.
 
-    x        global model                       mu    proximal strength, damps the Hessians
-    p        mean of the clients' y_i - x       t     step of the line search
+    x   global model
+    p   mean of the clients' y_i - x
+    mu  proximal strength, damps the Hessians
+    t   step of the line search
 
-Clients take a few Newton steps of their own from x (conjugate gradients, Armijo steps) on f_i +
-mu/2 |y - x|^2. Their losses at ten steps 1, 1/2, ..., 2^-9 along the mean direction p, and their
-slopes g_i^T p, let the server take the largest that lowers f enough (Armijo, c = 0.1). Local
-gradients pull to local minima: clients that are unlike each other stop it short of the minimiser of
-f.
+Clients take a few Newton steps of their own from x on f_i + mu/2 |y - x|^2, by conjugate gradients
+and Armijo's rule. The second exchange collects their losses at the ten steps 1, 1/2, ..., 2^-9
+along the mean direction p, and their slopes g_i^T p. The server takes the largest step that lowers
+f enough (Armijo, c = 0.1). Local gradients pull to local minima: unequal clients stop it short of
+the minimiser of f.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ class LocalNewton(Algorithm):
         x, p = message
         loss, g = solver.gradient(f, x, local)
         slope = dot(g, solver.at_clients(p, local)).to(x.dtype)
-        return Reply(Search(solver.along(f, x, p, local), loss.unsqueeze(-1), slope), own, loss)
+        losses = solver.along(f, x, p, local)
+        return Reply(Search(losses, loss.unsqueeze(-1), slope), own, loss)
 
     def server(self, server: State, mean: Search, _: Cohort) -> State:
         x, p = server

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...algorithms import FedAvg, FedSSO
 from ...data import Federation, quadratic
 from ...data.synthetic import random_quadratic
-from ...experiment.execute import simulate
+from ...experiment.calls import simulate
 from .watch import Array, Effort, Fact, Section, labelled, spread
 
 ALPHAS = (0.4, 0.2, 0.1, 0.05, 0.025)

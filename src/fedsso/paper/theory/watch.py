@@ -26,10 +26,9 @@ from ...algorithm.schedule import at
 from ...algorithms import FedSSO
 from ...algorithms.fedsso import State
 from ...data import Federation
-from ...engine.simulate import Simulation
+from ...engine.simulate import Trials
 from ...engine.simulate import run as advance
-from ...experiment.problem import context
-from ...experiment.settings import complete
+from ...experiment.stepper import Simulation
 from ...maths import quasi_newton as qn
 from ...objective import Backend
 from ...support.linalg import gram
@@ -83,8 +82,7 @@ class Problem(NamedTuple):
             "local_steps": TAU,
             "seed": seed,
         }
-        full = complete({**self.options, **more})
-        return Simulation(context(self.fed, "linear", full).job(full), [record])
+        return Simulation(self.fed, "linear", record, **{**self.options, **more})
 
     def smoothness(self, bend: float) -> float:
         """L, for a loss whose second derivative in the output is at most `bend`."""
@@ -138,7 +136,7 @@ def labelled(dim: int, scale: float, copies: int) -> Federation:
     return Federation.from_clients([client() for _ in range(CLIENTS)], test_fraction=0)
 
 
-def whole(problem: Problem, simulation: Simulation) -> tuple[Backend, Batch]:
+def whole(problem: Problem, simulation: Trials) -> tuple[Backend, Batch]:
     """f and the batch of all rows; the clients are of equal size, so it needs no weights."""
     fed = problem.rows
     x, y = fed.x[fed.train_rows][None], fed.y[fed.train_rows][None]
@@ -185,7 +183,7 @@ def watch(problem: Problem, record: FedSSO, rounds: int, seed: int) -> Seen:
     seen: list[Round] = []
     states: list[State] = [simulation.server]
 
-    def after(now: Simulation) -> None:
+    def after(now: Trials) -> None:
         if not now.finished:
             states.append(now.server)
             seen.append(_round(f, batch, record, states[-2], now))
@@ -195,7 +193,7 @@ def watch(problem: Problem, record: FedSSO, rounds: int, seed: int) -> Seen:
     return {name: np.array([getattr(row, name) for row in seen]) for name in Round._fields}
 
 
-def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Simulation) -> Round:
+def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Trials) -> Round:
     new: State = now.server
     value, grad = f.value_and_grad(old.x[None], batch)
     grad = grad[0, 0]
@@ -216,7 +214,7 @@ def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Simulation
     )
 
 
-def _pair(record: FedSSO, old: State, now: Simulation) -> tuple[float, float, float, float]:
+def _pair(record: FedSSO, old: State, now: Trials) -> tuple[float, float, float, float]:
     """Whether cur was overridden, and the change of log det B beside the two formulas for it."""
     new: State = now.server
     verdict = qn.judge(gram(old.s, new.g - old.g), record.lam, record.Lam)

@@ -1,4 +1,4 @@
-"""Studies: what they choose, count and keep."""
+"""Results: what they choose, count and keep."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsso import FedAvg, Federation, FedSSO, sweep
+from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare
 from fedsso.errors import InputError
+from fedsso.experiment.results import LAST
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.study import LAST, Setting, Study, study
 from fedsso.experiment.trace import Trace
+from studies import made_up, study, together
 
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
 GRID = [
@@ -46,7 +47,7 @@ def setting(*traces: Trace, alpha: float = 0.1, **hyper: Any) -> Setting:
         0,
         short,
     )
-    return Setting(spec, tuple(range(len(traces))), traces)
+    return made_up(spec, *traces)
 
 
 SLOW = setting(trace(0, 0.2, 0.6, 0.9), trace(0, 0.2, 0.3, 0.7))
@@ -96,35 +97,35 @@ def test_a_diverged_seed_counts_as_zero_whenever_it_diverged() -> None:
 
 
 def test_the_best_reaches_the_target_first_with_every_seed() -> None:
-    assert Study([SLOW, HALF]).best(0.6) is SLOW
-    assert Study([SLOW, HALF, LOST]).best(0.6) is LOST
-    assert Study([SLOW, HALF, LOST]).best(0.6, "last below") is SLOW
+    assert together(SLOW, HALF).best(0.6).runs == SLOW.runs
+    assert together(SLOW, HALF, LOST).best(0.6).runs == LOST.runs
+    assert together(SLOW, HALF, LOST).best(0.6, count="last below").runs == SLOW.runs
 
 
 def test_ties_and_no_target_go_by_the_end() -> None:
-    every = Study([SLOW, HALF, LOST])
-    assert every.best() is SLOW
-    assert every.best(0.99) is SLOW
+    every = together(SLOW, HALF, LOST)
+    assert every.best().runs == SLOW.runs
+    assert every.best(0.99).runs == SLOW.runs
     assert (every.working(0.6), every.lasting(0.6)) == (2, 1)
 
 
 def test_there_must_be_something_to_choose_by() -> None:
-    with pytest.raises(InputError, match="no setting"):
-        Study([]).best()
-    with pytest.raises(InputError, match="these have none"):
-        Study([setting(trace(math.nan, math.nan))]).best()
+    with pytest.raises(InputError, match="no runs to choose from"):
+        Results([]).best()
+    with pytest.raises(InputError, match="give a metric such as test_accuracy"):
+        together(setting(trace(math.nan, math.nan))).best(0.5)
 
 
-def test_a_study_is_a_sequence() -> None:
-    every = Study([SLOW, HALF, LOST])
-    assert [*every] == [every[0], every[1], every[2]]
-    assert isinstance(every[1:], Study)
-    assert len(every[1:]) == 2
-    assert repr(every) == "Study(3 settings of fedavg)"
+def test_results_are_a_sequence() -> None:
+    every = together(SLOW, HALF, LOST)
+    assert [*every][:3] == [every[0], every[1], every[2]]
+    assert isinstance(every[1:], Results)
+    assert (len(every), len(every[1:]), len(every.settings())) == (6, 5, 3)
+    assert repr(every) == "Results(6 runs, 3 settings of fedavg)"
 
 
 def test_rows_are_plain_numbers() -> None:
-    rows = Study([SLOW, LOST]).rows([0.6])
+    rows = together(SLOW, LOST).rows([0.6])
     assert [row["seed"] for row in rows] == [0, 1, 0, 1]
     assert rows[0] == {
         "algorithm": "fedavg", "setting": "fedavg alpha=0.1 eta=1.0", "seed": 0, "first hit 0.6": 2,
@@ -134,8 +135,8 @@ def test_rows_are_plain_numbers() -> None:
 
 
 def test_maps_of_one_two_and_three_axes() -> None:
-    one = Study([SLOW, HALF, LOST])
-    (strip,) = one.maps(0.6)
+    one = [SLOW, HALF, LOST]
+    (strip,) = together(*one).maps(0.6)
     assert (strip.title, strip.down, strip.across, strip.rows, strip.columns) == (
         "fedavg", "α", "", ["0.1", "0.3", "1"], [""],
     )  # fmt: skip
@@ -147,29 +148,28 @@ def test_maps_of_one_two_and_three_axes() -> None:
         for a in (0.1, 0.7)
         for e in (0.3, 1.0)
     ]
-    maps = Study([*three, *one]).maps(0.6)
+    maps = together(*three, *one).maps(0.6)
     assert [m.title for m in maps] == ["fedsso form=bfgs", "fedsso form=dfp", "fedavg"]
     np.testing.assert_array_equal(maps[1].values, [[np.nan, np.nan], [1.0, 1.0]])
     assert (maps[0].down, maps[0].across, maps[0].columns) == ("α", "η", ["0.3", "1"])
-    (point,) = Study([SLOW]).maps(0.6)
+    (point,) = together(SLOW).maps(0.6)
     assert (point.rows, point.columns, point.values.tolist()) == ([""], [""], [[2.5]])
 
 
 # ---- running ----
 
 
-def test_a_study_is_the_sweep_summed_up(fed: Federation) -> None:
+def test_a_grid_has_the_runs_of_a_comparison(fed: Federation) -> None:
     found = study(fed, "mclr", GRID, seeds=(0, 1), **FAST)
-    runs = sweep(fed, "mclr", GRID, seeds=(0, 1), **FAST)
-    assert [s.label for s in found] == [run.label for run in runs[:4]]
-    assert [s.spec.record for s in found] == GRID
-    assert {s.seeds for s in found} == {(0, 1)}
+    runs = compare(fed, "mclr", GRID, seeds=(0, 1), **FAST)
+    assert [run.spec for run in found] == [run.spec for run in runs]
+    assert [setting.record for setting in found.settings()] == GRID
+    assert {setting.seeds for setting in found.settings()} == {(0, 1)}
     assert list(found.algorithms()) == ["fedavg", "fedsso"]
-    traces = {(s.label, seed): t for s in found for seed, t in zip(s.seeds, s.traces, strict=True)}
-    for run in runs:
-        np.testing.assert_array_equal(
-            traces[run.label, run.spec.seed]["test_accuracy"], run.trace["test_accuracy"]
-        )
+    for one, other in zip(found, runs, strict=True):
+        np.testing.assert_array_equal(one.trace["test_accuracy"], other.trace["test_accuracy"])
+    with pytest.raises(InputError, match=r"keeps traces, not models.*fedsso.simulate"):
+        found[0].model  # noqa: B018
 
 
 def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(
@@ -188,7 +188,7 @@ def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     more = study(fed, "mclr", GRID, out=tmp_path, progress=progress, **FAST)
     assert told == [(k, 12) for k in range(1, 13)]
-    assert len(more) == 4
+    assert len(more.settings()) == 4
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(tmp_path.iterdir())) == 3
 

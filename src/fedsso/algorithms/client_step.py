@@ -1,0 +1,102 @@
+"""The client step that FedSSO chooses by itself: alpha="auto".
+
+The paper tunes alpha on a grid. With alpha="auto" the server chooses it in the first rounds, and
+sends it to the clients together with the model. The symbols are those of `fedsso.py`.
+
+Choosing. From the last step the server sees how fast the mean gradient changes: L = |y| / |s|.
+Round 1, which has no step to look back at, uses alpha = 0.01. Rounds 2 to 5 set
+
+    alpha = 0.2 / (tau L), at most 0.1
+
+with the least L so far. Then tau local steps change a client's gradient by about a fifth. The bound
+0.1 is there because single clients can be steeper than their mean. From round 6 on alpha stays as
+it is; only if no pair was seen until then, the first one to come decides alone.
+
+Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
+server then goes back to the model before its last step, forgets what the guard knew about step
+lengths, and goes on as in round 1 with a thousandth of alpha. Until a round is sound again, a loss
+10 times the first one counts as an explosion. And from then on the *largest* L of the first rounds
+is used instead of the least: where a loss has run away, its slope hardly changes, so a small L says
+nothing. A run whose alpha cannot become smaller and which has no step to undo has diverged.
+
+Only runs with the guard are undone: without it the server's steps do not depend on alpha, so a
+smaller one would not mend them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import BLOW_UP
+
+FIRST = 0.01  # alpha of the first round
+LARGEST = 0.1  # the largest alpha
+DRIFT = 0.2  # alpha tau L, the change of a client's gradient on its way
+CHOOSING = 5  # the rounds in which alpha is chosen
+SHRINK = 1e-3  # what an explosion leaves of alpha
+WARY = 10.0  # how far the loss may rise while no round has been sound
+
+
+class Choice(NamedTuple):
+    """What the server has chosen, and why; all [trials, 1]."""
+
+    alpha: Tensor  # the client step of the next round
+    L: Tensor  # the steepness it was chosen by; infinite before the first pair
+    undone: Tensor  # how many rounds were undone
+
+
+def start(x: Tensor) -> Choice:
+    """The choice before the first round, for models x [trials, d]."""
+    zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
+    alpha = x.new_full(zero.shape, FIRST)
+    return Choice(alpha, zero.new_full(zero.shape, torch.inf), zero)
+
+
+def choose(
+    choice: Choice,
+    products: Tensor,
+    tau: float,
+    rounds: Tensor,
+) -> Choice:
+    """The client step of the next round.
+
+    `products` [trials, 3, 3] holds the inner products of s, y and g, `rounds` [trials, 1] counts
+    rounds, this one included and those that were undone left out.
+    """
+    ss = products[..., 0, :1]
+    yy = products[..., 1, 1:2]
+    wary = choice.undone > 0
+    late = rounds > CHOOSING
+    found = (yy / ss).sqrt()
+    largest = torch.maximum(found, choice.L)
+    least = torch.minimum(found, choice.L)
+    wanted = torch.where(wary & choice.L.isfinite(), largest, least)
+    counts = (ss > 0) & (~late | choice.L.isinf() & ~wary)
+    L = torch.where(counts, wanted, choice.L)
+    alpha = (DRIFT / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
+    stays = L.isinf() | late & (L == choice.L)
+    return choice._replace(alpha=torch.where(stays, choice.alpha, alpha), L=L)
+
+
+def bears(choice: Choice, g: Tensor) -> Tensor:
+    """How many times the first loss a round may show, [trials]; g [trials, d] is the last gradient.
+
+    g = 0 means that no round has been sound yet.
+    """
+    probing = (choice.undone[:, 0] > 0) & (g == 0).all(-1)
+    return torch.where(probing, WARY, BLOW_UP)
+
+
+def shrink(choice: Choice) -> tuple[Choice, Tensor]:
+    """The choice after an explosion, and whether alpha could become smaller, [trials, 1]."""
+    least = torch.finfo(choice.alpha.dtype).tiny
+    alpha = SHRINK * choice.alpha
+    shrunk = Choice(
+        alpha=alpha.clamp(min=least),
+        L=torch.full_like(choice.L, torch.inf),
+        undone=choice.undone + 1,
+    )
+    return shrunk, alpha >= least

@@ -1,0 +1,366 @@
+"""From a user's arrays to checked tensors.
+
+Users pass lists, numpy arrays, data frames or tensors, of many types. The functions here turn them
+into tensors that training can use, and raise an InputError that names the first wrong row where
+this is impossible. In error messages, `what` is the name of the array, and `where` is a prefix such
+as "client 3: ".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, integer
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Tensor, Tensor]  # the samples and targets of one client
+
+# Number types of torch and of numpy with which torch cannot compute.
+UNSIGNED = (
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+UNSUPPORTED = (
+    np.uint16,
+    np.uint32,
+    np.uint64,
+    np.longdouble,
+)
+
+
+# ---- from anything to a tensor ----
+
+
+def dense(values: Any, what: str) -> Tensor:
+    """Turn anything array-like into a tensor on the CPU. Memory is shared where torch can.
+
+    Floats and uint8 keep their type. Unsigned integers that torch cannot compute with become int64.
+    """
+    tensor = _from_tensor(values, what) if isinstance(values, Tensor) else None
+    if tensor is None:
+        array = as_array(values, what)
+        usable = _in_a_type_of_torch(array, what)
+        tensor = torch.from_numpy(usable)
+    if not tensor.ndim:
+        raise InputError(f"{what} must be an array or a list, got {values!r}")
+    if tensor.is_complex():
+        raise InputError(f"{what} must be real, got dtype {tensor.dtype}")
+    return tensor
+
+
+def _from_tensor(values: Tensor, what: str) -> Tensor | None:
+    """The tensor without its gradient, on the CPU; None if its type needs a conversion first."""
+    if values.layout != torch.strided:
+        raise InputError(f"{what} must be dense, got layout {values.layout}: use .to_dense()")
+    if values.dtype in UNSIGNED:
+        return None
+    return values.detach().cpu()
+
+
+def as_array(values: Any, what: str) -> Array:
+    """Turn anything array-like into a numpy array of any type."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{what} is ragged or no array: every row needs the same shape ({error})"
+        ) from None
+
+
+def _in_a_type_of_torch(array: Array, what: str) -> Array:
+    """The same numbers in a type, byte order and memory layout that torch computes with."""
+    dtype = array.dtype
+    if dtype.kind not in "biuf":
+        raise InputError(
+            f"{what} must hold numbers, got dtype {dtype}: encode names, make sparse data dense"
+        )
+    if dtype == np.uint64:
+        largest = array.max(initial=0)
+        if largest >= 2**63:
+            raise InputError(f"{what} must be < 2**63, got {largest}: pass smaller numbers")
+    native = dtype.newbyteorder("=")
+    read_only = not array.flags.writeable  # torch cannot share such memory
+    array = array.astype(native, copy=read_only)
+    if array.dtype in UNSUPPORTED:
+        wide = np.int64 if array.dtype.kind == "u" else np.float64
+        array = array.astype(wide)
+    return np.require(array, requirements="C")
+
+
+def listed(values: Any, rule: str) -> list[Any]:
+    """Turn an iterable into a list. `rule` says what it should have been, for the error."""
+    try:
+        return list(values)
+    except TypeError:
+        raise InputError(f"{rule}, got {values!r}") from None
+
+
+# ---- samples and targets ----
+
+
+def check_same_length(x: Tensor, y: Tensor, where: str = "") -> None:
+    """Raise InputError unless x and y have the same number of rows, and at least one."""
+    rows = len(x)
+    targets = len(y)
+    if rows != targets:
+        raise InputError(f"{where}x has {rows} rows, y has {targets}: they must match row by row")
+    if not rows:
+        prefix = where or "the federation is empty: "
+        raise InputError(f"{prefix}x and y have no rows, need at least 1")
+
+
+def checked_samples(
+    x: Tensor,
+    where: str = "",
+    *,
+    gaps: bool = False,
+) -> Tensor:
+    """Return the samples in a type that is kept: uint8 or floating. Other integers become float32.
+
+    With `gaps`, x is a table that will be standardised: NaN is allowed and marks a gap. Without,
+    every number must be finite.
+    """
+    sample = x.shape[1:]
+    if x.ndim < 2 or sample.numel() == 0:
+        shape = tuple(x.shape)
+        raise InputError(f"{where}x must be [rows, features] or [rows, C, H, W], got shape {shape}")
+    if x.dtype != torch.uint8 and not x.is_floating_point():
+        x = x.float()
+    if gaps:
+        _check_table(x, where)
+        remedy = "remove the row, or make it NaN, a gap"
+        check_every_value(~x.isinf(), f"{where}x has Inf", remedy)
+    elif x.is_floating_point():
+        remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
+        check_every_value(x.isfinite(), f"{where}x has NaN or Inf", remedy)
+    return x
+
+
+def _check_table(x: Tensor, where: str) -> None:
+    """Raise InputError unless x is a table of floats, which alone can be standardised."""
+    if x.ndim == 2 and x.is_floating_point():
+        return
+    got = f"{x.dtype} of shape {tuple(x.shape)}"
+    raise InputError(
+        f"{where}standardise needs a table x [rows, features] of floats, got {got}: leave it out"
+    )
+
+
+def checked_targets(
+    y: Tensor,
+    classes: int | None,
+    where: str = "",
+) -> tuple[Tensor, int]:
+    """Return (int64 labels, number of classes), or (real targets, 0).
+
+    Floats are real targets unless `classes` is given. Anything else is a label, a whole number
+    from 0 to classes - 1. Without `classes`, their number is the largest label + 1.
+    """
+    if y.ndim != 1:
+        shape = tuple(y.shape)
+        raise InputError(f"{where}y must be [rows], got shape {shape}: take one column")
+    check_finite(y, f"{where}y")
+    if y.is_floating_point() and classes is None:
+        return y, 0
+    return _labels(y, classes, f"{where}y")
+
+
+def _labels(
+    y: Tensor,
+    classes: int | None,
+    what: str,
+) -> tuple[Tensor, int]:
+    """The labels as int64 and the number of classes. InputError if one is out of range."""
+    label = y.long()
+    if classes is None:
+        bound = int(label.max()) + 1
+    else:
+        bound = integer("classes", classes, 1)
+    largest = min(bound, 2**63) - 1
+    rules = {
+        f"{what} must be whole numbers, the class of each row": label == y,
+        f"{what} must be >= 0: number the classes from 0": label >= 0,
+        f"{what} must be < classes={bound}": label <= largest,
+    }
+    for rule, good in rules.items():
+        if not good.all():
+            row = _first_false(good)
+            wrong = y[row].item()
+            raise InputError(f"{rule}, got {wrong} in row {row}")
+    return label, bound
+
+
+def _first_false(good: Tensor) -> int:
+    """The place of the first False among booleans."""
+    return int(good.int().argmin())
+
+
+def check_number_of_classes(classes: int, rows: int) -> None:
+    """Raise InputError if there are far more classes than rows.
+
+    Such a number is a mistake, for example row numbers passed as labels. A model with so many
+    outputs would take all the memory of the machine.
+    """
+    most = max(1000, 100 * rows)
+    if classes > most:
+        raise InputError(
+            f"got classes={classes} (the largest label + 1, unless given), need at most {most} for "
+            f"{rows} rows: number the classes 0, 1, 2 ..., or pass y as float for real targets"
+        )
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise InputError that names the first row with NaN or Inf."""
+    problem = f"{what} has NaN or Inf"
+    check_every_value(values.isfinite(), problem, "remove the row or fill the gap")
+
+
+def check_every_value(good: Tensor, problem: str, remedy: str) -> None:
+    """Raise InputError that names the first row, and in a table the column, which is not good.
+
+    `good` is boolean, of the shape of the values. The message does not quote the value itself.
+    """
+    rows = good
+    if good.ndim > 1:
+        rows = good.flatten(1).all(1)
+    if rows.all():
+        return
+    row = _first_false(rows)
+    place = f"row {row}"
+    if good.ndim == 2:
+        column = _first_false(good[row])
+        place += f", column {column}"
+    raise InputError(f"{problem} in {place}: {remedy}")
+
+
+# ---- who holds which rows ----
+
+
+def checked_indices(rows: Any, total: int, client: int) -> Tensor:
+    """Return the rows of a client as int64 indices.
+
+    `rows` is a list of indices from 0 to total - 1, or a mask of `total` booleans.
+    """
+    what = f"rows of client {client}"
+    own = dense(rows, what)
+    is_mask = own.dtype == torch.bool
+    if is_mask and own.shape == (total,):
+        own = own.nonzero().flatten()
+        is_mask = False
+    if not len(own):
+        raise InputError(
+            f"client {client} has no training rows: leave it out, or use fewer clients"
+        )
+    if own.ndim != 1 or is_mask or own.is_floating_point():
+        got = f"{own.dtype} of shape {tuple(own.shape)}"
+        raise InputError(
+            f"{what} must be a list of integers, or a mask of {total} booleans, got {got}"
+        )
+    own = own.long()
+    low = int(own.min())
+    high = int(own.max())
+    if low < 0 or high >= total:
+        last = total - 1
+        raise InputError(f"{what} must be in 0..{last}, got {low}..{high}")
+    return own
+
+
+def check_held_once(held: Sequence[Tensor], total: int) -> None:
+    """Raise InputError if two clients hold the same row, or one client holds it twice."""
+    if not held:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    rows = torch.cat(list(held))
+    times = torch.bincount(rows, minlength=total)
+    if times.max() <= 1:
+        return
+    row = int(times.argmax())
+    holders: list[int] = []
+    for client, own in enumerate(held):
+        count = int((own == row).sum())
+        holders.extend([client] * count)
+    some = holders[:4]
+    raise InputError(
+        f"row {row} is listed {len(holders)} times, by clients {some}, need once at most: "
+        "drop the repeats, or copy the row in x and y"
+    )
+
+
+# ---- one pair (x, y) for each client ----
+
+
+def checked_pair(
+    pair: Any,
+    client: int,
+    classes: int | None,
+    gaps: bool,
+) -> Pair:
+    """Return one client's (samples, targets)."""
+    where = f"client {client}: "
+    is_sequence = isinstance(pair, tuple | list)
+    if not is_sequence or len(pair) != 2:
+        got = f"{len(pair)} items" if is_sequence else type(pair).__name__
+        raise InputError(f"{where}need a pair (x, y), got {got}")
+    x = dense(pair[0], f"{where}x")
+    y = dense(pair[1], f"{where}y")
+    check_same_length(x, y, where)
+    samples = checked_samples(x, where, gaps=gaps)
+    targets, _ = checked_targets(y, classes, where)
+    return samples, targets
+
+
+def check_alike(pairs: Sequence[Pair]) -> None:
+    """Raise InputError unless all clients have samples of one shape and targets of one kind."""
+    if not pairs:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    first_x, first_y = pairs[0]
+    shape = tuple(first_x.shape[1:])
+    for client, (x, y) in enumerate(pairs):
+        own_shape = tuple(x.shape[1:])
+        if own_shape != shape:
+            shapes = f"{own_shape}, client 0 of shape {shape}"
+            raise InputError(f"client {client} has samples of shape {shapes}: all must be alike")
+        is_real = y.is_floating_point()
+        if is_real != first_y.is_floating_point():
+            kinds = f"{y.dtype} y, client 0 {first_y.dtype}"
+            raise InputError(
+                f"client {client} has {kinds}: use integer labels, or float targets, everywhere"
+            )
+
+
+def checked_names(given: Iterable[Any], clients: int) -> tuple[str, ...]:
+    """Return the clients' names as text: none at all, or one for each client."""
+    rule = f"client_names must name {clients} clients"
+    names = listed(given, rule)
+    if names and len(names) != clients:
+        raise InputError(f"{rule}, got {len(names)} names")
+    return tuple(map(str, names))
+
+
+def client_weights(weights: Any, clients: int) -> Tensor | None:
+    """Return a user's own client weights p_i as float64 [clients], or None where there are none.
+
+    They must not be negative and must sum to 1.
+    """
+    if weights is None:
+        return None
+    p = dense(weights, "weights").double()
+    shape = tuple(p.shape)
+    if shape != (clients,):
+        raise InputError(
+            f"weights has shape {shape}, need one number for each of {clients} clients"
+        )
+    total = float(p.sum())
+    sums_to_one = abs(total - 1) < 1e-9
+    if not (p >= 0).all() or not sums_to_one:
+        raise InputError(
+            f"weights must be >= 0 and sum to 1, got {p.tolist()}: divide them by their sum"
+        )
+    return p

@@ -1,0 +1,356 @@
+"""The options of `fedsso.load`. Each one is declared here, once, as a record.
+
+A record holds the option's name, its type, its default, its bounds, one sentence that explains it,
+and the names that other libraries use for the same thing. Everything else is made from the records:
+the defaults of the readers and partitions, the checks of values, the list of options that
+`help(fedsso.load)` shows, the hint in an error about an unknown option, and the options of the
+command line.
+
+Two options choose from a registry: `partition` and `kind`. Their records stand beside that
+registry, in `partition.py` and `synthetic.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import MOST, InputError, integer, number, one_of
+from ..support.intake import user_path
+
+BYTE = 255  # the largest number that one byte holds
+
+
+class Bounds(NamedTuple):
+    """The numbers that an option may take: from `least` to `most`, except those in `without`.
+
+    >>> fraction = Bounds("in [0, 1)", 0, 1, without=(1,))
+    >>> fraction.hold(0.0), fraction.hold(1.0), fraction.hold(float("nan"))
+    (True, False, False)
+    """
+
+    text: str  # how an error states the bounds, after "must be"
+    least: float
+    most: float
+    without: tuple[float, ...] = ()
+
+    def hold(self, value: float) -> bool:
+        """Whether a number lies within the bounds."""
+        return self.least <= value <= self.most and value not in self.without
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One option: what it is called, which values it takes, and what it does.
+
+    `default` is the value of an option that is left out. None means that there is no fixed
+    default: the data set decides. `also` lists what other libraries call this option, so that an
+    error can tell their users the name it has here.
+
+    >>> SEED.default, SEED.check(7)
+    (0, 7)
+    >>> TEST_FRACTION.check(1.5)
+    Traceback (most recent call last):
+    fedsso.errors.InputError: test_fraction must be in [0, 1), got test_fraction=1.5
+    """
+
+    name: str
+    type: Any  # int, float, str, Path, or a list of one of these
+    default: Any
+    doc: str  # one sentence for users
+    choices: tuple[str, ...] = ()  # all values of an option that takes only a few words
+    least: int | None = None  # the bounds of an integer
+    most: int = MOST
+    bounds: Bounds | None = None  # the bounds of any other number
+    also: tuple[str, ...] = ()
+    hint: str = ""  # added to an error about a number beyond the bounds
+
+    @property
+    def plain_type(self) -> Any:
+        """The type of a value in a settings file or on a command line, where a path is text."""
+        plain: dict[Any, Any] = {Path: str, list[Path]: list[str]}
+        return plain.get(self.type, self.type)
+
+    def check(self, value: Any) -> Any:
+        """Return the value in the type of the option. Raise InputError if it is not allowed.
+
+        None is allowed where it is the default. Lists become tuples, paths become absolute.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.choices:
+            return one_of(self.name, value, self.choices)
+        converted = self._converted(value)
+        if self.bounds is not None and not self.bounds.hold(converted):
+            hint = f"; {self.hint}" if self.hint else ""
+            raise InputError(
+                f"{self.name} must be {self.bounds.text}, got {self.name}={value}{hint}"
+            )
+        return converted
+
+    def _converted(self, value: Any) -> Any:
+        """The value in the type of the option. InputError if it has another type."""
+        if self.type is int:
+            return integer(self.name, value, self.least, self.most)
+        if self.type is float:
+            return number(self.name, value)
+        if self.type is Path:
+            return Path(os.path.realpath(user_path(self.name, value)))
+        if self.type == list[str]:
+            return self._texts(value)
+        if self.type == list[float]:
+            return self._numbers(value)
+        if not isinstance(value, str):
+            raise InputError(f"{self.name} must be text, got {value!r}")
+        return value
+
+    def _texts(self, value: Any) -> tuple[str, ...]:
+        """A list of names."""
+        is_list = isinstance(value, list | tuple)
+        if not is_list or not all(isinstance(item, str) for item in value):
+            raise InputError(f"{self.name} must be a list of names, got {value!r}")
+        return tuple(value)
+
+    def _numbers(self, value: Any) -> tuple[float, ...]:
+        """A list of as many numbers as the default has."""
+        count = len(self.default)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise InputError(f"{self.name} must be {count} numbers, got {value!r}")
+        return tuple(number(self.name, item) for item in value)
+
+
+def other_names(options: Iterable[Option]) -> dict[str, str]:
+    """What other libraries call these options, mapped to the names they have here.
+
+    >>> other_names([SEED])["random_state"]
+    'seed'
+    """
+    found = {}
+    for option in options:
+        for other in option.also:
+            found[other] = option.name
+    return found
+
+
+# ---- options of every data set ----
+
+CLIENTS = Option(
+    "clients",
+    int,
+    None,
+    "How many clients share the rows. By default, the number that belongs to the data set.",
+    least=1,
+    also=(
+        *("n_clients", "num_clients", "number_of_clients", "client_count"),
+        *("nodes", "n_nodes", "num_nodes", "silos", "n_silos", "num_silos"),
+        *("parties", "num_parties", "num_partitions", "workers", "num_workers"),
+    ),
+)
+MIN_ROWS = Option(
+    "min_rows",
+    int,
+    8,
+    "The fewest rows that a client may have. The tables of the paper ignore it.",
+    least=1,
+    also=("min_size", "min_samples", "min_partition_size", "min_require_size"),
+)
+TEST_FRACTION = Option(
+    "test_fraction",
+    float,
+    0.25,
+    "The share of each client's rows that is kept for testing.",
+    bounds=Bounds("in [0, 1)", 0, 1, without=(1,)),
+    also=("test_size", "test_split", "test_ratio", "test_share"),
+)
+SEED = Option(
+    "seed",
+    int,
+    0,
+    "The seed of the partition and of the split into training and test rows.",
+    bounds=Bounds("in -2**63..2**63-1, what 64 bits hold", -(2**63), 2**63 - 1),
+    also=("random_state", "random_seed", "rng", "partition_seed"),
+)
+DATA_DIR = Option(
+    "data_dir",
+    Path,
+    None,
+    "The folder of the data files. By default $FEDSSO_DATA, else ~/.cache/fedsso.",
+    also=("root", "data_folder", "data_path", "folder", "cache_dir", "directory"),
+)
+
+# ---- options of some partitions ----
+
+CONCENTRATION = Option(
+    "concentration",
+    float,
+    0.5,
+    "The parameter of the Dirichlet draw. Small values make the clients very different. The "
+    "default partition of digits and EMNIST has 0.1.",
+    bounds=Bounds("> 0 and <= 1e9", 0, 1e9, without=(0,)),
+    also=("alpha", "beta", "dirichlet_alpha", "dirichlet_beta", "dir_alpha"),
+    hint="0.1 is skewed, 100 nearly even",
+)
+CLASSES_PER_CLIENT = Option(
+    "classes_per_client",
+    int,
+    2,
+    "How many different labels each client holds, at most as many as the data set has.",
+    also=("num_classes", "n_classes", "classes", "num_classes_per_client", "labels_per_client"),
+)
+SHARDS_PER_CLIENT = Option(
+    "shards_per_client",
+    int,
+    2,
+    "How many shards each client is dealt.",
+    least=1,
+    also=("num_shards", "n_shards", "shards", "num_shards_per_client"),
+)
+SKEW = (CONCENTRATION, CLASSES_PER_CLIENT, SHARDS_PER_CLIENT)
+
+# ---- options of images ----
+
+PIXEL_RANGE = Option(
+    "pixel_range",
+    list[float],
+    (-1.0, 1.0),
+    "What the darkest and the brightest pixel become, as two numbers.",
+    also=("range", "scale"),
+)
+
+# ---- options of text ----
+
+PIECE_LENGTH = Option(
+    "length",
+    int,
+    50,
+    "How many characters the model sees before the one that it predicts.",
+    least=1,
+    also=("seq_len", "seq_length", "sequence_length"),
+)
+TWEET_LENGTH = Option(
+    "length",
+    int,
+    200,
+    "How many words of a tweet are read. The rest of the tweet is ignored.",
+    least=1,
+    most=BYTE,
+    also=("max_len", "max_length", "seq_len"),
+)
+BUCKETS = Option(
+    "buckets",
+    int,
+    1024,
+    "How many counters the hashed words of a tweet share. Ignored if `vectors` is given.",
+    least=1,
+    also=("n_features", "hash_size"),
+)
+VECTORS = Option(
+    "vectors",
+    Path,
+    None,
+    "A text file of GloVe word vectors. A tweet is then the mean vector of its words.",
+    also=("glove", "embeddings"),
+)
+SAMPLED_ROWS = Option(
+    "rows",
+    int,
+    0,
+    "How many tweets to draw from the file, the same ones each time. 0 takes all.",
+    least=0,
+    also=("n_rows", "num_rows", "n_samples", "num_samples", "nrows"),
+)
+
+# ---- options of your own files ----
+
+FILES = Option(
+    "files",
+    list[Path],
+    None,
+    "Your own files: one path, a list of paths, or a folder.",
+    also=("path", "file", "paths", "filename", "filenames"),
+)
+TARGET = Option(
+    "target",
+    str,
+    "",
+    "The name of the column to predict.",
+    also=("label", "labels", "y", "outcome", "column", "target_column", "label_column"),
+)
+FEATURES = Option(
+    "features",
+    list[str],
+    (),
+    "The names of the columns to learn from. By default all columns but the target and the group.",
+    also=("columns", "feature_names", "x", "usecols"),
+)
+GROUP = Option(
+    "group",
+    str,
+    "",
+    "The name of the column that says which client a row belongs to. By default, one file is one "
+    "client.",
+    also=("groups", "group_column", "client_column", "hospital", "site"),
+)
+TASK = Option(
+    "task",
+    str,
+    "auto",
+    "What the numbers in the target column are. auto: whole numbers are classes. regression: all "
+    "numbers are real values.",
+    choices=("auto", "regression"),
+)
+COLUMNS = Option(
+    "dim",
+    int,
+    0,
+    "How many features a row has. 0 takes the largest feature number in the files.",
+    least=0,
+    also=("n_features", "num_features", "dimension"),
+)
+
+# ---- options of synthetic problems ----
+
+DIM = Option(
+    "dim",
+    int,
+    20,
+    "How many variables the problem has.",
+    least=1,
+    also=("d", "dimension", "n_features", "num_features"),
+)
+HETEROGENEITY = Option(
+    "heterogeneity",
+    float,
+    1.0,
+    "How much the clients differ. 0 makes them all alike.",
+    bounds=Bounds(">= 0 and finite", 0, math.inf, without=(math.inf,)),
+    also=("skew", "alpha", "beta"),
+)
+CONDITION = Option(
+    "condition",
+    float,
+    100.0,
+    "Of a quadratic problem: the condition number of the matrices from which A is made.",
+    bounds=Bounds(">= 1 and finite", 1, math.inf, without=(math.inf,)),
+    also=("condition_number", "cond", "kappa"),
+)
+LOGISTIC_ROWS = Option(
+    "rows",
+    int,
+    200,
+    "Of a logistic problem: how many rows each client has, training and test rows together.",
+    least=1,
+    also=("n_rows", "num_rows", "n_samples", "num_samples", "rows_per_client"),
+)
+NOISE = Option(
+    "noise",
+    float,
+    0.1,
+    "Of a logistic problem: the share of the labels that are flipped.",
+    bounds=Bounds("in [0, 0.5)", 0, 0.5, without=(0.5,)),
+    also=("label_noise", "flip"),
+)

@@ -1,0 +1,117 @@
+"""Which client holds which rows, as tensors of row numbers.
+
+The rows of all clients lie in one tensor, client after client, and a second tensor tells where each
+client begins. The functions here make these tensors, and count with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..support.rng import generator
+from .arrays import Array, as_array
+
+Names = tuple[str, ...]
+
+
+def split(
+    rows: Sequence[Tensor],
+    test_fraction: float,
+    seed: int,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Split each client's rows into (training rows, test rows), after shuffling them.
+
+    Every client has a draw of its own, which depends on the seed and on the client's number. At
+    least one row is for training.
+    """
+    train = []
+    test = []
+    for client, own in enumerate(rows):
+        count = len(own)
+        draw = generator(seed, "split", client)
+        order = torch.randperm(count, generator=draw)
+        shuffled = own[order]
+        wanted = round(test_fraction * count)
+        cut = min(wanted, count - 1)
+        test.append(shuffled[:cut])
+        train.append(shuffled[cut:])
+    return train, test
+
+
+def pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Join the clients' rows in one tensor, and tell where each client begins in it.
+
+    >>> pack([torch.tensor([4, 2]), torch.tensor([7])])
+    (tensor([4, 2, 7]), tensor([0, 2, 3]))
+    """
+    sizes = [len(part) for part in parts]
+    start = torch.tensor([0, *sizes]).cumsum(0)
+    return torch.cat(list(parts)), start
+
+
+def count_labels(
+    y: Tensor,
+    rows: Tensor,
+    start: Tensor,
+    classes: int,
+) -> Tensor:
+    """Count the rows of each label that each client holds, int64 [clients, classes].
+
+    `rows` and `start` are what `pack` returns.
+    """
+    clients = len(start) - 1
+    numbers = torch.arange(clients, device=rows.device)
+    owner = numbers.repeat_interleave(start.diff())
+    cell = owner * classes + y[rows]
+    counts = torch.bincount(cell, minlength=clients * classes)
+    return counts.view(clients, classes)
+
+
+def rows_by_client(client_of_row: Any, total: int) -> tuple[Names, list[Tensor]]:
+    """Return the clients' names in sorted order, and the rows of each in the order of the data.
+
+    `client_of_row` has one integer or one name for each of `total` rows.
+
+    >>> rows_by_client(["Ulm", "Graz", "Ulm"], 3)
+    (('Graz', 'Ulm'), [tensor([1]), tensor([0, 2])])
+    """
+    ids = as_array(client_of_row, "client_of_row")
+    if ids.shape != (total,):
+        raise InputError(
+            f"client_of_row has shape {ids.shape}, need one entry for each of {total} rows"
+        )
+    if ids.dtype.kind == "O":
+        only_names = all(isinstance(name, str) for name in ids)
+        ids = ids.astype(str) if only_names else ids
+    if ids.dtype.kind not in "iuU":
+        raise InputError(f"client_of_row must hold integers or names, got dtype {ids.dtype}")
+    names, owner, sizes = np.unique(
+        ids,
+        return_inverse=True,
+        return_counts=True,
+    )
+    order = owner.argsort(kind="stable")
+    rows = torch.from_numpy(order).split_with_sizes(sizes.tolist())
+    return tuple(map(str, names)), list(rows)
+
+
+def masks_by_client(group: Array) -> tuple[Names, list[Tensor]]:
+    """Return the clients' names in the order of their first rows, and a mask of each one's rows.
+
+    `group` is an array with the name of the client of each row.
+
+    >>> masks_by_client(np.array(["Ulm", "Graz", "Ulm"]))[0]
+    ('Ulm', 'Graz')
+    """
+    names = dict.fromkeys(group.tolist())
+    masks = []
+    for name in names:
+        mask = torch.from_numpy(group == name)
+        masks.append(mask)
+    return tuple(names), masks

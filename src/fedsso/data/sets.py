@@ -1,0 +1,327 @@
+"""The table of data sets. One entry here adds a set to `load`, the command line and the docs.
+
+The official files of a set come first among its forms, because `fedsso data get` fetches these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .images import (
+    CIFAR,
+    cifar_binary,
+    cifar_pickle,
+    cifar_tar,
+    digits,
+    emnist_balanced,
+    emnist_digits,
+    emnist_letters,
+    idx,
+    npz,
+    npz_colour,
+)
+from .options import (
+    BUCKETS,
+    COLUMNS,
+    FEATURES,
+    FILES,
+    GROUP,
+    PIECE_LENGTH,
+    PIXEL_RANGE,
+    SAMPLED_ROWS,
+    TARGET,
+    TASK,
+    TWEET_LENGTH,
+    VECTORS,
+)
+from .pool import Pool
+from .remotes import REMOTES
+from .sources import DataSet, Form, own_files, pooled, synthetic
+from .svmlight import svmlight
+from .synthetic import SYNTHETIC_OPTIONS
+from .tables import HOSPITALS, csv, heart
+from .text import sentiment140, shakespeare
+
+Reader = Callable[..., Pool]
+
+IMAGE_MODELS = ("mclr", "mlp", "cnn", "cnn-small", "lenet")
+EMNIST = "Cohen, Afshar, Tapson and van Schaik: EMNIST, from NIST Special Database 19"
+LIBSVM = "Chang and Lin: LIBSVM Data"
+SENTIMENT = "Go, Bhayani and Huang: Twitter Sentiment Classification using Distant Supervision"
+TWEETS = "sentiment140/training.1600000.processed.noemoticon.csv"
+
+# The forms of the LIBSVM sets. First comes the one that their server offers.
+IJCNN1 = (
+    ("ijcnn1.bz2", "ijcnn1.t.bz2"),
+    ("ijcnn1", "ijcnn1.t"),
+)
+A9A = (
+    ("a9a", "a9a.t"),
+    ("a9a.bz2", "a9a.t.bz2"),
+)
+PHISHING = (
+    ("phishing",),
+    ("phishing.bz2",),
+)
+
+
+def _idx(folder: str, read: Reader, rows: int, start: str = "") -> tuple[Form, Form]:
+    """The four official files of MNIST and its relatives, packed as they come, or unpacked.
+
+    `start` is what the names of EMNIST begin with. Its test part is not called t10k.
+    """
+    test = f"{start}test" if start else "t10k"
+    files = []
+    for part in (f"{start}train", test):
+        files.append(f"{folder}/{part}-images-idx3-ubyte")
+        files.append(f"{folder}/{part}-labels-idx1-ubyte")
+    packed = [f"{file}.gz" for file in files]
+    return Form(tuple(packed), read, rows), Form(tuple(files), read, rows)
+
+
+def _emnist(
+    part: str,
+    title: str,
+    rows: int,
+    classes: int,
+    read: Reader,
+    *plain: Form,
+) -> DataSet:
+    """One of the three parts of EMNIST. `plain` are forms beside the official files."""
+    name = f"emnist_{part}"
+    return DataSet(
+        name,
+        title,
+        pooled,
+        (*_idx("emnist", read, rows, f"emnist-{part}-"), *plain),
+        options=(PIXEL_RANGE,),
+        classes=classes,
+        partition="dirichlet",
+        concentration=0.1,
+        models=IMAGE_MODELS,
+        remotes=REMOTES[name],
+        origin=EMNIST,
+        licence="none stated",
+    )
+
+
+def _libsvm(
+    name: str,
+    title: str,
+    rows: int,
+    features: int,
+    clients: int,
+    forms: Sequence[tuple[str, ...]],
+) -> DataSet:
+    """A table with two classes from the LIBSVM collection."""
+
+    def read(paths: Sequence[Path]) -> Pool:
+        return svmlight(paths, dim=features)
+
+    return DataSet(
+        name,
+        title,
+        pooled,
+        tuple(Form(files, read, rows) for files in forms),
+        classes=2,
+        partition="dirichlet",
+        clients=clients,
+        models=("mclr", "mlp"),
+        remotes=REMOTES[name],
+        origin=LIBSVM,
+        licence="none stated",
+    )
+
+
+_LIST = (
+    # ---- images ----
+    DataSet(
+        "digits",
+        "8×8 handwritten digits",
+        pooled,
+        (Form((), digits, 1797),),
+        options=(PIXEL_RANGE,),
+        classes=10,
+        partition="dirichlet",
+        concentration=0.1,
+        models=("mclr", "mlp", "cnn", "cnn-small"),
+        origin="UCI Optical Recognition of Handwritten Digits, shipped with scikit-learn",
+        licence="CC BY 4.0",
+    ),
+    DataSet(
+        "mnist",
+        "28×28 handwritten digits, training and test images pooled",
+        pooled,
+        (*_idx("mnist", idx, 70000), Form(("mnist.npz",), npz, 70000)),
+        options=(PIXEL_RANGE,),
+        classes=10,
+        partition="paper-20",
+        models=IMAGE_MODELS,
+        remotes=REMOTES["mnist"],
+        origin="LeCun, Cortes and Burges: MNIST",
+        licence="CC BY-SA 3.0",
+    ),
+    DataSet(
+        "fashion_mnist",
+        "28×28 articles of clothing, training and test images pooled; the paper's “EMNIST”",
+        pooled,
+        (*_idx("fashion_mnist", idx, 70000), Form(("fashion_mnist.npz",), npz, 70000)),
+        options=(PIXEL_RANGE,),
+        classes=10,
+        partition="paper-fashion-3",
+        models=IMAGE_MODELS,
+        remotes=REMOTES["fashion_mnist"],
+        origin="Zalando Research: Fashion-MNIST",
+        licence="MIT",
+    ),
+    _emnist(
+        "digits",
+        "28×28 handwritten digits",
+        280000,
+        10,
+        emnist_digits,
+        Form(("emnist_digits.npz",), npz, 57918),
+    ),
+    _emnist(
+        "letters",
+        "28×28 handwritten letters, upper and lower case as one",
+        145600,
+        26,
+        emnist_letters,
+    ),
+    _emnist(
+        "balanced",
+        "28×28 handwritten digits and letters, equally many of each",
+        131600,
+        47,
+        emnist_balanced,
+    ),
+    DataSet(
+        "cifar10",
+        "32×32 colour photographs, training and test images pooled",
+        pooled,
+        (
+            Form(
+                tuple(f"cifar-10-batches-bin/{name}.bin" for name in CIFAR),
+                cifar_binary,
+                60000,
+            ),
+            Form(
+                tuple(f"cifar-10-batches-py/{name}" for name in CIFAR),
+                cifar_pickle,
+                60000,
+            ),
+            Form(("cifar-10-binary.tar.gz",), cifar_tar, 60000),
+            Form(("cifar-10-python.tar.gz",), cifar_tar, 60000),
+            Form(("cifar10_20k.npz",), npz_colour, 20000),
+        ),
+        options=(PIXEL_RANGE,),
+        classes=10,
+        partition="dirichlet",
+        clients=10,
+        models=("mclr", "mlp", "cnn-small", "lenet", "resnet20-gn"),
+        remotes=REMOTES["cifar10"],
+        origin="Krizhevsky: Learning Multiple Layers of Features from Tiny Images",
+        licence="none stated",
+    ),
+    # ---- text ----
+    DataSet(
+        "shakespeare",
+        "next character of a play: 50 characters, one-hot, in pieces that do not overlap",
+        pooled,
+        (Form(("tinyshakespeare.txt",), shakespeare, 21870),),
+        options=(PIECE_LENGTH,),
+        classes=65,
+        partition="contiguous",
+        clients=10,
+        models=("mclr", "charmlp"),
+        remotes=REMOTES["shakespeare"],
+        origin="Karpathy: tiny Shakespeare",
+        licence="public domain",
+    ),
+    DataSet(
+        "sentiment140",
+        "tweets, glad or sad: hashed bag of words, or the mean of GloVe vectors",
+        pooled,
+        (
+            Form((TWEETS,), sentiment140, 1600000),
+            Form(("sentiment140_10k.csv.gz",), sentiment140, 10001),
+        ),
+        options=(TWEET_LENGTH, BUCKETS, VECTORS, SAMPLED_ROWS),
+        classes=2,
+        partition="contiguous",
+        clients=10,
+        models=("mclr", "textmlp"),
+        trial={"rows": 1000},
+        remotes=REMOTES["sentiment140"],
+        origin=SENTIMENT,
+        licence="for research; none stated",
+    ),
+    # ---- tables ----
+    _libsvm(
+        "ijcnn1",
+        "22 features of a running engine",
+        rows=141691,
+        features=22,
+        clients=3,
+        forms=IJCNN1,
+    ),
+    _libsvm(
+        "a9a",
+        "123 features of a person: a high income?",
+        rows=48842,
+        features=123,
+        clients=10,
+        forms=A9A,
+    ),
+    _libsvm(
+        "phishing",
+        "68 features of a web page: is it phishing?",
+        rows=11055,
+        features=68,
+        clients=10,
+        forms=PHISHING,
+    ),
+    DataSet(
+        "heart",
+        "heart disease, 13 features of a patient, four hospitals",
+        pooled,
+        (Form(tuple(f"processed.{name}.data" for name in HOSPITALS), heart, 920),),
+        classes=2,
+        partition="group",
+        remotes=REMOTES["heart"],
+        origin="UCI Heart Disease: Janosi, Steinbrunn, Pfisterer and Detrano",
+        licence="CC BY 4.0",
+    ),
+    # ---- made to measure, or brought by the user ----
+    DataSet(
+        "synthetic",
+        "quadratic or logistic problems with a known minimiser",
+        synthetic,
+        options=SYNTHETIC_OPTIONS,
+        models=("linear",),
+        origin="drawn from the seed",
+    ),
+    DataSet(
+        "csv",
+        "your own CSV tables, one file for each client: give files and target",
+        own_files,
+        (Form((), csv, suffix=".csv"),),
+        options=(FILES, TARGET, FEATURES, GROUP, TASK),
+        partition="group",
+        origin="yours",
+    ),
+    DataSet(
+        "svmlight",
+        "your own svmlight (LIBSVM) tables: give files",
+        own_files,
+        (Form((), svmlight),),
+        options=(FILES, COLUMNS),
+        partition="iid",
+        origin="yours",
+    ),
+)
+
+DATASETS = {dataset.name: dataset for dataset in _LIST}
+"""Every data set by name."""

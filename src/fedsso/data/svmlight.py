@@ -1,0 +1,190 @@
+"""The reader of svmlight files, the format of the LIBSVM collection.
+
+A line is one row: its label, then "index:value" for each feature that is not zero. Indices begin
+with 1 and rise. A # begins a comment:
+
+    -1 1:0.5 3:-2
+    +1 2:0.001  # a comment
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import InputError, integer
+from ..support.intake import limits, lines
+from .options import COLUMNS
+from .pool import Pool
+from .tables import EXACT, Array, finite, numbered
+
+INT32 = 2**31 - 1
+"""The largest feature number that the arrays here can hold."""
+
+
+class Row(NamedTuple):
+    """One line of a file."""
+
+    label: float
+    indices: list[int]
+    values: list[float]
+
+
+class Sparse(NamedTuple):
+    """The rows of one file. Row i has the next sizes[i] entries of `columns` and `values`."""
+
+    y: Array
+    """The labels, [rows]."""
+    sizes: Array
+    """How many entries each row has, [rows]."""
+    columns: Array
+    """The feature numbers, from 1, [entries]."""
+    values: Array
+    """The features' values, [entries]."""
+
+
+def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
+    """Read svmlight files, plain or packed by gzip, bzip2 or xz, and pool them in order.
+
+    `dim` is the number of features; 0 takes the largest index in the files. Labels that are whole
+    numbers are numbered from 0 in sorted order.
+    """
+    most = integer("dim", dim, 0, limits().columns)
+    parts = [_read(path, most) for path in paths]
+    if not parts:
+        raise InputError("svmlight needs at least 1 file, got 0")
+    _check_same_labels(paths, parts)
+    y = np.concatenate([part.y for part in parts])
+    width = most or max(int(part.columns.max(initial=0)) for part in parts)
+    if not width:
+        raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
+    rows = len(y)
+    what = f"numbers, {rows} rows of {width} features"
+    limits().check("cells", rows * width, paths[0], what)
+    label, notes = numbered(y)
+    x = torch.from_numpy(_filled(parts, rows, width))
+    return Pool(x, label, notes=notes)
+
+
+def _filled(parts: Sequence[Sparse], rows: int, width: int) -> Array:
+    """The rows of all files as one dense array, float32 [rows, width]."""
+    x = np.zeros((rows, width), np.float32)
+    start = 0
+    for part in parts:
+        count = len(part.y)
+        own = x[start : start + count]
+        row_of_entry = np.repeat(np.arange(count), part.sizes)
+        own[row_of_entry, part.columns - 1] = part.values
+        start += count
+    return x
+
+
+def _read(path: Path, most: int) -> Sparse:
+    """Read one file. `most` is the largest feature number that is allowed; 0 allows any."""
+    y = array("d")
+    sizes = array("i")
+    columns = array("i")
+    values = array("f")
+    bound = limits()
+    for where, tokens in _tokens(path):
+        row = _row(tokens, most or INT32, where)
+        largest = row.indices[-1] if row.indices else 0
+        if largest > bound.columns:
+            raise bound.beyond("columns", where, f"has {largest} columns")
+        if len(columns) + len(row.indices) > bound.cells:
+            has = f"has more than {bound.cells} numbers up to here"
+            raise bound.beyond("cells", where, has)
+        y.append(row.label)
+        sizes.append(len(row.indices))
+        columns.extend(row.indices)
+        values.extend(row.values)
+    if not y:
+        raise InputError(f"{path}: has no rows, need at least 1")
+    return Sparse(
+        _as_array(y),
+        _as_array(sizes),
+        _as_array(columns),
+        _as_array(values),
+    )
+
+
+def _tokens(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Where each row is, for messages, and the words of its line without the comment."""
+    for number, text in enumerate(lines(path), start=1):
+        if text == b"\n":
+            continue
+        code, _, _comment = text.decode("latin-1").partition("#")
+        tokens = code.split()
+        if tokens:
+            yield f"{path}: line {number}", tokens
+
+
+def _as_array(numbers: array[float] | array[int]) -> Array:
+    """The numbers as an array of numpy, in the same memory."""
+    if not numbers:
+        return np.zeros(0, numbers.typecode)
+    return np.frombuffer(numbers, numbers.typecode)
+
+
+def _row(tokens: Sequence[str], most: int, where: str) -> Row:
+    """One row from the words of its line. InputError unless its indices rise from 1 to `most`."""
+    try:
+        label = finite(tokens[0])
+    except ValueError:
+        raise InputError(f"{where}: has {tokens[0]!r} as label, expected a number") from None
+    indices = []
+    values = []
+    for token in tokens[1:]:
+        index, value = _entry(token, where)
+        indices.append(index)
+        values.append(value)
+    for before, index in pairwise((0, *indices)):
+        if index <= before:
+            raise InputError(
+                f"{where}: has feature {index} after {before}, expected indices from 1 in rising "
+                f"order"
+            )
+    if indices and indices[-1] > most:
+        raise InputError(f"{where}: has feature {indices[-1]}, expected at most dim={most}")
+    if abs(label) >= EXACT:
+        raise InputError(
+            f"{where}: has a label of 2^53 or more, where labels run together: number them from 0"
+        )
+    return Row(label, indices, values)
+
+
+def _entry(token: str, where: str) -> tuple[int, float]:
+    """The index and the value of one entry, such as 3:0.5."""
+    index, _, value = token.partition(":")
+    try:
+        if not index.isdecimal():
+            raise ValueError
+        return int(index), finite(value)
+    except ValueError:
+        rule = "expected index:value as in 3:0.5"
+        if index == "qid":
+            rule = "queries are not supported: remove them"
+        raise InputError(f"{where}: has {token!r}, {rule}") from None
+
+
+def _check_same_labels(paths: Sequence[Path], parts: Sequence[Sparse]) -> None:
+    """Raise InputError for files that write two classes differently, such as -1/1 and 0/1.
+
+    Pooled, they would look like three classes.
+    """
+    kinds = [set(part.y.tolist()) for part in parts]
+    together = set().union(*kinds)
+    if max(map(len, kinds)) != 2 or len(together) <= 2:
+        return
+    told = []
+    for path, kind in zip(paths, kinds, strict=True):
+        labels = [f"{label:g}" for label in sorted(kind)]
+        told.append(f"{path} has {'/'.join(labels)}")
+    ways = "; ".join(told)
+    raise InputError(f"two classes are written in different ways: {ways}: number them alike")

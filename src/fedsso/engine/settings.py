@@ -1,0 +1,313 @@
+"""The options of a run, declared once.
+
+`Settings` is one frozen record. Each of its fields has a type, a default, bounds and a sentence
+that says what it does. Everything else is made from it: the keyword arguments of
+`fedsso.simulate` and their `help()`, the options of the command line, the keys of a settings file,
+the checks, what a run writes down about itself, and the options page of the documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args, get_type_hints
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InputError, integer, number, one_of, unknown
+from ..maths.compress import check as check_compression
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+ENGINES = ("auto", "stacked", "loop")
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+Metrics = Sequence[str | Callable[[Tensor, Tensor], float]]
+Init = str | Path | Tensor | NDArray[Any]
+
+OTHER_NAMES = {  # what other libraries call these options
+    "n_rounds": "rounds",
+    "num_rounds": "rounds",
+    "num_server_rounds": "rounds",
+    "epochs": "local_epochs",
+    "num_epochs": "local_epochs",
+    "n_local_steps": "local_steps",
+    "num_local_steps": "local_steps",
+    "tau": "local_steps",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "fraction": "participation",
+    "fraction_fit": "participation",
+    "fraction_train": "participation",
+    "client_fraction": "participation",
+    "cohort_size": "participation",
+    "dropout": "drop_rate",
+    "random_state": "seed",
+    "weight_decay": "l2",
+    "compression": "compress",
+    "precision": "dtype",
+    "initial": "init",
+}
+
+
+class Bounds(NamedTuple):
+    """An interval of numbers, with or without its ends."""
+
+    low: float
+    high: float
+    low_belongs: bool = True
+    high_belongs: bool = True
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float):
+            return False
+        above = value >= self.low if self.low_belongs else value > self.low
+        below = value <= self.high if self.high_belongs else value < self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            sign = ">=" if self.low_belongs else ">"
+            finite = "" if self.high_belongs else " and finite"
+            return f"be {sign} {self.low:g}{finite}"
+        left = "[" if self.low_belongs else "("
+        right = "]" if self.high_belongs else ")"
+        return f"lie in {left}{self.low:g}, {self.high:g}{right}"
+
+
+class Option(NamedTuple):
+    """One option as users see it."""
+
+    name: str
+    kind: Any  # its type in Python
+    default: Any
+    doc: str  # one sentence
+    bounds: Bounds | None  # of a number
+    choices: tuple[str, ...]  # of a word
+    in_files: Any  # its type in a settings file and on the command line
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    bounds: Bounds | None = None,
+    choices: Sequence[str] = (),
+    in_files: Any = None,
+) -> Any:
+    """Declare a field of `Settings`; `in_files` is its type in TOML where that is another one."""
+    told = {"doc": doc, "bounds": bounds, "choices": tuple(choices), "in_files": in_files}
+    return field(default=default, metadata=told)
+
+
+COUNT = Bounds(1, math.inf)
+SHARE = Bounds(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run goes, apart from its data, its model and its algorithm.
+
+    >>> Settings(rounds=20, participation=0.25).local_steps
+    5
+    """
+
+    rounds: int = option(100, "Communication rounds.", bounds=COUNT)
+    local_steps: int | None = option(
+        5, "Local steps τ that a client takes in each round.", bounds=COUNT, in_files=int
+    )
+    local_epochs: int | None = option(
+        None,
+        "Passes over its own rows that a client makes in each round, instead of local_steps.",
+        bounds=COUNT,
+    )
+    batch_size: int | None = option(
+        100,
+        "Rows in a mini-batch; None, in files and on the command line full: all the client has.",
+        bounds=COUNT,
+        in_files=int | Literal["full"],
+    )
+    participation: float = option(
+        1.0,
+        "Share of the clients that is chosen at random in each round.",
+        bounds=Bounds(0, 1, low_belongs=False),
+    )
+    drop_rate: float = option(
+        0.0,
+        "Probability that a chosen client never answers.",
+        bounds=Bounds(0, 1, high_belongs=False),
+    )
+    stragglers: float = option(
+        0.0, "Share of the clients that take only some of their local steps.", bounds=SHARE
+    )
+    seed: int = option(
+        0,
+        "Seed of the cohorts, the mini-batches and the initial model; not of the partition.",
+        in_files=int | list[int],
+    )
+    eval_every: int = option(1, "Rounds between two evaluations on the test rows.", bounds=COUNT)
+    eval_train: bool = option(
+        False, "Evaluate the loss on all training rows as well, which takes longer."
+    )
+    init: Init | None = option(
+        None,
+        "Initial model: zero, default (torch's own draw), a flat tensor or a safetensors file; "
+        "left out: zero for convex models, torch's draw for others.",
+        in_files=str | None,
+    )
+    loss: Loss | None = option(
+        None,
+        "cross_entropy, mse, bce or your own function; left out: cross_entropy for labels, mse "
+        "for real targets.",
+        in_files=str | None,
+    )
+    metrics: Metrics = option(
+        ("accuracy",),
+        "What is measured on the test rows besides the loss: accuracy, auc, f1 or your own "
+        "functions.",
+        in_files=list[str],
+    )
+    stop_at: float | None = option(
+        None,
+        "Stop a run when its test accuracy reaches this.",
+        bounds=Bounds(0, 1, low_belongs=False),
+    )
+    dtype: str = option("float32", "Floating-point type of all numbers.", choices=tuple(DTYPES))
+    device: str = option("auto", "auto (a GPU where there is one), cpu, cuda or cuda:1.")
+    engine: str = option(
+        "auto",
+        "How clients are computed: stacked (many at a time), loop (one at a time) or auto.",
+        choices=ENGINES,
+    )
+    compress: str | None = option(
+        None, "Compression of uploads, with error feedback: topk:SHARE, int8, rank:R or none."
+    )
+    l2: float = option(
+        0.0,
+        "Strength of the penalty l2/2·|x|² on all parameters, in every client's loss.",
+        bounds=Bounds(0, math.inf, high_belongs=False),
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Settings from keyword arguments; a name that is not known gets a helpful error."""
+        known = {one.name for one in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise unknown("option", name, known, also=OTHER_NAMES)
+        if given.get("local_epochs") is not None and given.get("local_steps") is not None:
+            raise InputError(
+                "local_steps and local_epochs were both given; a client's work is one or the other"
+            )
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        for one in options():
+            self._set(one.name, _checked(one, getattr(self, one.name)))
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"seed must fit into 64 bits, got seed={self.seed}")
+        if self.local_epochs is not None:
+            self._set("local_steps", None)
+        elif self.local_steps is None:
+            raise InputError(
+                "local_steps must be an integer >= 1, got local_steps=None without local_epochs"
+            )
+        if self.compress == "none":
+            self._set("compress", None)
+        if self.compress is not None:
+            check_compression(self.compress)
+        self._set("metrics", _several_metrics(self.metrics))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def with_seed(self, seed: int) -> Self:
+        """The same settings with another seed."""
+        return replace(self, seed=seed)
+
+    def values(self) -> dict[str, Any]:
+        """All options by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The floating-point type as torch has it."""
+        return DTYPES[self.dtype]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device on which the run computes."""
+        return device_of(self.device)
+
+
+def options() -> list[Option]:
+    """Every option of a run, in the order of the record."""
+    if not _OPTIONS:
+        hints = get_type_hints(Settings)
+        for one in fields(Settings):
+            told = dict(one.metadata)
+            in_files = told.pop("in_files") or hints[one.name]
+            _OPTIONS.append(
+                Option(one.name, hints[one.name], one.default, **told, in_files=in_files)
+            )
+    return _OPTIONS
+
+
+_OPTIONS: list[Option] = []
+
+
+def _checked(one: Option, value: Any) -> Any:
+    """The value of an option in its own type and within its bounds."""
+    kinds = get_args(one.kind) or (one.kind,)
+    if value is None and type(None) in kinds:
+        return None
+    if one.choices:
+        return one_of(one.name, str(value).removeprefix("torch."), one.choices)
+    if one.name == "device":
+        return str(value)
+    if bool in kinds:
+        if not isinstance(value, bool):
+            raise InputError(f"{one.name} must be True or False, got {one.name}={value!r}")
+        return value
+    if int in kinds:
+        least = None if one.bounds is None else int(one.bounds.low)
+        return integer(one.name, value, least)
+    if float in kinds:
+        return _number_within(one, value)
+    return value
+
+
+def _number_within(one: Option, value: Any) -> float:
+    found = number(one.name, value)
+    if one.bounds is not None and found not in one.bounds:
+        raise InputError(f"{one.name} must {one.bounds}, got {one.name}={value!r}")
+    return found
+
+
+def _several_metrics(wished: Any) -> tuple[Any, ...]:
+    """The accuracy and what is wished besides, each once."""
+    several = wished if isinstance(wished, list | tuple) else [wished]
+    for one in several:
+        if not isinstance(one, str) and not callable(one):
+            raise InputError(f"a metric is a name or a function, got metrics={wished!r}")
+    return tuple(dict.fromkeys(("accuracy", *several)))
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "device 'cuda' was asked for but torch sees no GPU; use device='cpu' or install the "
+            "CUDA build"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
+    return device

@@ -1,0 +1,295 @@
+"""What is to be run: every record under every seed, checked before anything is written.
+
+A plan is a list of runs. Python's `simulate`, `compare` and `sweep` and the commands of the same
+names all make their plans here, so that each setting is read and checked once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithm import Algorithm
+from ..algorithm.records import fields_of
+from ..algorithms import ALGORITHMS, make
+from ..data import Federation
+from ..engine import checkpoint
+from ..engine.settings import Settings, options
+from ..engine.simulate import admit, fitted
+from ..engine.uplink import uplink
+from ..errors import InputError, integer
+from ..objective import Layout, ravel
+from ..support.files import check_writable, write_atomic
+from ..support.lock import Lock
+from ..support.seal import read_sealed_toml, sealed_toml
+from ..support.trees import nbytes
+from .grids import grid
+from .problem import Problem, pose
+from .run import CHECKPOINT, SPEC, TRACE
+from .spec import Spec, specify
+
+PLAN = "plan.toml"  # the runs of a comparison, until each has its folder
+VARIED = ("local_steps", "batch_size")  # options of which a sweep may list several values
+
+
+class Planned(NamedTuple):
+    """One run to do."""
+
+    spec: Spec
+    record: Algorithm
+    problem: Problem
+    folder: Path | None = None  # where it is kept, with its model; None: nowhere, or in a store
+
+    @property
+    def settings(self) -> Settings:
+        """The run options."""
+        return self.problem.settings
+
+
+# ---- from what users write to a list of runs ----
+
+
+def plan(
+    fed: Federation,
+    model: str | nn.Module,
+    records: Sequence[Algorithm],
+    seeds: Iterable[int] | None,
+    given: Mapping[str, Any],
+) -> list[Planned]:
+    """The runs of a sweep, without folders: every record under every seed.
+
+    `given` are run options by name; local_steps and batch_size may be lists.
+    """
+    lists = {name: given[name] for name in VARIED if isinstance(given.get(name), list | tuple)}
+    if not all(lists.values()):
+        raise InputError(f"{' and '.join(lists)} must list at least one value each")
+    planned: list[Planned] = []
+    for seed in seeds_of(seeds, given):
+        for values in itertools.product(*lists.values()):
+            varied = dict(zip(lists, values, strict=True))
+            settings = settings_of({**given, **varied, "seed": seed})
+            problem = pose(fed, model, settings)
+            for record in records:
+                spec = specify(problem, model, record, len(planned), list(lists))
+                planned.append(Planned(spec, record, problem))
+    return planned
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Run options as a record; a hyper-parameter among them is sent to its algorithm."""
+    if "seeds" in given:
+        raise InputError(
+            "this is one run, with one seed: give seed=..., or call fedsso.compare with seeds=[...]"
+        )
+    known = {one.name for one in options()}
+    hyper = {field.name for cls in ALGORITHMS.values() for field in fields_of(cls)}
+    for name in given:
+        if name in hyper and name not in known:
+            raise InputError(
+                f"{name} belongs to the algorithm: give a record such as "
+                f"algorithm=FedAvg({name}=...)"
+            )
+    return Settings.of(given)
+
+
+def record_of(algorithm: str | Algorithm) -> Algorithm:
+    """The record of a name, with its defaults; a record as it is."""
+    record = make(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(record, Algorithm):
+        raise InputError(
+            f"an algorithm is a name or a record such as FedAvg(alpha=0.01), got {record!r}"
+        )
+    return record
+
+
+def records_of(algorithms: Any) -> list[Algorithm]:
+    """The records of a comparison: a name stands for the algorithm with its defaults."""
+    several = list(algorithms) if isinstance(algorithms, list | tuple) else [algorithms]
+    return _different([record_of(one) for one in several])
+
+
+def grid_of(algorithms: Any) -> list[Algorithm]:
+    """The records of a sweep: a name stands for the algorithm's whole grid."""
+    several = list(algorithms) if isinstance(algorithms, list | tuple) else [algorithms]
+    records: list[Algorithm] = []
+    for one in several:
+        records += grid(one) if isinstance(one, str) else [record_of(one)]
+    return _different(records)
+
+
+def _different(records: list[Algorithm]) -> list[Algorithm]:
+    if not records:
+        raise InputError("at least one algorithm is needed, got an empty list")
+    if len({repr(record) for record in records}) < len(records):
+        raise InputError(
+            "an algorithm with the same settings was given twice; give several seeds to repeat it"
+        )
+    return records
+
+
+def seeds_of(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """The seeds that were asked for, at least one and all different."""
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
+        raise InputError(f"seeds must be a list of integers, got seeds={seeds!r}")
+    if seeds is None:
+        return (given.get("seed", 0),)
+    chosen = tuple(integer("seed", seed) for seed in seeds)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise InputError(f"seeds must be different and at least one, got {chosen}")
+    return chosen
+
+
+def folder_of(out: Any) -> Path | None:
+    """Where results go; None: nowhere."""
+    if out is None:
+        return None
+    if not isinstance(out, str | Path) or not str(out) or "\0" in str(out):
+        raise InputError(f"out must name a folder, got out={out!r}")
+    return Path(out)
+
+
+# ---- what cannot run is refused ----
+
+
+def check(planned: Sequence[Planned]) -> None:
+    """Refuse what cannot run, before anything is written."""
+    left, reasons = suited(planned)
+    for reason in reasons.values():
+        raise InputError(reason)
+    for run in left:
+        if run.folder is not None:
+            _check_registered(run.record, run.spec.algorithm)
+
+
+def suited(planned: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
+    """The runs whose algorithms can run with their model and cohorts, and why the others cannot.
+
+    Reasons are by the algorithm's name, all of whose runs are then left out. A model or a loss
+    that does not fit the data at all is an InputError.
+    """
+    for problem in {id(run.problem): run.problem for run in planned}.values():
+        problem.check()
+    reasons: dict[str, str] = {}
+    for run in planned:
+        try:
+            _check_suits(run.record, run.problem)
+        except InputError as error:
+            reasons.setdefault(run.spec.algorithm, str(error))
+    return [run for run in planned if run.spec.algorithm not in reasons], reasons
+
+
+def _check_suits(record: Algorithm, problem: Problem) -> None:
+    """An algorithm must bear these cohorts, this model and this loss, and fit into memory."""
+    settings = problem.settings
+    admit(record, settings)
+    record = fitted(record, problem.module)
+    x = without_memory(problem)
+    server = record.server_init(x)
+    uplink(record, server, Layout.of(problem.module), settings.compress)
+    problem.grants(record.asks())
+    clients = problem.fed.clients
+    keeps = nbytes(server, 1) + nbytes(record.client_init(x), 1) * clients
+    memory = _memory(settings.torch_device)
+    if 2 * keeps > memory:  # of the round before and of this one
+        raise InputError(
+            f"{type(record).__name__} keeps {keeps / 1e9:.3g} GB at the server and {clients} "
+            f"clients, twice within a round; this device has {memory / 1e9:.3g} GB: use fedsso, a "
+            f"smaller model or fewer clients"
+        )
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that the device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def without_memory(problem: Problem) -> Tensor:
+    """One trial's model [1, d] that takes no memory, to measure the states of algorithms with."""
+    x = ravel(problem.module)
+    return torch.empty(1, len(x), dtype=x.dtype, device="meta")
+
+
+def _check_registered(record: Algorithm, name: str) -> None:
+    if ALGORITHMS.get(name) is not type(record):
+        raise InputError(
+            f"{name} is not registered, so its run could not be read back; set "
+            f"fedsso.algorithms.ALGORITHMS[{name!r}] first"
+        )
+
+
+# ---- folders of runs ----
+
+
+def below(planned: Sequence[Planned], root: Path | None) -> list[Planned]:
+    """The same runs, each with a folder of its own below `root`."""
+    if root is None:
+        return list(planned)
+    return [run._replace(folder=root / run.spec.folder(i)) for i, run in enumerate(planned)]
+
+
+@contextmanager
+def locked(folders: Iterable[Path | None]) -> Iterator[None]:
+    """Keep other writers out of some folders."""
+    with ExitStack() as held:
+        for folder in folders:
+            if folder is not None:
+                held.enter_context(Lock(folder))
+        yield
+
+
+def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
+    """Write every run's spec, so that whoever is killed knows what is left to do.
+
+    A `fresh` run must not find another one in its folder, not even its own beginning.
+    """
+    new: dict[Path, Spec] = {}
+    for run in planned:
+        if run.folder is not None and _is_new(run, run.folder, fresh):
+            new[run.folder] = run.spec
+    roots = {folder.parent for folder in new}
+    if len(new) > 1:
+        for root in roots:
+            specs = {f.name: spec.to_toml() for f, spec in new.items() if f.parent == root}
+            write_atomic(root / PLAN, sealed_toml(specs))
+    for folder, spec in new.items():
+        check_writable(folder)
+        spec.save(folder / SPEC)
+    for root in roots:
+        (root / PLAN).unlink(missing_ok=True)
+
+
+def complete_plan(root: Path) -> None:
+    """Make the folders of runs that were planned when a process died among them."""
+    if not (root / PLAN).is_file():
+        return
+    with Lock(root):
+        for name, table in read_sealed_toml(root / PLAN).items():
+            spec = Spec.from_toml(cast(Mapping[str, Any], table))
+            if Path(name).name == name and not (root / name / SPEC).is_file():
+                spec.save(root / name / SPEC)
+        (root / PLAN).unlink(missing_ok=True)
+
+
+def _is_new(run: Planned, folder: Path, fresh: bool) -> bool:
+    """Whether a run's folder is still to be made; another run in its place is an error."""
+    begun = [name for name in (CHECKPOINT, TRACE) if (folder / name).exists()]
+    if begun and not (folder / SPEC).exists():
+        raise InputError(
+            f"{folder / begun[0]} is there already, and belongs to no run; choose another folder"
+        )
+    if not begun and not checkpoint.exists(folder / CHECKPOINT):
+        return True  # a run that never began leaves at most its spec
+    if fresh or Spec.load(folder / SPEC).identity != run.spec.identity:
+        raise InputError(
+            f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)"
+        )
+    return False

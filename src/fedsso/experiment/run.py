@@ -1,0 +1,301 @@
+"""One finished run: its settings, its trace and its trained model, with the folder that keeps them.
+
+A run's folder holds spec.toml (the settings, also valid for `fedsso run --config`), trace.csv and
+checkpoint.safetensors (the model; while the run is under way also everything needed to go on).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithm import Algorithm
+from ..data import Federation
+from ..engine import checkpoint
+from ..engine.checkpoint import of_text, text_of
+from ..engine.evaluate import Evaluator
+from ..engine.gather import Gather
+from ..errors import InputError
+from ..objective import buffers_into, buffers_of, objective, ravel, unravel_into
+from ..support.files import write_atomic
+from ..support.intake import Damaged, inside, is_file, is_folder, read_text
+from ..support.lock import Lock
+from .problem import Problem
+from .spec import Spec
+from .trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("fedsso")
+SPEC = "spec.toml"
+TRACE = "trace.csv"
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class Weights(NamedTuple):
+    """A trained model as flat vectors."""
+
+    x: Tensor  # the parameters [d]
+    buffers: Tensor  # [b]
+    personal: Tensor | None = None  # each client's own model [clients, d]; x is their mean
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One algorithm with one setting and one seed: the trace and, if it was kept, the model.
+
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> run = fedsso.simulate(fed, "mclr", "fedavg", rounds=5)
+    >>> run.rounds_to(0.5), len(run.trace), sum(p.numel() for p in run.model.parameters())
+    (1, 6, 650)
+    """
+
+    spec: Spec
+    trace: Trace
+    weights: Weights | None = None  # None: a sweep keeps no models
+    live: Problem | None = None  # data, architecture, loss; None after a run was loaded
+    module: nn.Module | None = None  # the architecture of a loaded run, where it is the user's own
+    judged_by: str = "test"  # the rows that were evaluated: "test", or "val" for held-out ones
+
+    def __repr__(self) -> str:
+        told = f"seed {self.spec.seed}, {len(self.trace) - 1} rounds"
+        return f"Run({self.label}, {told}, accuracy {self.final():.4f})"
+
+    @property
+    def label(self) -> str:
+        """Algorithm and the settings that differ from its defaults, for people to read."""
+        return self.spec.label
+
+    @property
+    def record(self) -> Algorithm:
+        """The algorithm with its hyper-parameters, as `simulate` takes it."""
+        return self.spec.record
+
+    @property
+    def diverged(self) -> int | None:
+        """The round in which the run diverged, or None."""
+        return self.trace.diverged
+
+    def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """The first evaluated round that reaches the target; None if no round does.
+
+        Round 0 is the initial model.
+        """
+        return self.trace.rounds_to(target, metric)
+
+    def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """The last evaluated round below the target, which is how the paper counts.
+
+        None if the run ends below the target, -1 if no round is below it.
+        """
+        return self.trace.last_below(target, metric)
+
+    def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
+        """Bytes sent by all clients and the server until the target is first reached."""
+        return self.trace.bytes_to(target, metric)
+
+    def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
+        """The mean of the last evaluations, by default of the very last one."""
+        return self.trace.final(metric, last)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The trace as a data frame, one row for each round."""
+        return self.trace.to_pandas()
+
+    def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
+        """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix."""
+        from .results import Results
+
+        Results([self]).plot(path, targets=targets)
+
+    @property
+    def trained(self) -> Weights:
+        """The trained model as flat vectors; an error where it was not kept."""
+        if self.weights is None:
+            raise InputError(
+                "a sweep keeps traces, not models: train this one again with "
+                "fedsso.simulate(fed, model, run.record, seed=..., ...)"
+            )
+        return self.weights
+
+    @property
+    def x(self) -> Tensor:
+        """The parameters of the trained model as one flat vector [d]."""
+        return self.trained.x
+
+    @property
+    def buffers(self) -> Tensor:
+        """The buffers of the trained model (BatchNorm's statistics) as one flat vector."""
+        return self.trained.buffers
+
+    @property
+    def personal(self) -> Tensor | None:
+        """Each client's own model [clients, d], of an algorithm that makes such models."""
+        return self.trained.personal
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module, a new copy each time.
+
+        Where every client has a model of its own, this is their weighted mean, which is not what
+        was tested; `personal` holds those.
+        """
+        if self.live is not None:
+            architecture = self.live.module
+        else:
+            architecture = self.module or self.spec.module()
+        module = copy.deepcopy(architecture).to("cpu", self.x.dtype)
+        unravel_into(module, self.x)
+        with torch.no_grad():
+            buffers_into(module, self.buffers)
+        return module.eval()
+
+    def clients(self) -> pd.DataFrame:
+        """Test loss and metrics at each client, of its own model where it has one."""
+        import pandas as pd
+
+        live = self.live or self.spec.problem(model=self.module, trained=True)
+        fed = live.fed
+        f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
+        evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
+        names = fed.client_names or [str(i) for i in range(fed.clients)]
+        rows = []
+        for i, name in enumerate(names):
+            own = self.x if self.personal is None else self.personal[i]
+            with torch.no_grad():
+                found = evaluate(own[None], self.buffers[None], fed.rows_of(i, "test"))
+            row = {
+                "client": name,
+                "train_rows": int(fed.train_sizes[i]),
+                "test_rows": int(fed.test_sizes[i]),
+            }
+            rows.append(row | {metric: float(value[0]) for metric, value in found.items()})
+        return pd.DataFrame(rows)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run's folder; `fedsso.load_run` reads it back."""
+        self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
+        folder = Path(folder)
+        text = self.trace.to_csv()
+        done = {"model": self.x, "buffers": self.buffers}
+        done |= {"done": _digest(text), "trace": of_text(text)}
+        done["diverged"] = torch.tensor(self.diverged or 0)
+        if self.personal is not None:
+            done["personal"] = self.personal
+        with Lock(folder):
+            if is_file(folder / SPEC) and Spec.load(folder / SPEC).identity != self.spec.identity:
+                raise InputError(f"{folder} holds another run; choose another folder")
+            self.spec.save(folder / SPEC)
+            write_atomic(folder / TRACE, text)
+            checkpoint.save(folder / CHECKPOINT, done, self.spec.identity)
+
+
+def load_run(
+    folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
+) -> Run:
+    """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
+    folder = Path(folder)
+    if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
+        raise InputError(
+            f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
+        )
+    spec = Spec.load(folder / SPEC)
+    path = folder / CHECKPOINT
+    if not checkpoint.exists(path):
+        raise InputError(
+            f"{folder} holds a run that has not begun; `fedsso resume {folder}` completes it"
+        )
+    try:
+        saved = checkpoint.load(path, spec.identity)
+        if "done" not in saved:
+            raise InputError(
+                f"{folder} holds a run that is not finished; `fedsso resume {folder}` completes it"
+            )
+        diverged = _check_finished(saved)
+    except Damaged as damage:
+        raise InputError(f"{damage}; `fedsso resume {folder}` computes it again") from damage
+    trace = Trace.from_csv(
+        _trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged
+    )
+    if model is not None:
+        _same_size(model, saved)
+    live = None if federation is None else spec.problem(federation, model, trained=True)
+    weights = Weights(saved["model"], saved["buffers"], saved.get("personal"))
+    return Run(spec, trace, weights, live, model)
+
+
+def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
+    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one
+    must."""
+    read = checkpoint.Reader(saved, torch.device("cpu"))
+    read.finite("model", axes=1)
+    read.numbers("buffers", axes=1)  # a variance may be infinite where columns are huge
+    if "personal" in saved:
+        read.finite("personal", axes=2)
+    return read.count("diverged") or None
+
+
+def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
+    """The trace of a finished run: its file or, if that is damaged, the copy in the checkpoint."""
+    digest = saved["done"]
+    with suppress(InputError):
+        text = read_text(path)
+        if torch.equal(digest, _digest(text)):
+            return text
+    copy = text_of(saved["trace"]) if "trace" in saved else ""
+    if not torch.equal(digest, _digest(copy)):
+        raise InputError(f"{path} is not the trace that this run wrote; restore it, or run again")
+    log.warning("%s is not as this run wrote it; the copy in the checkpoint is used", path)
+    return copy
+
+
+def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    for what, own, held in (
+        ("parameters", ravel(model), saved["model"]),
+        ("numbers in buffers", buffers_of(model), saved["buffers"]),
+    ):
+        if own.numel() != held.numel():
+            raise InputError(
+                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its "
+                f"architecture"
+            )
+
+
+def run_folders(folder: str | Path) -> list[Path]:
+    """The run folders at or directly below a folder, in order."""
+    folder = Path(folder)
+    if is_file(folder / SPEC):
+        return [folder]
+    found = [one for one in inside(folder) if is_folder(one) and is_file(one / SPEC)]
+    if not found:
+        raise InputError(
+            f"{folder} holds no run (no {SPEC} in it or below it); give the --out folder of a run"
+        )
+    return found
+
+
+def _digest(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
+def is_done(folder: Path, spec: Spec) -> bool:
+    """Whether a run's folder holds the finished run of these settings."""
+    try:
+        saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
+        if "done" not in saved:
+            return False
+        _check_finished(saved)
+    except Damaged:  # it will be computed again
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""A simulation that is advanced by hand, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..algorithm import Algorithm
+from ..data import Federation
+from ..engine.simulate import Trials, run
+from .calls import with_options
+from .execute import traces
+from .plan import Planned, check, record_of, settings_of
+from .problem import pose
+from .spec import specify
+from .trace import Trace
+
+
+@with_options
+class Simulation(Trials):
+    """Trains round by round: build it, step, look at it, stop when you like.
+
+    Each step returns the numbers of its round. `algorithm` may be a list of records that differ
+    in numbers only: these are trained together, and every number is a tensor [trials].
+
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> simulation = fedsso.Simulation(fed, "mclr", "fedsso", rounds=20)
+    >>> for row in simulation:
+    ...     if row["test_accuracy"] > 0.8:
+    ...         break
+    >>> simulation.k < 20, simulation.trace().rounds_to(0.8) == simulation.k
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        model: str | nn.Module = "mclr",
+        algorithm: str | Algorithm | Sequence[Algorithm] = "fedsso",
+        **options: Any,
+    ) -> None:
+        if isinstance(algorithm, str | Algorithm):
+            records = [record_of(algorithm)]
+        else:
+            records = [record_of(one) for one in algorithm]
+        problem = pose(fed, model, settings_of(options))
+        self.specs = [specify(problem, model, record, i) for i, record in enumerate(records)]
+        pairs = zip(self.specs, records, strict=True)
+        check([Planned(spec, record, problem) for spec, record in pairs])
+        super().__init__(problem, records)
+
+    def step(self) -> dict[str, Any]:
+        """Train for one round, and return its row of the trace: numbers, or tensors [trials]."""
+        run(self, self.k + 1)
+        row = self.rows[-1]
+        if self.trials > 1:
+            return dict(row)
+        return {name: value[0].item() for name, value in row.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Step until all rounds are done, or no trial is left to train."""
+        while self.k < self.settings.rounds and not self.finished:
+            yield self.step()
+
+    def trace(self, trial: int = 0) -> Trace:
+        """The rounds so far, as the trace of a run has them."""
+        return traces(self, self.specs)[trial]

@@ -1,0 +1,83 @@
+"""Which back end computes a module's objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..algorithm import Batch
+from ..errors import InputError, one_of
+from .backend import Backend, ravel
+from .chained import Chained
+from .dense import Dense
+from .looped import Looped
+from .losses import RowLoss
+from .vmapped import Vmapped
+
+ENGINES = ("auto", "stacked", "loop")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+UNBATCHED = (nn.modules.batchnorm._NormBase, nn.RNNBase, nn.modules.dropout._DropoutNd)
+
+
+def objective(
+    module: nn.Module,
+    loss: RowLoss,
+    engine: str,
+    device: torch.device,
+    sample: Sequence[int],
+) -> tuple[Backend, str]:
+    """The back end for a module whose samples have this shape, and why it was chosen.
+
+    `engine` is the user's wish. "auto": whatever is fastest. "stacked": all clients and trials at
+    once, or an error. "loop": one after the other.
+    """
+    one_of("engine", engine, ENGINES)
+    if engine == "loop":
+        return Looped(module, loss), "clients one by one, as asked"
+    if Dense.fits(module, sample):
+        return Dense(module, loss), "clients and trials stacked"
+    if Chained.fits(module, sample) and (engine == "stacked" or device.type == "cuda"):
+        return Chained(module, loss), "clients and trials stacked, convolutions as matrix products"
+    if engine == "auto" and device.type == "cpu" and _has_convolutions(module):
+        return Looped(module, loss), "clients one by one: on a CPU convolutions are faster so"
+    reason = _cannot_batch(module, loss, sample)
+    if not reason:
+        return Vmapped(module, loss), "clients and trials stacked by torch.func"
+    if engine == "stacked":
+        raise InputError(
+            f"this model cannot be stacked ({reason}); use engine='auto' or engine='loop'"
+        )
+    return Looped(module, loss), f"clients one by one: {reason}"
+
+
+def _has_convolutions(module: nn.Module) -> bool:
+    """Whether any layer is a convolution."""
+    return any(isinstance(m, CONVOLUTIONS) for m in module.modules())
+
+
+def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> str:
+    """Why torch.func cannot batch this module; empty if it can, which is tried."""
+    for m in module.modules():
+        if isinstance(m, UNBATCHED) and not _sees_single_rows(m):
+            return f"torch.func cannot batch {type(m).__name__}"
+    back = Vmapped(module, loss)
+    x = ravel(module).expand(2, 2, -1)
+    rows = torch.zeros(2, 2, *sample, dtype=x.dtype, device=x.device)
+    targets = torch.zeros(2, 2, dtype=torch.long, device=x.device)
+    weights = rows.new_full((2, 2), 0.5)
+    try:
+        out = back.predict(x, rows)
+        back.value_and_grad(x, Batch(rows, targets, weights))
+    except RuntimeError as error:
+        first_line = str(error).splitlines()[0]
+        return f"torch.func cannot batch it ({first_line[:80]})"
+    return "" if out.dim() == 4 else "its outputs are not [rows, classes]"
+
+
+def _sees_single_rows(layer: nn.Module) -> bool:
+    """Whether it is an InstanceNorm without statistics of its own, which sees one row at a time."""
+    if not isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return False
+    return not layer.track_running_stats

@@ -1,0 +1,168 @@
+"""The back end for any module at all: plain autograd, one client and one trial after the other.
+
+It serves modules whose rows depend on each other or on chance (BatchNorm, dropout), those that
+torch.func cannot batch (LSTM), and convolutions on a CPU, which are faster this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithm import Batch
+from .backend import Backend, buffers_into, buffers_of, by_trial, columns, mirrored
+from .losses import RowLoss
+from .modes import by_classes, differentiable_twice, seeded
+
+
+class Looped(Backend):
+    """A loop over clients and trials; padding is cut off before the module sees it."""
+
+    stacks = False
+
+    def __init__(self, module: nn.Module, loss: RowLoss) -> None:
+        super().__init__(module, loss)
+        self.params = [self.module.get_parameter(n) for n in self.layout.names]
+
+    # one client i and one trial t
+
+    def _load(self, x: Tensor, i: int, t: int) -> None:
+        """Write the point and the buffers of client i and trial t into the module."""
+        parts = torch.split(x[i, t], self.layout.sizes)
+        with torch.no_grad():
+            for p, part in zip(self.params, parts, strict=True):
+                p.copy_(part.view_as(p))
+            if self.buffers.numel():
+                buffers_into(self.module, self.buffers[i, t])
+
+    def _each(self, x: Tensor, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
+        """Client, trial and the client's own rows, with the point x[i, t] loaded into the module.
+
+        Clients without rows are passed over.
+        """
+        self.module.train()
+        trials = x.shape[1]
+        y = by_trial(batch.y, trials)
+        counts = (batch.weight > 0).sum(1).tolist()
+        for i, n in enumerate(counts):
+            if n == 0:
+                continue
+            for t in range(trials):
+                self._load(x, i, t)
+                rows = Batch(batch.x[i, :n], y[i, t, :n], batch.weight[i, :n], batch.key)
+                yield i, t, rows
+
+    def _outputs(self, rows: Batch) -> Tensor:
+        """Outputs [classes, rows]."""
+        with seeded(rows.key, rows.x.device):
+            return by_classes(self.module(rows.x))
+
+    def _loss(self, rows: Batch) -> Tensor:
+        """The weighted sum of the rows' losses."""
+        return (self.loss(self._outputs(rows), rows.y) * rows.weight).sum()
+
+    def _product(self, rows: Batch) -> Callable[[Tensor], Tensor]:
+        """The function v -> (Hessian) v, which keeps the graph of the gradient."""
+        with torch.enable_grad(), differentiable_twice(self.module):
+            loss = self._loss(rows)
+            parts = torch.autograd.grad(
+                loss, self.params, create_graph=True, materialize_grads=True
+            )
+            slope = _flat(parts)
+
+        def product(v: Tensor) -> Tensor:
+            if not slope.requires_grad:  # the gradient is constant
+                return torch.zeros_like(v)
+            parts = torch.autograd.grad(
+                slope, self.params, v, retain_graph=True, materialize_grads=True
+            )
+            return _flat(parts)
+
+        return product
+
+    # all of them
+
+    def _value_and_grad(
+        self,
+        x: Tensor,
+        batch: Batch,
+        out: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Autograd of the module in training mode; its buffers move along."""
+        value = x.new_zeros(x.shape[:2])
+        grad = x.new_zeros(x.shape) if out is None else out.zero_()
+        for i, t, rows in self._each(x, batch):
+            with torch.enable_grad():
+                loss = self._loss(rows)
+            parts = torch.autograd.grad(loss, self.params, materialize_grads=True)
+            torch.cat([g.reshape(-1) for g in parts], out=grad[i, t])
+            value[i, t] = loss.detach()
+            if self.buffers.numel():
+                self.buffers[i, t] = buffers_of(self.module)
+        return value, grad
+
+    def _value(self, x: Tensor, batch: Batch) -> Tensor:
+        """The loss in training mode, which leaves the buffers as they are."""
+        value = x.new_zeros(x.shape[:2])
+        with torch.no_grad():
+            for i, t, rows in self._each(x, batch):
+                value[i, t] = self._loss(rows)
+        return value
+
+    def _hvp(
+        self,
+        x: Tensor,
+        v: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        """Double backward."""
+        out = x.new_zeros(x.shape)
+        for i, t, rows in self._each(x, batch):
+            product = self._product(rows)
+            out[i, t] = product(v[i, t])
+        return out
+
+    def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
+        """Double backward of the identity's columns through one graph.
+
+        They are done one by one, since torch cannot batch this for GroupNorm.
+        """
+        d = x.shape[-1]
+        H = x.new_zeros(*x.shape, d)
+        for i, t, rows in self._each(x, batch):
+            product = self._product(rows)
+            for part, unit in columns(x, d):
+                H[i, t, part] = torch.stack([product(v) for v in unit])
+        return mirrored(H)
+
+    def outputs(self, x: Tensor, batch: Batch) -> Tensor:
+        """Outputs in training mode, [M, trials, classes, rows]; zero on padding."""
+        z = x.new_zeros(0)
+        with torch.no_grad():
+            for i, t, rows in self._each(x, batch):
+                one = self._outputs(rows)
+                classes, n = one.shape
+                if z.numel() == 0:
+                    z = x.new_zeros(*x.shape[:2], classes, batch.weight.shape[1])
+                z[i, t, :, :n] = one
+        return z
+
+    def predict(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Outputs in evaluation mode, [M, trials, classes, rows]."""
+        self.module.eval()
+        clients, trials = x.shape[:2]
+        out: list[Tensor] = []
+        with torch.no_grad(), seeded(0, x.device):
+            for i in range(clients):
+                for t in range(trials):
+                    self._load(x, i, t)
+                    out.append(by_classes(self.module(rows[i])))
+        z = torch.stack(out)
+        return z.view(clients, trials, *z.shape[1:])
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Gradients of several parameters as one vector."""
+    return torch.cat([g.reshape(-1) for g in parts])
