@@ -369,9 +369,7 @@ def test_own_module_loss_and_metric(fed: Federation, tmp_path: Path) -> None:
         _ = back.model
     with pytest.raises(InputError, match="module of your own"):
         resume_again(tmp_path / "run")
-    with pytest.raises(
-        InputError, match="used loss of your own: it can be resumed only by calling simulate again"
-    ):
+    with pytest.raises(InputError, match=r"loss of your own.*calling simulate again"):
         resume_again(tmp_path / "run", federation=fed, model=module)
 
 
@@ -894,20 +892,20 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"stop_at": 90}, r"stop_at.*in \(0, 1\].*stop_at=90"),
         (
             {"dtype": "float16"},
-            r"unknown dtype 'float16'; did you mean 'float64'\?|unknown dtype 'float16'",
+            r"unknown dtype 'float16'",
         ),
         ({"device": "gpu"}, r"unknown device 'gpu'; use 'auto', 'cpu' or 'cuda'"),
-        ({"device": "meta"}, r"device 'meta' is not supported; use 'auto', 'cpu' or 'cuda'"),
+        ({"device": "meta"}, r"device 'meta'.*use 'auto', 'cpu' or 'cuda'"),
         ({"engine": "fast"}, r"unknown engine 'fast'"),
         ({"loss": "hinge"}, r"unknown loss 'hinge'\. Known: bce, cross_entropy, mse\."),
         (
             {"loss": "bce"},
-            r"'bce' needs targets 0 and 1, this federation has 3 classes; use 'cross_entropy'",
+            r"'bce'.*targets 0 and 1.*3 classes.*use 'cross_entropy'",
         ),
         ({"seed": 1.5}, r"seed.*integer.*seed=1.5"),
         (
             {"algorithm": FedAvg},
-            r"an algorithm is a name or a record such as FedAvg\(alpha=0.01\), got <class",
+            r"a name or a record such as FedAvg\(alpha=0.01\).*got <class",
         ),
         ({"model": nn.Linear(5, 3)}, r"the model does not take samples of shape \(4,\)"),
         (
@@ -916,7 +914,7 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ),
         (
             {"model": nn.Linear(4, 2)},
-            r"the model has 2 outputs for 3 classes; give it one per class",
+            r"2 outputs for 3 classes.*one per class",
         ),
         ({"metrics": ("acuracy",)}, r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
         ({"local_steps": [1, 2]}, r"local_steps.*integer >= 1.*local_steps=\[1, 2\]"),
@@ -966,9 +964,7 @@ def test_other_wrong_calls(fed: Federation, quad: Federation) -> None:
         compare(fed, seeds=(1, 1), **FAST)
     with pytest.raises(InputError, match=r"seeds must be different and at least one, got \(\)"):
         compare(fed, seeds=(), **FAST)
-    with pytest.raises(
-        InputError, match="'cross_entropy' needs class labels, this federation has real targets"
-    ):
+    with pytest.raises(InputError, match=r"'cross_entropy'.*class labels.*real targets"):
         simulate(quad, "linear", loss="cross_entropy", **FAST)
     with pytest.raises(InputError, match="local_steps must list at least one value each"):
         compare(fed, **{**FAST, "local_steps": []})
