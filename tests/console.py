@@ -25,3 +25,17 @@ def fedsso(*args: object, code: int = 0) -> Any:
 def command(*args: object) -> list[str]:
     """The same as a process of its own."""
     return [sys.executable, "-m", "fedsso", *map(str, args)]
+
+
+def mentions(text: str, parts: str) -> bool:
+    """Whether a text has these parts, which " … " separates, in their order.
+
+    Enough for an error: the value that is wrong and the remedy, whatever stands between them.
+    """
+    place = 0
+    for part in parts.split(" … "):
+        place = text.find(part, place)
+        if place < 0:
+            return False
+        place += len(part)
+    return True

@@ -1100,7 +1100,7 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
     [
         (
             {"lam": 10.0, "Lam": 1.0},
-            r"lam must be < Lam, got lam=10.0, Lam=1.0; the paper: 1e-4 and 9999",
+            r"lam.*< Lam.*lam=10.0, Lam=1.0.*1e-4 and 9999",
         ),
         ({"R": 1}, r"R must be an integer >= 2, got R=1"),
         ({"R": 2.5}, r"R must be an integer >= 2, got R=2.5"),
@@ -1111,7 +1111,7 @@ def test_a_reset_round_counts_neither_as_overridden_nor_as_skipped() -> None:
         ({"alpha": True}, r"alpha must be a number, got alpha=True"),
         (
             {"eta": "auto"},
-            r"eta='auto': only FedSSO's alpha is chosen by itself; give a number, as in eta=0.1",
+            r"eta='auto'.*give a number.*eta=0.1",
         ),
         ({"alpha": "outo"}, r"^alpha (?=.*'outo')(?=.*\bauto\b)"),
         ({"guard": "adaptve"}, r"unknown guard 'adaptve'; did you mean 'adaptive'\?"),

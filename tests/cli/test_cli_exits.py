@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from console import command, fedsso
+from console import command, fedsso, mentions
 from fedsso.cli.screen import Screen, visible
 from fedsso.support import exits
 from fedsso.support.stopping import listen
@@ -74,7 +74,7 @@ def test_one_diverged_run_of_a_comparison_is_enough(tmp_path: Path) -> None:
 def test_a_target_asked_for_must_be_reached() -> None:
     assert "missed" not in fedsso("run", *SMALL, *CALM, "--targets", "0.1").stderr
     told = fedsso("run", *SMALL, *CALM, "--targets", "0.1,0.9999", code=1).stderr
-    assert "missed: fedavg alpha=0.1 did not reach 0.9999. Try more --rounds" in told
+    assert mentions(told, "missed: fedavg alpha=0.1 … 0.9999 … more --rounds")
 
 
 def test_of_a_comparison_one_algorithm_has_to_reach_it() -> None:
@@ -103,7 +103,7 @@ def test_a_sweep_is_judged_by_its_best_settings() -> None:
 @pytest.mark.parametrize("value", ["nan", "0", "2", "inf"])
 def test_a_target_that_is_no_accuracy(args: list[str], value: str) -> None:
     told = fedsso(*args, value, code=2).stderr
-    assert f"a target is an accuracy above 0 and at most 1, such as 0.9; got {value}" in told
+    assert mentions(told, f"above 0 and at most 1 … such as 0.9 … got {value}")
 
 
 BROKEN = """
@@ -291,7 +291,7 @@ def test_files_of_others_in_the_folder(args: list[str], name: str, tmp_path: Pat
     file.write_text("mine = 1")
     saved = tmp_path / "saved.toml"
     told = fedsso(*args, *SMALL, "--out", tmp_path / "out", "--save-config", saved, code=2).stderr
-    assert f"{file} is there already and would be replaced; choose another folder for --out" in told
+    assert mentions(told, f"{file} is there already … another folder for --out")
     assert contents(tmp_path) == {f"out/{name}": b"mine = 1"}
 
 
@@ -307,7 +307,7 @@ def test_a_settings_file_that_is_there(tmp_path: Path) -> None:
     told = fedsso(
         "run", *SMALL, *CALM, "--save-config", saved, "--out", tmp_path / "out", code=2
     ).stderr
-    assert f"{saved} is there already, with other content; give --save-config another name" in told
+    assert mentions(told, f"{saved} is there already … --save-config another name")
     assert contents(tmp_path) == {"my.csv": b"a,b\n"}
     saved.unlink()
     for _ in range(2):  # the second time it would stay as it is
@@ -322,7 +322,7 @@ def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
         fedsso("report", tmp_path / "run", "--out", page)
     page.write_text("<p>mine</p>")
     told = fedsso("report", tmp_path / "run", "--out", page, code=2).stderr
-    assert f"{page} is there already and is not a page of fedsso's; give --out another name" in told
+    assert mentions(told, f"{page} is there already … not a page of fedsso's … --out another name")
     assert page.read_text() == "<p>mine</p>"
 
 

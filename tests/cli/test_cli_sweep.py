@@ -25,6 +25,7 @@ with warnings.catch_warnings():
 
     from fedsso.cli.main import app
 
+from console import mentions
 from fedsso import load
 from fedsso.experiment.grids import grid
 from fedsso.support.lock import Lock
@@ -290,7 +291,7 @@ def test_the_column_of_own_tables_has_a_name_of_its_own(tmp_path: Path) -> None:
 # ---- wrong input ----
 
 BAD = {
-    "algorithm": (["--algorithms", "fedso"], "unknown algorithm 'fedso'; did you mean 'fedsso'?"),
+    "algorithm": (["--algorithms", "fedso"], "algorithm 'fedso' … did you mean 'fedsso'?"),
     "algorithm twice": (["--algorithms", "fedavg,fedavg"], "must list different names"),
     "option": (["--alhpa", "1"], "--alpha"),
     "not its option": (
@@ -310,11 +311,11 @@ BAD = {
     "minutes": (["--minutes", "0"], "--minutes must be > 0, got 0"),
     "regression": (
         ["--dataset", "synthetic", "--target", "0.9"],
-        "a target is an accuracy, which the loss mse does not have; leave it out",
+        "a target is an accuracy … loss mse … leave it out",
     ),
     "no test rows": (
         ["--test-fraction", "0"],
-        "no test rows to judge by: it takes test_fraction above 0",
+        "no test rows … test_fraction above 0",
     ),
     "no test rows, val": (["--test-fraction", "0", "--select", "val"], "no test rows to judge by"),
     "tiny clients": (
@@ -330,7 +331,7 @@ BAD = {
             "--select",
             "val",
         ],
-        "no held-out rows to judge by: it takes clients with three rows at least",
+        "no held-out rows … clients with three rows",
     ),
 }
 
@@ -341,18 +342,18 @@ def test_wrong_input_is_told_and_leaves_no_file(name: str, tmp_path: Path) -> No
     result = sweep(
         *args, "--out", tmp_path / "out", "--save-config", tmp_path / "saved.toml", code=2
     )
-    assert message in result.stderr
+    assert mentions(result.stderr, message)
     assert not list(tmp_path.iterdir())
 
 
 BAD_FILES = {
     "empty": ("[fedavg]\nalpha = []", "alpha must list different values, at least one"),
-    "type": ('[fedavg]\nalpha = ["x"]', "fedavg.alpha must be a valid number or"),
+    "type": ('[fedavg]\nalpha = ["x"]', "fedavg.alpha … number"),
     "text": (
         '[fedavg]\nalpha = "x"',
-        "fedavg.alpha must be a valid number or a table or a valid list, got 'x'",
+        "fedavg.alpha … number … table … list … got 'x'",
     ),
-    "field": ("[fedavg]\nalpah = [1.0]", "unknown key of [fedavg] 'alpah'; did you mean 'alpha'?"),
+    "field": ("[fedavg]\nalpah = [1.0]", "[fedavg] … 'alpah' … did you mean 'alpha'?"),
     "key": ("targte = 0.9", "did you mean 'target'?"),
 }
 
@@ -361,16 +362,15 @@ BAD_FILES = {
 def test_a_bad_settings_file_is_refused(name: str, tmp_path: Path) -> None:
     text, message = BAD_FILES[name]
     (tmp_path / "c.toml").write_text(text)
-    assert (
-        message in sweep("--algorithms", "fedavg", "--config", tmp_path / "c.toml", code=2).stderr
-    )
+    told = sweep("--algorithms", "fedavg", "--config", tmp_path / "c.toml", code=2).stderr
+    assert mentions(told, message)
 
 
 def test_a_list_is_for_a_sweep_alone(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("[fedavg]\nalpha = [0.1, 0.3]")
     result = CliRunner().invoke(app, ["compare", "--config", str(tmp_path / "c.toml")])
     assert result.exit_code == 2
-    assert "fedavg.alpha must be a valid number or a table, got [0.1, 0.3]" in result.stderr
+    assert mentions(result.stderr, "fedavg.alpha … number … table … got [0.1, 0.3]")
 
 
 def test_minutes_need_a_folder() -> None:

@@ -253,7 +253,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "classes": (
         lambda: Federation.from_arrays(X, Y, WHO, classes=0),
-        "classes must be an integer >= 1, got classes=0",
+        "classes.*integer >= 1.*classes=0",
     ),
     "lengths": (lambda: Federation.from_arrays(X, [0, 1], WHO), "x has 3 rows, y has 2"),
     "owner length": (
@@ -285,7 +285,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "shapes": (
         lambda: Federation.from_clients([(X, Y), ([[1.0, 2.0]], [0])]),
-        r"client 1 has samples of shape \(2,\), client 0 of shape \(1,\)",
+        r"client 1 .*shape \(2,\).*client 0 .*shape \(1,\)",
     ),
     "kinds": (
         lambda: Federation.from_clients([(X, Y), (X, [0.5, 1, 1])]),
@@ -369,9 +369,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "rows of client 0 must be an array or a list, got 3",
     ),
     "rows text": (lambda: Federation.from_rows(X, Y, ["ab"]), "rows of client 0 must hold numbers"),
-    "seed text": (lambda: own(seed="a"), "seed must be an integer, got seed='a'"),
-    "seed float": (lambda: own(seed=1.5), "seed must be an integer, got seed=1.5"),
-    "seed none": (lambda: own(seed=None), "seed must be an integer, got seed=None"),
+    "seed text": (lambda: own(seed="a"), "seed.*integer.*seed='a'"),
+    "seed float": (lambda: own(seed=1.5), "seed.*integer.*seed=1.5"),
+    "seed none": (lambda: own(seed=None), "seed.*integer.*seed=None"),
     "seed high": (
         lambda: own(seed=2**63),
         r"seed must be in -2\*\*63.*got seed=9223372036854775808",
@@ -379,9 +379,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "seed low": (lambda: own(seed=-(2**63) - 1), "got seed=-9223372036854775809"),
     "test text": (
         lambda: own(test_fraction="a"),
-        "test_fraction must be a number, got test_fraction='a'",
+        "test_fraction.*a number.*test_fraction='a'",
     ),
-    "classes text": (lambda: own(classes="a"), "classes must be an integer >= 1, got classes='a'"),
+    "classes text": (lambda: own(classes="a"), "classes.*integer >= 1.*classes='a'"),
     "classes many": (
         lambda: own(classes=10**9),
         "got classes=1000000000 .* at most 2000 for 20 rows",
@@ -412,7 +412,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "sparse x": (
         lambda: Federation.from_arrays(torch.tensor(X).to_sparse(), Y, WHO),
-        r"x must be dense, got layout torch.sparse_coo: use .to_dense\(\)",
+        r"dense.*torch.sparse_coo.*use .to_dense\(\)",
     ),
     "sparse owner": (
         lambda: Federation.from_arrays(X, Y, torch.tensor(WHO).to_sparse()),
@@ -421,7 +421,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "scalar y": (lambda: Federation.from_arrays(X, 5, WHO), "y must be an array or a list, got 5"),
     "no x": (lambda: Federation.from_arrays(None, Y, WHO), "x must hold numbers, got dtype object"),
     "complex y": (lambda: Federation.from_arrays(X, torch.tensor(Y) * 1j, WHO), "y must be real"),
-    "client type": (lambda: own().rows_of("a"), "client must be an integer, got client='a'"),  # type: ignore[arg-type]
+    "client type": (lambda: own().rows_of("a"), "client.*integer.*client='a'"),  # type: ignore[arg-type]
     "part type": (lambda: own().rows_of(0, []), r"unknown part \[\]\. Known: test, train"),  # type: ignore[arg-type]
     "part": (lambda: own().rows_of(0, "tset"), "did you mean 'test'"),
     "client": (lambda: own().rows_of(3), r"client must be in 0\.\.2, got 3"),

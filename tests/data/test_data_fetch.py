@@ -332,7 +332,8 @@ def test_a_broken_connection_is_resumed_within_the_call(site: Site, tmp_path: Pa
 def test_the_next_call_goes_on_where_the_last_one_gave_up(site: Site, tmp_path: Path) -> None:
     site.pages["a.bin"] = Page(cut=10000)
     message = failed(site, tmp_path)
-    assert f"ended after 40000 of {len(BODY)} bytes; run the command again to go on" in message
+    assert f"40000 of {len(BODY)} bytes" in message
+    assert "run the command again" in message
     assert begun(tmp_path) == ["a.bin.part", "a.bin.part.json"]
     site.pages["a.bin"] = Page()
     assert get(site, tmp_path, sha256=sha(BODY))[0].read_bytes() == BODY
@@ -496,7 +497,7 @@ def test_a_cut_chunked_transfer_is_noticed(site: Site, tmp_path: Path) -> None:
         (Page(b"", 302, "ftp://127.0.0.1/a"), "unknown url type: ftp"),
         (Page(b"", 302, "a.bin"), "redirect"),
         (Page(length=2 * len(BODY)), f"ended after {len(BODY)} of {2 * len(BODY)} bytes"),
-        (Page(length=10**15), "announces 1000000000000000 bytes, at most 8589934592 are expected"),
+        (Page(length=10**15), "1000000000000000 bytes.*at most 8589934592"),
         (Page(stall=True), f"silent for 0.5 s after 0 of {len(BODY)} bytes.*run the command again"),
         (Page(stall=True, chunked=True), r"silent for 0.5 s after 0 of \? bytes"),
     ],
@@ -509,9 +510,8 @@ def test_a_failing_server_is_named_with_the_remedy(
     assert re.search(
         f"cannot download sub/a.bin: {re.escape(site.url('a.bin'))}: .*{message}", text
     )
-    assert text.endswith(
-        f"Try another server with --mirror URL, or put sub/a.bin into {tmp_path} by hand"
-    )
+    assert "--mirror URL" in text
+    assert f"put sub/a.bin into {tmp_path}" in text
 
 
 def test_addresses_that_lead_nowhere(site: Site, tmp_path: Path) -> None:
@@ -544,8 +544,8 @@ def test_addresses_that_lead_nowhere(site: Site, tmp_path: Path) -> None:
 def test_a_wrong_checksum_removes_the_download(site: Site, tmp_path: Path) -> None:
     site.pages["a.bin"] = Page(BODY[::-1])
     text = failed(site, tmp_path, sha256=sha(BODY))
-    wrong = f"SHA-256 is {sha(BODY[::-1])}, expected {sha(BODY)}, the download was removed"
-    assert f"cannot download sub/a.bin: {site.url('a.bin')}: {wrong}" in text
+    assert f"cannot download sub/a.bin: {site.url('a.bin')}: " in text
+    assert re.search(f"SHA-256.*{sha(BODY[::-1])}.*expected {sha(BODY)}.*removed", text)
     assert begun(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
     site.pages["a.bin"] = Page()
@@ -570,9 +570,7 @@ def test_a_refused_file_is_removed_and_nothing_of_it_stays(site: Site, tmp_path:
         raise InputError(f"{staging / 'sub' / 'a.bin'}: is not what it should be")
 
     text = failed(site, tmp_path, check=refuse)
-    assert (
-        "a.bin: is not what it should be; the download was removed: run the command again" in text
-    )
+    assert re.search("a.bin: is not what it should be.*removed.*run the command again", text)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -591,9 +589,7 @@ def test_a_place_that_cannot_be_written_is_an_error_before_any_request(
     }.items():
         with pytest.raises(InputError, match=reason):
             get(site, tmp_path / name)
-    with pytest.raises(
-        InputError, match=r"cannot write in /proc/here: .*; free some space, or give another folder"
-    ):
+    with pytest.raises(InputError, match=r"cannot write in /proc/here.*give another folder"):
         get(site, Path("/proc/here"))
     assert site.asked == []
 
@@ -619,7 +615,7 @@ def test_one_process_at_a_time(site: Site, tmp_path: Path) -> None:
         get(site, tmp_path)
 
     text = failed(site, tmp_path, check=again)
-    assert f"another process is downloading set into {tmp_path}: wait until it has finished" in text
+    assert re.search(f"another process.*set into {re.escape(str(tmp_path))}.*wait", text)
     assert get(site, tmp_path)
 
 
@@ -721,7 +717,7 @@ def test_a_member_that_leaves_the_folder_condemns_the_archive(
 def test_a_wanted_member_must_be_a_regular_file(kind: str, tmp_path: Path) -> None:
     archive = taped(tmp_path / "archive", {"in/a.txt": b""}, type=getattr(tarfile, kind))
     message = refused(archive, tmp_path / "out", (("in/a.txt", "a.txt"),))
-    assert "member 'in/a.txt' leaves the folder, it is not a regular file" in message
+    assert re.search("'in/a.txt' leaves the folder.*not a regular file", message)
     assert left(tmp_path) == ["archive"]
 
 
@@ -739,7 +735,7 @@ def test_a_link_in_a_zip_is_no_regular_file(tmp_path: Path) -> None:
 def test_a_missing_member_is_named_and_nothing_is_written(packer: str, tmp_path: Path) -> None:
     archive = PACKERS[packer](tmp_path / "archive", FILES)
     message = refused(archive, tmp_path / "out", (*WANTED, ("in/d.txt", "d.txt")))
-    assert "has no member 'in/d.txt', it is not the archive expected: fetch it again" in message
+    assert re.search("no member 'in/d.txt'.*fetch it again", message)
     assert left(tmp_path) == ["archive"]
 
 
@@ -834,9 +830,7 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
 def test_an_unsafe_download_is_removed(site: Site, tmp_path: Path) -> None:
     site.pages["x"] = Page(zipped(tmp_path / "archive", {**FILES, "../evil": b""}).read_bytes())
     remote = Remote("x", (site.url("x"),), members=WANTED)
-    with pytest.raises(
-        InputError, match=r"leaves the folder: do not use this archive; the download was removed"
-    ):
+    with pytest.raises(InputError, match=r"leaves the folder.*do not use this archive.*removed"):
         fetch("set", [remote], tmp_path / "data", check=fine)
     assert list((tmp_path / "data").iterdir()) == []
 

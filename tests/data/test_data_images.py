@@ -107,11 +107,11 @@ def swapped(paths: list[Path]) -> None:
 IDX: dict[str, tuple[Damage, str]] = {
     "swapped": (
         swapped,
-        r"train-images\S*: is no idx file of images, which begins with 0x00000803",
+        r"train-images\S*: .*no idx file of images.*0x00000803",
     ),
     "images as labels": (
         lambda p: p[1].write_bytes(p[0].read_bytes()),
-        r"train-labels\S*: is no idx file of labels, which begins with 0x00000801",
+        r"train-labels\S*: .*no idx file of labels.*0x00000801",
     ),
     "empty": (lambda p: p[2].write_bytes(b""), r"t10k-images\S*: is no idx file of images"),
     "half a header": (
@@ -120,7 +120,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "another size": (
         lambda p: p[0].write_bytes(idx_bytes(np.zeros((7, 32, 28), np.uint8))),
-        r"train-images\S*: holds images of \[32, 28\] pixels, need \[28, 28\]",
+        r"train-images\S*: .*\[32, 28\].*need \[28, 28\]",
     ),
     "no rows": (
         lambda p: p[0].write_bytes(idx_bytes(grey(0))),
@@ -128,11 +128,11 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "too few bytes": (
         lambda p: p[0].write_bytes(idx_bytes(grey(7))[:-1]),
-        r"train-images\S*: its header tells of 7 items in 5488 bytes, it has 5487 bytes",
+        r"train-images\S*: .*7 items in 5488 bytes.*5487 bytes",
     ),
     "too many bytes": (
         lambda p: p[0].write_bytes(idx_bytes(grey(7)) + b"\0"),
-        r"train-images\S*: its header tells of 7 items in 5488 bytes, it has more",
+        r"train-images\S*: .*7 items in 5488 bytes.*has more",
     ),
     "a boast": (
         lambda p: p[0].write_bytes(struct.pack(">4I", 0x803, 2**32 - 1, 28, 28) + bytes(784)),
@@ -140,7 +140,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "fewer labels": (
         lambda p: p[1].write_bytes(idx_bytes(labels(6))),
-        r"train-images\S* has 7 images, \S*train-labels\S* has 6 labels: take both from one set",
+        r"train-images\S* .*7 images.*train-labels\S* .*6 labels.*both from one set",
     ),
     "unknown label": (
         lambda p: p[3].write_bytes(idx_bytes(np.array([1, 2, 10, 3, 4], np.uint8))),
@@ -148,7 +148,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "cut gzip": (
         lambda p: p[0].write_bytes(gzip.compress(idx_bytes(grey(7)))[:-20]),
-        r"train-images\S*: cannot be read as gzip, corrupt or cut short \(.*\): fetch it again",
+        r"train-images\S*: .*gzip.*cut short.*fetch it again",
     ),
     "corrupt gzip": (
         lambda p: p[0].write_bytes(b"\x1f\x8b" + bytes(50)),
@@ -160,7 +160,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "missing": (
         lambda p: p[1].unlink(),
-        r"cannot read \S*train-labels\S*: No such file or directory; check the name",
+        r"cannot read \S*train-labels\S*: No such file.*check the name",
     ),
 }
 
@@ -194,7 +194,7 @@ def test_colour_images_of_an_npz_have_their_channels_first(tmp_path: Path, order
     assert np.array_equal(pool.x.numpy(), x.transpose(0, 3, 1, 2))
     assert np.array_equal(pool.y.numpy(), labels(1100))
     with pytest.raises(
-        InputError, match=r"c\.npz: x must be uint8 \[rows, 28, 28\], got uint8 \[1100, 32, 32, 3\]"
+        InputError, match=r"c\.npz: .*uint8 \[rows, 28, 28\].*got uint8 \[1100, 32, 32, 3\]"
     ):
         npz([tmp_path / "c.npz"])
 
@@ -207,7 +207,7 @@ def test_grey_images_of_an_npz(tmp_path: Path, order: Any) -> None:
     assert pool.x.is_contiguous()
     assert np.array_equal(pool.x[:, 0].numpy(), x)
     with pytest.raises(
-        InputError, match=r"g\.npz: x must be uint8 \[rows, 32, 32, 3\], got uint8 \[5, 28, 28\]"
+        InputError, match=r"g\.npz: .*uint8 \[rows, 32, 32, 3\].*got uint8 \[5, 28, 28\]"
     ):
         npz_colour([tmp_path / "g.npz"])
 
@@ -302,7 +302,7 @@ BINARY: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "has 0 bytes, need records of 3073 bytes"),
     "cut": (
         records(X, Y)[:-1],
-        "has 12291 bytes, need records of 3073 bytes, corrupt or cut short: fetch it again",
+        "has 12291 bytes.*records of 3073 bytes.*fetch it again",
     ),
     "label": (records(X, Y + 7), r"row 3 has label 10, need 0\.\.9"),
 }
@@ -328,9 +328,9 @@ class Evil:
 
 
 PICKLES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "cannot be read as a CIFAR batch, corrupt or cut short"),
-    "cut": (python2(X, Y)[:-30], "cannot be read as a CIFAR batch, corrupt or cut short"),
-    "evil": (pickle.dumps(Evil()), r"asks for posix\.mkdir, which no CIFAR batch needs"),
+    "empty": (b"", "CIFAR batch.*cut short"),
+    "cut": (python2(X, Y)[:-30], "CIFAR batch.*cut short"),
+    "evil": (pickle.dumps(Evil()), r"asks for posix\.mkdir"),
     "evil inside": (pickle.dumps({b"data": X, b"labels": [Evil()]}, 2), r"asks for posix\.mkdir"),
     "evil by name": (b"cbuiltins\neval\n(U\x011tR.", r"asks for builtins\.eval"),
     "evil attribute": (
@@ -373,11 +373,11 @@ def test_an_archive_must_have_all_batches(tmp_path: Path) -> None:
     del files["data_batch_2.bin"], files["test_batch.bin"]
     with pytest.raises(
         InputError,
-        match=r"cifar\.tar\.gz: has no data_batch_2\.bin, test_batch\.bin: fetch it again",
+        match=r"cifar\.tar\.gz: .*data_batch_2\.bin, test_batch\.bin.*fetch it again",
     ):
         cifar_tar(archive(tmp_path, files))
     with pytest.raises(
-        InputError, match=r"has no data_batch_1, data_batch_2, .*, test_batch: fetch it again"
+        InputError, match=r"data_batch_1, data_batch_2, .*, test_batch.*fetch it again"
     ):
         cifar_tar(archive(tmp_path, {"readme.html": b"read me"}))
 
@@ -397,9 +397,7 @@ def test_a_link_in_an_archive_is_no_batch(tmp_path: Path) -> None:
 def test_a_cut_archive_is_an_error(keep: int, tmp_path: Path) -> None:
     (path,) = archive(tmp_path, batches(records, ".bin"))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(
-        InputError, match=r"cifar\.tar\.gz: cannot be read as (gzip|tar\.gz), corrupt or cut short"
-    ):
+    with pytest.raises(InputError, match=r"cifar\.tar\.gz: .*(gzip|tar\.gz).*cut short"):
         cifar_tar([path])
 
 

@@ -127,9 +127,7 @@ def test_one_shard_each_is_a_piece_of_the_sorted_rows() -> None:
 
 
 def test_shards_smaller_than_a_row_are_an_error_with_a_remedy() -> None:
-    with pytest.raises(
-        InputError, match=r"need 120 rows, there are 100: use shards_per_client <= 10, or fewer"
-    ):
+    with pytest.raises(InputError, match=r"120 rows.*100.*shards_per_client <= 10"):
         shards(labels(100), 10, shards_per_client=12)
     assert min(map(len, shards(labels(100), 10, shards_per_client=10).rows)) == 10
 
@@ -215,19 +213,19 @@ def test_groups_hold_their_rows_and_notes_count_the_others(
 GROUPS: dict[str, tuple[dict[str, Any], str]] = {
     "none": (
         {"names": None},
-        "these data do not give: choose from classes, contiguous, dirichlet, iid, quantity, sh",
+        "choose from classes, contiguous, dirichlet, iid, quantity, sh",
     ),
     "short": ({"names": NAMES[:4]}, "each of 9 rows, got 4 names"),
     "all small": (
         {"min_rows": 5},
-        "no group has min_rows=5 rows, the largest has 4: use min_rows <= 4",
+        "min_rows=5.*the largest has 4.*use min_rows <= 4",
     ),
     "too many": (
         {"clients": 4, "min_rows": 2},
-        r"are 3 groups with min_rows=2 rows, got clients=4: use at most 3 cl",
+        "3 groups.*min_rows=2.*clients=4.*at most 3 clients",
     ),
-    "no clients": ({"clients": 0}, "clients must be an integer >= 1, got clients=0"),
-    "min_rows": ({"min_rows": 0}, "min_rows must be an integer >= 1, got min_rows=0"),
+    "no clients": ({"clients": 0}, "clients.*integer >= 1.*clients=0"),
+    "min_rows": ({"min_rows": 0}, "min_rows.*integer >= 1.*min_rows=0"),
 }
 
 
@@ -294,7 +292,7 @@ def test_every_partition_names_its_options() -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_too_many_clients_is_an_error_with_a_remedy(name: str) -> None:
-    with pytest.raises(InputError, match=r"need 104 rows, there are 100: use at most 12 clients"):
+    with pytest.raises(InputError, match=r"104 rows.*100.*at most 12 clients"):
         PARTITIONS[name](labels(100), 13, seed=0)
     with pytest.raises(InputError, match="clients=0"):
         PARTITIONS[name](labels(100), 0, seed=0)
@@ -312,22 +310,16 @@ def test_a_wrong_concentration_is_an_error(partition: object, concentration: flo
 def test_wrong_types_are_errors() -> None:
     y = labels(100)
     for name in WHOLE:
-        with pytest.raises(InputError, match=r"clients must be an integer >= 1, got clients=1\.5"):
+        with pytest.raises(InputError, match=r"clients.*integer >= 1.*clients=1\.5"):
             PARTITIONS[name](y, 1.5)
-        with pytest.raises(InputError, match="min_rows must be an integer >= 1, got min_rows='a'"):
+        with pytest.raises(InputError, match=r"min_rows.*integer >= 1.*min_rows='a'"):
             PARTITIONS[name](y, 2, min_rows="a")
     for name in ("dirichlet", "quantity"):
-        with pytest.raises(
-            InputError, match="concentration must be a number, got concentration='a'"
-        ):
+        with pytest.raises(InputError, match=r"concentration.*a number.*concentration='a'"):
             PARTITIONS[name](y, 2, concentration="a")
-    with pytest.raises(
-        InputError, match=r"classes_per_client must be an integer, got classes_per_client=1\.5"
-    ):
+    with pytest.raises(InputError, match=r"classes_per_client.*integer.*classes_per_client=1\.5"):
         PARTITIONS["classes"](y, 4, classes_per_client=1.5)
-    with pytest.raises(
-        InputError, match=r"shards_per_client must be an integer >= 1, got shards_per_client=0"
-    ):
+    with pytest.raises(InputError, match=r"shards_per_client.*integer >= 1.*shards_per_client=0"):
         shards(y, 4, shards_per_client=0)
     with pytest.raises(InputError, match=r"unknown partition \[\]\. Known: classes"):
         options_of([])  # type: ignore[arg-type]
@@ -336,7 +328,7 @@ def test_wrong_types_are_errors() -> None:
 def test_classes_that_cannot_all_be_held_are_an_error() -> None:
     with pytest.raises(InputError, match=r"use classes_per_client >= 4, or at least 10 clients"):
         classes(labels(100, 10), 3, classes_per_client=1)
-    with pytest.raises(InputError, match=r"must be in 1\.\.4, the classes there are, got 5"):
+    with pytest.raises(InputError, match=r"in 1\.\.4.*got 5"):
         classes(labels(100), 3, classes_per_client=5)
     with pytest.raises(InputError, match="got 0"):
         classes(labels(100), 3, classes_per_client=0)
@@ -346,7 +338,7 @@ def test_classes_that_cannot_all_be_held_are_an_error() -> None:
 def test_label_partitions_refuse_real_targets(name: str) -> None:
     with pytest.raises(
         InputError,
-        match=r"needs class labels, y has dtype torch\.float32: use 'iid', 'quantity' or",
+        match=r"class labels.*torch\.float32.*use 'iid', 'quantity' or",
     ):
         PARTITIONS[name](labels(100).float(), 3, seed=0)
 
@@ -357,7 +349,7 @@ def test_other_partitions_take_real_targets(partition: Callable[..., Parts]) -> 
 
 
 def test_a_table_names_the_label_that_is_short_and_the_clients_it_needs() -> None:
-    with pytest.raises(InputError, match="needs 30 rows of label 1, the data set has 10"):
+    with pytest.raises(InputError, match=r"30 rows of label 1.*has 10"):
         table(labels(40), 2, counts=[[0, 10], [0, 20]])
-    with pytest.raises(InputError, match="clients must be 2, the number in the table, got 3"):
+    with pytest.raises(InputError, match=r"clients must be 2.*got 3"):
         table(labels(40), 3, counts=[[1], [1]])

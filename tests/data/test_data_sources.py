@@ -359,7 +359,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "colour x": ({"x": np.zeros((120, 32, 32, 3), np.uint8)}, r"got uint8 \[120, 32, 32, 3\]"),
     "short y": (
         {"y": np.zeros(119, np.uint8)},
-        r"y must be integers \[120\], one per image, got uint8 \[119\]",
+        r"y must be integers \[120\].*got uint8 \[119\]",
     ),
     "float y": ({"y": np.zeros(120)}, "y must be integers"),
     "large y": (
@@ -368,7 +368,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "pickled y": (
         {"y": np.array([None] * 120)},
-        "cannot be read as .npz.*y.npy holds object, which are no numbers",
+        "npz.*y.npy holds object",
     ),
     "no rows": (
         {"x": np.zeros((0, 28, 28), np.uint8), "y": np.zeros(0, np.uint8)},
@@ -448,7 +448,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "range length": ({"name": "digits", "pixel_range": (0, 1, 2)}, "pixel_range must be 2 numbers"),
     "range type": (
         {"name": "digits", "pixel_range": ("a", 1)},
-        "pixel_range must be a number, got pixel_range='a'",
+        "pixel_range.*a number.*pixel_range='a'",
     ),
     "table": (
         {"name": "digits", "partition": "paper-20"},
@@ -463,7 +463,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
     "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
     "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
-    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim must be an integer >= 1, got dim=2.5"),
+    "dim type": ({"name": "synthetic", "dim": 2.5}, "dim.*integer >= 1.*dim=2.5"),
     "no clients": ({"name": "synthetic", "clients": 0}, "clients=0"),
     "heterogeneity": ({"name": "synthetic", "heterogeneity": -1.0}, "heterogeneity=-1.0"),
     "condition": (
@@ -517,25 +517,25 @@ def test_a_wrong_wish_is_an_error(case: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("seed", "a", "seed must be an integer, got seed='a'"),
-        ("seed", 1.5, "seed must be an integer, got seed=1.5"),
-        ("seed", None, "seed must be an integer, got seed=None"),
+        ("seed", "a", "seed.*integer.*seed='a'"),
+        ("seed", 1.5, "seed.*integer.*seed=1.5"),
+        ("seed", None, "seed.*integer.*seed=None"),
         ("seed", 2**63, "got seed=9223372036854775808"),
-        ("clients", 1.5, "clients must be an integer >= 1, got clients=1.5"),
-        ("clients", "a", "clients must be an integer >= 1, got clients='a'"),
-        ("clients", True, "clients must be an integer >= 1, got clients=True"),
-        ("min_rows", "a", "min_rows must be an integer >= 1, got min_rows='a'"),
-        ("min_rows", -4, "min_rows must be an integer >= 1, got min_rows=-4"),
-        ("test_fraction", "a", "test_fraction must be a number, got test_fraction='a'"),
-        ("test_fraction", None, "test_fraction must be a number, got test_fraction=None"),
-        ("test_fraction", 7.0, r"test_fraction must be in \[0, 1\), got test_fraction=7.0"),
+        ("clients", 1.5, "clients.*integer >= 1.*clients=1.5"),
+        ("clients", "a", "clients.*integer >= 1.*clients='a'"),
+        ("clients", True, "clients.*integer >= 1.*clients=True"),
+        ("min_rows", "a", "min_rows.*integer >= 1.*min_rows='a'"),
+        ("min_rows", -4, "min_rows.*integer >= 1.*min_rows=-4"),
+        ("test_fraction", "a", "test_fraction.*a number.*test_fraction='a'"),
+        ("test_fraction", None, "test_fraction.*a number.*test_fraction=None"),
+        ("test_fraction", 7.0, r"test_fraction.*in \[0, 1\).*test_fraction=7.0"),
         ("partition", 5, "unknown partition 5. Known: classes"),
-        ("concentration", "a", "concentration must be a number, got concentration='a'"),
+        ("concentration", "a", "concentration.*a number.*concentration='a'"),
         ("concentration", 10**400, "concentration must be a number below 1e308"),
         (
             "classes_per_client",
             1.5,
-            "classes_per_client must be an integer, got classes_per_client=1.5",
+            "classes_per_client.*integer.*classes_per_client=1.5",
         ),
     ],
 )

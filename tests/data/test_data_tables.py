@@ -75,11 +75,11 @@ def test_classes_may_be_named(tmp_path: Path) -> None:
     fed = Federation.from_csv(paths, "y", test_fraction=0)
     assert (fed.y.tolist(), fed.classes) == ([2, 0, 1], 3)
     assert fed.notes == ("labels no to yes are numbered 0 to 2 in sorted order",)
-    with pytest.raises(InputError, match="holds names such as 'yes', a regression needs numbers"):
+    with pytest.raises(InputError, match=r"names such as 'yes'.*needs numbers"):
         Federation.from_csv(paths, "y", classes=0)
     with pytest.raises(
         InputError,
-        match=r"b.csv: has numbers in column 'y', .*a.csv has names: write all in one way",
+        match=r"b.csv: .*numbers in column 'y'.*a.csv has names.*write all in one way",
     ):
         Federation.from_csv([paths[0], file(tmp_path, "a,y\n3,1\n", "b.csv")], "y")
 
@@ -97,7 +97,7 @@ def test_a_folder_and_a_column_that_names_the_client(tmp_path: Path) -> None:
     ):
         Federation.from_csv(tmp_path, "y", features=["age"], group="wards")
     file(tmp_path, "ward,age,y\na,1,0\n,2,1\n")
-    with pytest.raises(InputError, match=r"a.csv: line 3: has no 'ward', which names the client"):
+    with pytest.raises(InputError, match=r"a.csv: line 3: has no 'ward'"):
         Federation.from_csv(tmp_path, "y", group="ward")
 
 
@@ -115,7 +115,7 @@ def test_new_rows_are_prepared_as_the_training_rows_were(tmp_path: Path) -> None
     torch.testing.assert_close(scaling(frame), scaling([50.0, 1]))
     with pytest.raises(InputError, match="x lacks the columns dose"):
         scaling(frame[["age"]])
-    with pytest.raises(InputError, match="x must have 2 columns, as the training rows have, got 3"):
+    with pytest.raises(InputError, match=r"2 columns.*got 3"):
         scaling([1, 2, 3])
 
 
@@ -132,13 +132,13 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "semicolon target": ("a;b;z\n1;2;3\n", r"line 1: unknown column 'y'\. Known: a, b, z\."),
     "twice": ("a,a,y\n1,2,3\n", "line 1: 2 columns are called 'a', expected one"),
     "target twice": ("a,y,y\n1,2,3\n", "line 1: 2 columns are called 'y'"),
-    "unnamed": (",a,y\n0,1,2\n", "line 1: column 1 has no name: name it, or choose features"),
+    "unnamed": (",a,y\n0,1,2\n", "line 1: column 1 has no name.*name it"),
     "lonely": ("y\n1\n", "line 1: need at least 1 feature column"),
     "text": (
         "a,y\n1,0\nfew,1\n",
-        "line 3: has 'few' in column 'a', expected a number such as -1.5, or a gap .*'NA'",
+        "line 3: has 'few' in column 'a'.*number such as -1.5.*gap.*'NA'",
     ),
-    "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a', expected a number such as -1.5"),
+    "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a'.*number such as -1.5"),
     "thousands": ("a;y\n1.000,5;0\n", "line 2: has '1.000,5' in column 'a'"),
     "date": ("a,y\n2020-01-01,0\n", "line 2: has '2020-01-01' in column 'a'"),
     "underscore": ("a,y\n1_000,0\n", "line 2: has '1_000' in column 'a'"),
@@ -147,11 +147,11 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "other gap": ("a,y\nNaN,0\n", "line 2: has 'NaN' in column 'a', .* written as one of '', "),
     "target gap": (
         "a,y\n1,0\n1,\n",
-        "line 3: has no 'y', the target: fill it in, or remove the row",
+        "line 3: has no 'y'.*fill it in, or remove the row",
     ),
     "target text": (
         "a,y\n1,0\n1,yes\n",
-        "line 3: has 'yes' in column 'y', expected a number .* as other rows have",
+        "line 3: has 'yes' in column 'y'.*expected a number",
     ),
     "short": ("a,y\n1,0\n\n1\n", "line 4: has 1 cells, expected 2"),
     "long": ("a,y\n1,0,3\n", "line 2: has 3 cells, expected 2"),
@@ -253,7 +253,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "fewer": (
         lambda f: [file(f, "a,b,y\n1,2,0\n"), file(f, "a,y\n1,0\n", "b.csv")],
-        "b.csv: lacks the column 'b', which the first file has",
+        "b.csv: lacks the column 'b'",
     ),
     "no value": (
         lambda f: [file(f, "a,b,y\n1,?,0\n1,NA,1\n")],
@@ -261,7 +261,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "same name": (
         lambda f: [file(f, "a,y\n1,0\n"), f / "sub" / "a.csv"],
-        r"two clients would be called 'a': rename a file, or pass \{name: path\}",
+        r"called 'a'.*rename a file, or pass \{name: path\}",
     ),
     "same key": (lambda f: {1: f / "a", "1": f / "b"}, "two clients would be called '1'"),
     "one path": (lambda f: f / "a.csv", "cannot read .*a.csv: No such file"),
@@ -269,7 +269,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "none": (lambda _: [], "there are no files"),
     "number": (
         lambda _: [5],
-        r"files must be a path, a list of paths or a folder, got files=\[5\]",
+        r"a path, a list of paths or a folder.*files=\[5\]",
     ),
     "not iterable": (lambda _: 5, "a list of paths or a folder, got files=5"),
     "absent": (lambda f: [f / "none.csv"], "cannot read .*none.csv: No such file"),
@@ -448,9 +448,7 @@ def test_several_svmlight_files_are_pooled_in_order(tmp_path: Path) -> None:
     assert pool.x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert pool.y.tolist() == [1, 0, 0]
     assert svmlight(paths, dim=5).x.shape == (3, 5)
-    with pytest.raises(
-        InputError, match=r"written in different ways: .*a has -1/1; .*b has 0/1: number them alike"
-    ):
+    with pytest.raises(InputError, match=r"a has -1/1; .*b has 0/1.*number them alike"):
         svmlight([paths[0], file(tmp_path, "0 1:1\n1 1:1\n", "b")])
     many = [file(tmp_path, "0 1:1\n1 1:1\n2 1:1\n", "a"), file(tmp_path, "1 1:1\n3 1:1\n", "b")]
     assert svmlight(many).y.tolist() == [0, 1, 2, 1, 3]
@@ -463,7 +461,7 @@ def test_large_numbers_keep_their_differences_when_standardised(tmp_path: Path) 
 
 
 LINES: dict[str, tuple[str, str]] = {
-    "zero": ("1 0:1", "line 2: has feature 0 after 0, expected indices from 1 in rising order"),
+    "zero": ("1 0:1", "line 2: has feature 0 after 0.*from 1 in rising order"),
     "falling": ("1 3:1 2:1", "line 2: has feature 2 after 3, expected indices"),
     "repeated": ("1 3:1 3:1", "line 2: has feature 3 after 3"),
     "beyond": ("1 1:1 24:1", "line 2: has feature 24, expected at most dim=22"),
@@ -483,7 +481,7 @@ LINES: dict[str, tuple[str, str]] = {
     "no label": ("1:1 2:1", "line 2: has '1:1' as label"),
     "label nan": ("nan 1:1", "line 2: has 'nan' as label"),
     "labels": ("1,2 1:1", "line 2: has '1,2' as label"),
-    "query": ("1 qid:3 1:1", "line 2: has 'qid:3', queries are not supported: remove them"),
+    "query": ("1 qid:3 1:1", "line 2: has 'qid:3'.*remove them"),
 }
 
 
@@ -502,9 +500,7 @@ def test_a_packed_file_cut_short_is_an_error(pack: str, keep: int, tmp_path: Pat
     noise = np.random.default_rng(0).random(200)
     data = PACK[pack]("".join(f"1 1:{value}\n" for value in noise).encode())
     path = file(tmp_path, data[:keep])
-    with pytest.raises(
-        InputError, match=f"cannot be read as {pack}, corrupt or cut short .*: fetch it again"
-    ):
+    with pytest.raises(InputError, match=f"{pack}.*cut short.*fetch it again"):
         svmlight([path])
     middle = len(data) // 2
     file(tmp_path, data[:middle] + bytes(20) + data[middle + 20 :])
@@ -519,15 +515,15 @@ def test_svmlight_sizes_that_cannot_be_are_errors(tmp_path: Path) -> None:
         svmlight([file(tmp_path, "1\n-1\n")])
     with pytest.raises(
         InputError,
-        match=r"line 1: has 500000000 columns, at most 1048576 are read; set FEDSSO_MAX_COL",
+        match=r"line 1: has 500000000 columns, at most 1048576.*FEDSSO_MAX_COL",
     ):
         svmlight([file(tmp_path, "1 500000000:1\n-1 1:1\n")])
     with pytest.raises(
         InputError,
-        match="line 1: has feature 10000000000000000000000, expected at most dim=2147483647",
+        match=r"line 1: has feature 10000000000000000000000.*at most dim=2147483647",
     ):
         svmlight([file(tmp_path, "1 10000000000000000000000:1\n")])
-    with pytest.raises(InputError, match="dim must be an integer >= 0, got dim=-1"):
+    with pytest.raises(InputError, match=r"dim.*integer >= 0.*dim=-1"):
         svmlight([file(tmp_path, SPARSE)], dim=-1)
     with pytest.raises(InputError, match="at least 1 file, got 0"):
         svmlight([])
@@ -579,10 +575,10 @@ def test_hospitals_are_groups_and_a_diagnosis_above_0_is_the_label(tmp_path: Pat
         (OTHER.replace("28", ""), r"line 2: has '' in column 'age', .* written as one of '\?'"),
         (
             f"{OTHER[:-1]}5",
-            "line 2: has '5' in column 'num', the diagnosis, expected 0, 1, 2, 3 or 4",
+            "line 2: has '5' in column 'num'.*expected 0, 1, 2, 3 or 4",
         ),
         (f"{OTHER[:-1]}0.5", "line 2: has '0.5' in column 'num'"),
-        (f"{OTHER[:-1]}?", "line 2: has '\\?' in column 'num', the diagnosis, expected 0, 1"),
+        (f"{OTHER[:-1]}?", "line 2: has '\\?' in column 'num'.*expected 0, 1"),
     ],
 )
 def test_a_broken_line_of_a_hospital_is_an_error(line: str, message: str, tmp_path: Path) -> None:

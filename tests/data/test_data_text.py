@@ -133,17 +133,13 @@ def test_characters_may_be_any_unicode_and_come_in_sorted_order(tmp_path: Path) 
 
 
 def test_a_text_that_makes_no_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"play\.txt: has 50 characters, one row takes 51: use a smaller length"
-    ):
+    with pytest.raises(InputError, match=r"play\.txt: .*50 characters.*takes 51.*smaller length"):
         play(tmp_path, "a" * 50)
     assert len(play(tmp_path, "a" * 51).x) == 1
-    with pytest.raises(InputError, match="length must be an integer >= 1, got length=0"):
+    with pytest.raises(InputError, match=r"length.*integer >= 1.*length=0"):
         play(tmp_path, length=0)
     many = "".join(map(chr, range(0x4E00, 0x4E00 + 256)))
-    with pytest.raises(
-        InputError, match=r"play\.txt: has 256 distinct characters, need at most 255: replace"
-    ):
+    with pytest.raises(InputError, match=r"play\.txt: .*256 distinct characters.*at most 255"):
         play(tmp_path, many)
     assert play(tmp_path, many[1:]).x.shape == (5, 50, 255)
     (tmp_path / "play.txt").write_bytes(b"one\ntwo \xff\n" * 9)
@@ -157,14 +153,10 @@ def test_samples_beyond_the_memory_are_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSSO_MAX_SAMPLES", "99")
-    with pytest.raises(
-        InputError, match=r"play\.txt: the rows take 500 bytes, need at most 99: cut the file"
-    ):
+    with pytest.raises(InputError, match=r"play\.txt: .*500 bytes.*at most 99.*cut the file"):
         play(tmp_path, "ab" * 50, length=1)
     path = official(tmp_path / "t.csv")
-    with pytest.raises(
-        InputError, match=r"3 tweets take 102 bytes, need at most 99: use rows=2, or fewer buckets"
-    ):
+    with pytest.raises(InputError, match=r"102 bytes.*at most 99.*use rows=2, or fewer buckets"):
         sentiment140([path], buckets=34)
     assert len(sentiment140([path], buckets=34, rows=2).x) == 2
     vectors = tmp_path / "v.txt"
@@ -259,10 +251,10 @@ def test_a_sample_is_fixed_in_order_and_fair(tmp_path: Path) -> None:
     assert alike(sentiment140([path], rows=600, buckets=4), sentiment140([path], buckets=4))
     with pytest.raises(
         InputError,
-        match="rows must be at most 600, the tweets there are, got rows=601: use 0 for all",
+        match=r"at most 600.*got rows=601.*use 0 for all",
     ):
         sentiment140([path], rows=601)
-    with pytest.raises(InputError, match="rows must be an integer >= 0, got rows=-1"):
+    with pytest.raises(InputError, match=r"rows.*integer >= 0.*rows=-1"):
         sentiment140([path], rows=-1)
 
 
@@ -310,14 +302,14 @@ def test_odd_words_of_real_vectors_are_no_error(tmp_path: Path) -> None:
 BAD_VECTORS = {
     "short": (
         "great 1 2\nday 1\n",
-        r"v\.txt: line 2: has 1 numbers after the word, expected 2: use a GloVe",
+        r"v\.txt: line 2: has 1 numbers.*expected 2.*use a GloVe",
     ),
     "long": ("great 1 2\nelse 1 2 3\n", "line 2: has 3 numbers after the word, expected 2"),
     "no numbers": ("great\nday\n", "line 1: has 0 numbers after the word, expected one or more"),
     "blank line": ("great 1 2\n\nday 1 2\n", "line 2: has 0 numbers"),
     "text": (
         "great 1 2\nday 1 x\n",
-        "line 2: could not convert string to float: b'x'; expected a word and its numbers",
+        "line 2: .*b'x'.*expected a word and its numbers",
     ),
     "two spaces": ("great 1 2\nday 1 \n", "line 2: could not convert"),
     "infinite": ("great 1 inf\n", "line 1: has a number that is no finite float32"),
@@ -341,13 +333,13 @@ def test_an_archive_must_have_one_text(tmp_path: Path) -> None:
     two = zipped(tmp_path / "two.zip", glove25=GLOVE, glove50=GLOVE)
     with pytest.raises(
         InputError,
-        match=r"two\.zip: need one \.txt or \.csv file in it, got glove25\.txt, glove50\.txt",
+        match=r"two\.zip: .*one \.txt or \.csv file.*got glove25\.txt, glove50\.txt",
     ):
         sentiment140([path], vectors=two)
     with pytest.raises(InputError, match=r"got none: unpack it and name the one to use"):
         sentiment140([zipped(tmp_path / "none.zip")])
     with pytest.raises(
-        InputError, match=r"cannot read .*absent\.txt: No such file or directory; check the name"
+        InputError, match=r"cannot read .*absent\.txt: No such file.*check the name"
     ):
         sentiment140([path], vectors=tmp_path / "absent.txt")
 
@@ -357,7 +349,7 @@ HEAD = "polarity,id,date,query,user,text\n"
 BAD_TWEETS = {
     "few cells": (
         LINE + '"0","1"\n',
-        r"t\.csv: line 2: has 2 cells, the first '0'; expected 6, polarity,id,date",
+        r"t\.csv: line 2: has 2 cells.*'0'.*expected 6, polarity,id,date",
     ),
     "many cells": (HEAD + "0,1,date,NO_QUERY,bob,well,well\n", "line 2: has 7 cells"),
     "polarity": (
@@ -373,7 +365,7 @@ BAD_TWEETS = {
     "lines in quotes": (LINE.replace("well", "a\n\nb") + '"0"\n', "line 4: has 1 cells"),
     "open quotes": (
         LINE + LINE[:-3],
-        r"t\.csv: the quotes of the last row are not closed, the file is cut short",
+        r"t\.csv: .*quotes.*last row.*cut short",
     ),
     "one endless cell": (LINE + '"' + "x\n" * 70_000, "line 2: is not CSV .*field limit"),
     "bare return": (HEAD + "0,1,date,NO_QUERY,bob,a\rb\n", "line 2: is not CSV"),
@@ -396,9 +388,7 @@ def test_below_a_header_the_text_must_be_utf8(tmp_path: Path) -> None:
     path.write_bytes(
         (HEAD + "0,1,date,NO_QUERY,bob,well\n0,1,date,NO_QUERY,bob,schön\n").encode("latin-1")
     )
-    with pytest.raises(
-        InputError, match=r"t\.csv: line 3: is not UTF-8 text: save the file as UTF-8"
-    ):
+    with pytest.raises(InputError, match=r"t\.csv: line 3: .*save the file as UTF-8"):
         sentiment140([path])
 
 
@@ -429,7 +419,7 @@ def test_a_damaged_file_is_an_error_that_names_it(kind: str, tmp_path: Path) -> 
         path.write_bytes(data[:keep])
         with pytest.raises(
             InputError,
-            match=rf"t\.csv: cannot be read as {kind}, corrupt or cut short \(.+\): fetch it",
+            match=rf"t\.csv: .*{kind}.*cut short.*fetch it",
         ):
             sentiment140([path])
     failed = 0

@@ -647,15 +647,15 @@ def test_a_users_metric_sees_rows_first() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"participation": 0.0}, r"participation must lie in \(0, 1\], got participation=0.0"),
-        ({"participation": 1.5}, r"participation must lie in \(0, 1\], got participation=1.5"),
-        ({"drop_rate": 1.0}, r"drop_rate must lie in \[0, 1\), got drop_rate=1.0"),
-        ({"stragglers": -0.1}, r"stragglers must lie in \[0, 1\], got stragglers=-0.1"),
-        ({"local_steps": 0}, r"local_steps must be an integer >= 1, got local_steps=0"),
-        ({"local_steps": None}, r"local_steps must be an integer >= 1, got local_steps=None"),
-        ({"local_epochs": 0}, r"local_epochs must be an integer >= 1, got local_epochs=0"),
-        ({"batch_size": 2.5}, r"batch_size must be an integer >= 1, got batch_size=2.5"),
-        ({"batch_size": True}, r"batch_size must be an integer >= 1, got batch_size=True"),
+        ({"participation": 0.0}, r"participation.*in \(0, 1\].*participation=0.0"),
+        ({"participation": 1.5}, r"participation.*in \(0, 1\].*participation=1.5"),
+        ({"drop_rate": 1.0}, r"drop_rate.*in \[0, 1\).*drop_rate=1.0"),
+        ({"stragglers": -0.1}, r"stragglers.*in \[0, 1\].*stragglers=-0.1"),
+        ({"local_steps": 0}, r"local_steps.*integer >= 1.*local_steps=0"),
+        ({"local_steps": None}, r"local_steps.*integer >= 1.*local_steps=None"),
+        ({"local_epochs": 0}, r"local_epochs.*integer >= 1.*local_epochs=0"),
+        ({"batch_size": 2.5}, r"batch_size.*integer >= 1.*batch_size=2.5"),
+        ({"batch_size": True}, r"batch_size.*integer >= 1.*batch_size=True"),
     ],
 )
 def test_wrong_protocols_are_refused(values: dict[str, Any], message: str) -> None:

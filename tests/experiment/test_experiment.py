@@ -1,4 +1,4 @@
-"""What users call: simulate, sweep, compare, resume, Run and Results, and the folders they write."""
+"""What users call: simulate, sweep, compare, resume, Run, Results, and the folders they write."""
 
 from __future__ import annotations
 
@@ -369,9 +369,7 @@ def test_own_module_loss_and_metric(fed: Federation, tmp_path: Path) -> None:
         _ = back.model
     with pytest.raises(InputError, match="module of your own"):
         resume_again(tmp_path / "run")
-    with pytest.raises(
-        InputError, match="used loss of your own: it can be resumed only by calling simulate again"
-    ):
+    with pytest.raises(InputError, match=r"loss of your own.*calling simulate again"):
         resume_again(tmp_path / "run", federation=fed, model=module)
 
 
@@ -691,12 +689,12 @@ def test_resume_with_another_start_is_refused(fed: Federation, tmp_path: Path) -
     [
         ('start = "0000"', "the initial model is not the one of the run"),
         ('model = "linear"', "the initial model is not the one of the run"),
-        ('rounds = "x"', "rounds must be an integer >= 1, got rounds='x'"),
-        ("rounds = -3", "rounds must be an integer >= 1, got rounds=-3"),
-        ("eval_every = 0", "eval_every must be an integer >= 1, got eval_every=0"),
+        ('rounds = "x"', "rounds.*integer >= 1.*rounds='x'"),
+        ("rounds = -3", "rounds.*integer >= 1.*rounds=-3"),
+        ("eval_every = 0", "eval_every.*integer >= 1.*eval_every=0"),
         ('dtype = "float8"', "unknown dtype 'float8'"),
-        ('participation = "a"', "participation must be a number, got participation='a'"),
-        ('trial = "q"', "trial must be an integer >= 0, got trial='q'"),
+        ('participation = "a"', "participation.*a number.*participation='a'"),
+        ('trial = "q"', "trial.*integer >= 0.*trial='q'"),
     ],
 )
 def test_an_edited_spec_is_refused(
@@ -888,26 +886,26 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
     ("options", "message"),
     [
         ({"round": 5}, r"unknown option 'round'; did you mean 'rounds'\?"),
-        ({"rounds": 0}, r"rounds must be an integer >= 1, got rounds=0"),
-        ({"rounds": 2.5}, r"rounds must be an integer >= 1, got rounds=2.5"),
-        ({"eval_every": 0}, r"eval_every must be an integer >= 1, got eval_every=0"),
-        ({"stop_at": 90}, r"stop_at must lie in \(0, 1\], got stop_at=90"),
+        ({"rounds": 0}, r"rounds.*integer >= 1.*rounds=0"),
+        ({"rounds": 2.5}, r"rounds.*integer >= 1.*rounds=2.5"),
+        ({"eval_every": 0}, r"eval_every.*integer >= 1.*eval_every=0"),
+        ({"stop_at": 90}, r"stop_at.*in \(0, 1\].*stop_at=90"),
         (
             {"dtype": "float16"},
-            r"unknown dtype 'float16'; did you mean 'float64'\?|unknown dtype 'float16'",
+            r"unknown dtype 'float16'",
         ),
         ({"device": "gpu"}, r"unknown device 'gpu'; use 'auto', 'cpu' or 'cuda'"),
-        ({"device": "meta"}, r"device 'meta' is not supported; use 'auto', 'cpu' or 'cuda'"),
+        ({"device": "meta"}, r"device 'meta'.*use 'auto', 'cpu' or 'cuda'"),
         ({"engine": "fast"}, r"unknown engine 'fast'"),
         ({"loss": "hinge"}, r"unknown loss 'hinge'\. Known: bce, cross_entropy, mse\."),
         (
             {"loss": "bce"},
-            r"'bce' needs targets 0 and 1, this federation has 3 classes; use 'cross_entropy'",
+            r"'bce'.*targets 0 and 1.*3 classes.*use 'cross_entropy'",
         ),
-        ({"seed": 1.5}, r"seed must be an integer, got seed=1.5"),
+        ({"seed": 1.5}, r"seed.*integer.*seed=1.5"),
         (
             {"algorithm": FedAvg},
-            r"an algorithm is a name or a record such as FedAvg\(alpha=0.01\), got <class",
+            r"a name or a record such as FedAvg\(alpha=0.01\).*got <class",
         ),
         ({"model": nn.Linear(5, 3)}, r"the model does not take samples of shape \(4,\)"),
         (
@@ -916,11 +914,11 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ),
         (
             {"model": nn.Linear(4, 2)},
-            r"the model has 2 outputs for 3 classes; give it one per class",
+            r"2 outputs for 3 classes.*one per class",
         ),
         ({"metrics": ("acuracy",)}, r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
-        ({"local_steps": [1, 2]}, r"local_steps must be an integer >= 1, got local_steps=\[1, 2\]"),
-        ({"participation": 2}, r"participation must lie in \(0, 1\], got participation=2"),
+        ({"local_steps": [1, 2]}, r"local_steps.*integer >= 1.*local_steps=\[1, 2\]"),
+        ({"participation": 2}, r"participation.*in \(0, 1\].*participation=2"),
         ({"init": torch.zeros(3)}, r"init has 3 numbers, the model has d = 15 parameters"),
         ({"init": torch.full((15,), torch.nan)}, r"init holds complex, NaN or infinite numbers"),
         (
@@ -931,15 +929,15 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"model": "mclr2"}, r"unknown model 'mclr2'; did you mean 'mclr'\?"),
         (
             {"checkpoint_every": 0},
-            r"checkpoint_every must be an integer >= 1, got checkpoint_every=0",
+            r"checkpoint_every.*integer >= 1.*checkpoint_every=0",
         ),
-        ({"rounds": True}, r"rounds must be an integer >= 1, got rounds=True"),
-        ({"rounds": "3"}, r"rounds must be an integer >= 1, got rounds='3'"),
-        ({"rounds": None}, r"rounds must be an integer >= 1, got rounds=None"),
-        ({"participation": True}, r"participation must be a number, got participation=True"),
-        ({"participation": None}, r"participation must be a number, got participation=None"),
+        ({"rounds": True}, r"rounds.*integer >= 1.*rounds=True"),
+        ({"rounds": "3"}, r"rounds.*integer >= 1.*rounds='3'"),
+        ({"rounds": None}, r"rounds.*integer >= 1.*rounds=None"),
+        ({"participation": True}, r"participation.*a number.*participation=True"),
+        ({"participation": None}, r"participation.*a number.*participation=None"),
         ({"seed": 2**64}, r"seed must fit into 64 bits, got seed=18446744073709551616"),
-        ({"seed": None}, r"seed must be an integer, got seed=None"),
+        ({"seed": None}, r"seed.*integer.*seed=None"),
         ({"local_epochs": 1}, r"local_steps and local_epochs were both given"),
         ({"out": ""}, r"out must name a folder, got out=''"),
         ({"metrics": 3}, r"a metric is a name or a function, got metrics=3"),
@@ -966,9 +964,7 @@ def test_other_wrong_calls(fed: Federation, quad: Federation) -> None:
         compare(fed, seeds=(1, 1), **FAST)
     with pytest.raises(InputError, match=r"seeds must be different and at least one, got \(\)"):
         compare(fed, seeds=(), **FAST)
-    with pytest.raises(
-        InputError, match="'cross_entropy' needs class labels, this federation has real targets"
-    ):
+    with pytest.raises(InputError, match=r"'cross_entropy'.*class labels.*real targets"):
         simulate(quad, "linear", loss="cross_entropy", **FAST)
     with pytest.raises(InputError, match="local_steps must list at least one value each"):
         compare(fed, **{**FAST, "local_steps": []})

@@ -195,7 +195,7 @@ def test_a_part_without_settings_is_refused_and_gets_them_from_the_next_sweep(
     options: dict[str, Any] = {"rounds": 2, "device": "cpu", "out": tmp_path}
     first = study(fed, "mclr", [FedAvg()], **options)
     altered(tmp_path, first, spec=None)
-    with pytest.raises(InputError, match="earlier version.*run the same sweep again"):
+    with pytest.raises(InputError, match=r"earlier version.*run the same sweep again"):
         read_all(tmp_path)
     told: list[int] = []
     study(fed, "mclr", [FedAvg()], progress=lambda *row: told.append(row[1]), **options)

@@ -108,7 +108,7 @@ def test_a_killed_process_is_told(fed: Federation, tmp_path: Path) -> None:
 
     with pytest.raises(
         InputError,
-        match="ended without a word, perhaps for want of memory; finished parts are kept",
+        match=r"without a word.*memory.*finished parts are kept",
     ):
         in_processes(arguments(fed, rounds=3000), PARTS, tmp_path, 1, np.inf, Tally(kill))
     assert active_children() == []
@@ -116,9 +116,7 @@ def test_a_killed_process_is_told(fed: Federation, tmp_path: Path) -> None:
 
 def test_the_error_of_a_process_is_told_as_it_is(fed: Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        InputError, match=r"cannot write .*file.*give a path in a folder that can be written"
-    ):
+    with pytest.raises(InputError, match=r"cannot write .*file.*a folder that can be written"):
         in_processes(arguments(fed), PARTS, tmp_path / "file", 1, np.inf, Tally())
     assert active_children() == []
 

@@ -255,9 +255,7 @@ def test_brackets_dots_and_digits_in_texts_and_comments_mean_nothing() -> None:
 
 
 def test_the_line_of_a_deep_place_is_named() -> None:
-    with pytest.raises(
-        TooLarge, match=r"here: line 3: has more than 64 brackets within each other, at most 64"
-    ):
+    with pytest.raises(TooLarge, match=r"here: line 3: .*brackets.*at most 64"):
         parse_toml("a = 1\nb = '''[[\n'''" + "[" * 70, "here")
 
 
@@ -396,7 +394,7 @@ def test_csv_rows_by_their_columns(tmp_path: Path) -> None:
     path.write_text("a\n" + "x" * 200_000 + "\n")
     with pytest.raises(
         TooLarge,
-        match="line 2: has more characters in a cell, at most 131072 are read; set FEDSSO_MA",
+        match=r"line 2: .*at most 131072.*set FEDSSO_MA",
     ):
         read_csv(path)
 

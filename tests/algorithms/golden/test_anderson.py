@@ -165,7 +165,7 @@ def test_trace(quad: Federation) -> None:
     [
         ({"m": 0}, "m must be an integer >= 1, got m=0"),
         ({"reg": -1e-3}, "reg must be >= 0 and finite, got reg=-0.001"),
-        ({"cosine": 1}, r"cosine must be in \[-1, 1\), got cosine=1; -1 keeps every step"),
+        ({"cosine": 1}, r"cosine.*in \[-1, 1\).*cosine=1.*-1 keeps every step"),
         ({"cosine": float("nan")}, r"cosine must be in \[-1, 1\), got cosine=nan"),
         ({"eta": 0}, "eta must be > 0 and finite, got eta=0"),
     ],

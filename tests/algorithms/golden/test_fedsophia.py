@@ -150,13 +150,13 @@ def test_only_models_travel(quad: Federation) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rho": 0}, "rho must be > 0 and finite, got rho=0"),
-        ({"eps": 0}, "eps must be > 0 and finite, got eps=0"),
+        ({"rho": 0}, "rho.*> 0 and finite.*rho=0"),
+        ({"eps": 0}, "eps.*> 0 and finite.*eps=0"),
         ({"beta1": 1}, r"beta1 must be in \[0, 1\), got beta1=1"),
         ({"beta2": -0.1}, r"beta2 must be in \[0, 1\), got beta2=-0.1"),
-        ({"weight_decay": -1}, "weight_decay must be >= 0 and finite, got weight_decay=-1"),
-        ({"T": 0}, "T must be an integer >= 1, got T=0"),
-        ({"alpha": -1}, "alpha must be > 0 and finite, got alpha=-1"),
+        ({"weight_decay": -1}, "weight_decay.*>= 0 and finite.*weight_decay=-1"),
+        ({"T": 0}, "T.*integer >= 1.*T=0"),
+        ({"alpha": -1}, "alpha.*> 0 and finite.*alpha=-1"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:
