@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeGuard, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -347,7 +347,7 @@ def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
     return x.rows, y
 
 
-def _are_labels(y: Any, count: int) -> bool:
+def _are_labels(y: Any, count: int) -> TypeGuard[list[int]]:
     """Whether y is a list of that many integers."""
     if not isinstance(y, list) or len(y) != count:
         return False

@@ -74,10 +74,11 @@ def scaling_of(x: Tensor, train: Tensor) -> Scaling:
         medians.append(median)
         means.append(mean)
         factors.append(factor)
-    parts = []
-    for numbers in (medians, means, factors):
-        parts.append(torch.tensor(numbers, dtype=torch.float64))
-    return Scaling(*parts)
+    return Scaling(
+        torch.tensor(medians, dtype=torch.float64),
+        torch.tensor(means, dtype=torch.float64),
+        torch.tensor(factors, dtype=torch.float64),
+    )
 
 
 def _moments(column: Tensor, number: int) -> tuple[float, float, float]:

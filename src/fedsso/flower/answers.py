@@ -1,7 +1,8 @@
-"""Which messages answer an exchange: of a node that was asked, to the message that it was sent, the
-first of each.
+"""Which messages answer an exchange.
 
-Flower's SuperLink matches replies to messages as well; this does not rely on it.
+A message counts if it comes from a node that was asked, and answers the message that this node was
+sent. Of several such messages from one node, the first counts. Flower's SuperLink also matches
+replies to messages, but this code does not rely on it.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from typing import NamedTuple
 
 from flwr.app import Message, Metadata
 
-SHOWN = 200  # letters of a client's own text in the log
+SHOWN = 200
+"""How many letters of a client's own text the log shows."""
 SECOND = "a second reply"
 FOREIGN = "it was not asked"
 
 
 class Answers(NamedTuple):
-    """The replies of an exchange by node, and the messages that are none: who sent them, and why
-    they do not count."""
+    """What has arrived in an exchange."""
 
     replies: dict[int, Message]
+    """The reply of each node."""
     ignored: list[tuple[int, str]]
+    """The other messages: which node sent them, and why they do not count."""
 
 
 def match(messages: Iterable[Message], asked: Sequence[Message]) -> Answers:
-    """Sort what has arrived by what was asked for."""
+    """Sort the messages that have arrived. `asked` are the messages that were sent."""
     sent = {message.metadata.dst_node_id: message.metadata for message in asked}
     found = Answers({}, [])
     for message in messages:
@@ -41,40 +44,59 @@ def match(messages: Iterable[Message], asked: Sequence[Message]) -> Answers:
 
 
 def shown(text: str) -> str:
-    """What a client wrote, on one line of the log: cut, with nothing that a terminal would obey."""
-    line = " ".join(text[: 4 * SHOWN].split())
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    return safe if len(safe) <= SHOWN and len(text) <= 4 * SHOWN else f"{safe[:SHOWN]}..."
+    """A client's text on one line of the log.
+
+    It is cut, and characters that a terminal would obey are written as escapes.
+    """
+    longest = 4 * SHOWN
+    line = " ".join(text[:longest].split())
+    safe = ""
+    for character in line:
+        if character.isprintable():
+            safe += character
+        else:
+            safe += character.encode("unicode_escape").decode()
+    if len(safe) <= SHOWN and len(text) <= longest:
+        return safe
+    return f"{safe[:SHOWN]}..."
 
 
 def _node(message: Message, sent: Mapping[int, Metadata]) -> int:
-    """The node that a message comes from; of one that is lost the SuperLink tells, in the server's
-    name."""
-    source, to = message.metadata.src_node_id, message.metadata.reply_to_message_id
-    if source in sent or not message.has_error() or not to:
+    """The node that a message is about.
+
+    If a node is lost, the SuperLink tells so in the server's name. Then the node is the one that
+    got the message which this one answers.
+    """
+    source = message.metadata.src_node_id
+    answers = message.metadata.reply_to_message_id
+    if source in sent or not message.has_error() or not answers:
         return source
-    lost = (
-        node for node, one in sent.items() if one.message_id == to and one.src_node_id == source
-    )
-    return next(lost, source)
+    for node, one in sent.items():
+        if one.message_id == answers and one.src_node_id == source:
+            return node
+    return source
 
 
 def _fault(message: Message, sent: Metadata | None) -> str:
-    """Why a message does not answer the one that was sent; empty if it does."""
+    """Why a message does not answer the one that was sent. Empty if it does."""
     got = message.metadata
     if sent is None:
         return FOREIGN
     if got.run_id != sent.run_id:
         return f"it belongs to run {got.run_id}, this is run {sent.run_id}"
-    if (
-        sent.message_id and got.reply_to_message_id != sent.message_id
-    ):  # a grid that sets no ids tells nothing
+    # A grid that sets no message ids tells nothing about what is answered.
+    if sent.message_id and got.reply_to_message_id != sent.message_id:
         return "it answers another message than the one that was sent, of an earlier round perhaps"
-    if (
-        got.src_node_id == sent.src_node_id
-    ):  # the SuperLink's own word, which has no type and no group
+    # A message of the SuperLink itself has no type and no group.
+    if got.src_node_id == sent.src_node_id:
         return ""
-    if (got.message_type, got.group_id) != (sent.message_type, sent.group_id):
-        was, should = (shown(f"{one.message_type!r} {one.group_id!r}") for one in (got, sent))
-        return f"it is of the kind {was}, asked for was {should}"
-    return ""
+    same_type = got.message_type == sent.message_type
+    same_group = got.group_id == sent.group_id
+    if same_type and same_group:
+        return ""
+    return f"it is of the kind {_kind(got)}, asked for was {_kind(sent)}"
+
+
+def _kind(one: Metadata) -> str:
+    """The type and the group of a message, for the log."""
+    return shown(f"{one.message_type!r} {one.group_id!r}")

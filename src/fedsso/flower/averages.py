@@ -1,8 +1,12 @@
-"""Averages over stacked replies [clients, ...] that a minority of liars cannot move far; they know
-no weights.
+"""Averages that a minority of lying clients cannot move far.
 
-    median              of each coordinate (Flower's FedMedian)
-    trimmedavg:BETA     the mean of each coordinate without the share BETA at either end (FedTrimmedAvg); 0.2 by default
+They take the replies of all clients as one tensor [clients, ...] and ignore the clients' weights.
+
+    median
+        The median of each coordinate. Flower calls it FedMedian.
+    trimmedavg:BETA
+        The mean of each coordinate, without the share BETA of the clients at either end. Flower
+        calls it FedTrimmedAvg. BETA is 0.2 by default.
 
 Yin et al. 2018, Byzantine-robust distributed learning.
 """
@@ -17,23 +21,38 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 
-MEAN, BETA = "mean", 0.2
+MEAN = "mean"
+BETA = 0.2
 Average = Callable[[Tensor], Tensor]
-"""[clients, ...] -> [...]"""
+"""A function from [clients, ...] to [...]."""
 
 
 def median(stacked: Tensor) -> Tensor:
-    """The coordinate-wise median; of an even number of clients the mean of the two in the middle."""
-    return _middle(stacked, (len(stacked) - 1) // 2)
+    """The median of each coordinate.
+
+    Of an even number of clients, it is the mean of the two in the middle.
+
+    >>> import torch
+    >>> median(torch.tensor([1.0, 2.0, 99.0]))
+    tensor(2.)
+    """
+    below = (len(stacked) - 1) // 2
+    return _middle(stacked, below)
 
 
 def trimmed_avg(stacked: Tensor, beta: float = BETA) -> Tensor:
-    """The coordinate-wise mean without the lowest and the highest share beta."""
-    return _middle(stacked, int(beta * len(stacked)))
+    """The mean of each coordinate, without the lowest and the highest share `beta`.
+
+    >>> import torch
+    >>> trimmed_avg(torch.tensor([1.0, 2.0, 3.0, 4.0, 99.0]))
+    tensor(3.)
+    """
+    cut = int(beta * len(stacked))
+    return _middle(stacked, cut)
 
 
 def average(text: str) -> Average | None:
-    """The average that a text names; None is the weighted mean."""
+    """The average that a text names, such as "median". None stands for the weighted mean."""
     name, _, value = str(text).partition(":")
     if name == MEAN and not value:
         return None
@@ -50,10 +69,14 @@ def average(text: str) -> Average | None:
 
 
 def _middle(stacked: Tensor, cut: int) -> Tensor:
-    return stacked.sort(0).values[cut : len(stacked) - cut].mean(0)
+    """The mean of each coordinate without the `cut` lowest and the `cut` highest values."""
+    in_order = stacked.sort(0).values
+    end = len(stacked) - cut
+    return in_order[cut:end].mean(0)
 
 
 def _share(text: str) -> float:
+    """The number that a text stands for. NaN if it is none."""
     try:
         return float(text)
     except ValueError:

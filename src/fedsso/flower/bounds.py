@@ -1,38 +1,47 @@
-"""A bounded influence: what exceeds the others' median many times over is shortened to that bound.
+"""Bounds on the influence of one client.
 
-A client that lies within the bounds still counts, as one of its cohort. The median is that of the
-*others*, so nobody moves the bound for himself. Below three replies there is no majority to measure
-by, and nothing is clipped; neither where more than half of the others have not moved at all.
+If the update or the weight of a client is many times the others' median, it is shortened to that
+bound. A client that lies within the bounds still counts, but only as one of many.
+
+The median is that of the *other* clients, so nobody can move the bound for itself. Nothing is
+clipped with fewer than three replies, because then there is no majority to measure by. Nothing is
+clipped either where more than half of the others have not moved at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError, number
-from .wire import COUNTS, Arrays
+from .wire import COUNTS, Arrays, Given, Values
 
-LEAST = 3  # replies
+LEAST = 3
+"""The fewest replies of which one can be clipped."""
 
 
 class Clip(NamedTuple):
-    """How many times the others' median a reply may have: the length of its update, and its weight."""
+    """How many times the others' median a reply may have.
+
+    `update` bounds the length of an update, `weight` bounds the weight.
+
+    >>> Clip(update=10)
+    Clip(update=10, weight=50.0)
+    """
 
     update: float = 20.0
     weight: float = 50.0
 
     def multiple(self, kind: str) -> float:
-        """The bound of one kind of arrays; counts grow with the rows, as weights do."""
+        """The bound of one kind of arrays. Counts grow with the rows, as weights do."""
         return self.weight if kind == COUNTS else self.update
 
 
 def checked(clip: Clip | None) -> Clip | None:
-    """The user's bounds; None where nothing shall be clipped."""
+    """Check the bounds that a user gives. None means that nothing is clipped."""
     if clip is None:
         return None
     if not isinstance(clip, tuple) or len(clip) != 2:
@@ -48,55 +57,81 @@ def checked(clip: Clip | None) -> Clip | None:
 
 
 def factors(sizes: Sequence[float], multiple: float) -> list[float]:
-    """What each size is multiplied by, 1 or less, so that none exceeds so many times the others'
-    median."""
+    """What to multiply each size by, so that none exceeds `multiple` times the others' median.
+
+    >>> factors([1.0, 1.0, 1.0, 40.0], multiple=20)
+    [1.0, 1.0, 1.0, 0.5]
+    """
+    found = [1.0] * len(sizes)
     if len(sizes) < LEAST:
-        return [1.0] * len(sizes)
-    bounds = [multiple * other for other in medians(sizes)]
-    return [
-        bound / size if 0 < bound < size else 1.0 for size, bound in zip(sizes, bounds, strict=True)
-    ]
+        return found
+    for place, other in enumerate(medians(sizes)):
+        bound = multiple * other
+        size = sizes[place]
+        if 0 < bound < size:
+            found[place] = bound / size
+    return found
 
 
 def medians(values: Sequence[float]) -> list[float]:
-    """For each value the median of the others, the upper of two; infinite where there is no other."""
-    order = np.argsort(values, kind="stable")
+    """For each value, the median of the others. It is infinite where there is no other.
+
+    Of an even number of others, it is the upper of the two in the middle.
+
+    >>> medians([3.0, 1.0, 2.0])
+    [2.0, 3.0, 3.0]
+    """
+    found = [inf] * len(values)
+    if len(values) < 2:
+        return found
+    order = np.argsort(values, kind="stable").tolist()
     middle = (len(values) - 1) // 2
-    out = [inf] * len(values)
-    if len(values) > 1:
-        for place, i in enumerate(order.tolist()):
-            out[i] = values[order[middle if middle < place else middle + 1]]
-    return out
+    for place, i in enumerate(order):
+        # Without the value itself, those behind it move up by one place.
+        others_middle = middle if middle < place else middle + 1
+        found[i] = values[order[others_middle]]
+    return found
 
 
-def moves(
-    arrays: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]], kinds: Mapping[str, str]
-) -> list[float]:
-    """How far the arrays of each kind are from those that were sent, in the order of `kinds`."""
+def moves(arrays: Given, sent: Given, kinds: Mapping[str, str]) -> list[float]:
+    """How far the arrays of each kind are from those that were sent.
+
+    `kinds` maps the name of an array to its kind. The distances come in the order in which the
+    kinds first appear.
+    """
     totals = dict.fromkeys(kinds.values(), 0.0)
     for name, kind in kinds.items():
-        away = (arrays[name].astype(np.float64) - sent[name]).ravel()
+        wide = arrays[name].astype(np.float64)
+        away = (wide - sent[name]).ravel()
         totals[kind] += float(np.vdot(away, away))
     return [sqrt(total) for total in totals.values()]
 
 
 def shortened(
-    arrays: Mapping[str, NDArray[Any]],
-    sent: Mapping[str, NDArray[Any]],
+    arrays: Given,
+    sent: Given,
     kinds: Mapping[str, str],
     scales: Mapping[str, float],
 ) -> Arrays:
-    """The arrays drawn back towards those that were sent, each kind by its factor."""
-    return {name: _drawn(value, sent[name], scales[kinds[name]]) for name, value in arrays.items()}
+    """Draw the arrays back towards those that were sent. `scales` has the factor of each kind."""
+    near = {}
+    for name, value in arrays.items():
+        scale = scales[kinds[name]]
+        near[name] = _drawn_back(value, sent[name], scale)
+    return near
 
 
-def _drawn(value: NDArray[Any], sent: NDArray[Any], scale: float) -> NDArray[Any]:
+def _drawn_back(value: Values, sent: Values, scale: float) -> Values:
+    """An array between what was sent (scale 0) and what came back (scale 1), in the same type."""
     if scale == 1:
         return value
     near = sent + scale * (value.astype(np.float64) - sent)
-    return np.asarray(np.rint(near) if value.dtype.kind in "iu" else near, value.dtype)
+    if value.dtype.kind in "iu":
+        near = np.rint(near)
+    return np.asarray(near, value.dtype)
 
 
 def told(what: str, size: float, scale: float) -> str:
     """What was clipped, for the log."""
-    return f"its {what} {size:.3g} counts as {size * scale:.3g}"
+    counts_as = size * scale
+    return f"its {what} {size:.3g} counts as {counts_as:.3g}"

@@ -1,8 +1,11 @@
 """One ClientApp for every algorithm: what a client does in a round comes with the message.
 
-A client keeps in its context the states that the algorithm gave it, by version, and what it has
-received in the round under way. Every message says which version counts: that of the last reply
-which the server could use. So a reply that was lost or refused leaves no trace.
+Flower keeps a context for every client, in which the client stores two things. The first is the
+state that the algorithm gives to each client, in versions. The second is what it has received in
+the round under way.
+
+Every message says which version of the state counts: the one after the last reply that the server
+could use. So a reply that was lost or refused leaves no trace.
 """
 
 from __future__ import annotations
@@ -32,30 +35,45 @@ from ..support.trees import Tree, named_leaves, tree_map
 from .discreet import discreet
 from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 
-ROUND, STATE = (
-    "fedsso.round.",
-    "fedsso.own.",
-)  # records of a context, followed by the round or the version
+# Names of records in a client's context. The number of the round, or of the version, follows.
+ROUND = "fedsso.round."
+STATE = "fedsso.own."
+
 Rows = tuple[Any, Any] | tuple[Any, Any, Any, Any]
 """A client's x and y for training and, if it has any, for testing."""
 
 
 def client_app(
-    model: Callable[[], nn.Module], data: Callable[[Context], Rows], loss: Loss = "cross_entropy"
+    model: Callable[[], nn.Module],
+    data: Callable[[Context], Rows],
+    loss: Loss = "cross_entropy",
 ) -> ClientApp:
-    """The clients of `PhasedStrategy`: `model()` builds the module, `data(context)` gives a node's
-    own rows.
+    """Make the ClientApp for a server that runs `PhasedStrategy`.
 
-    It evaluates on the test rows, or on the training rows where there are none.
+    `model()` builds the module, which must be the same on all clients and the server.
+    `data(context)` gives the node's own rows: (x, y), or (x_train, y_train, x_test, y_test). The
+    node's number is in context.node_config["partition-id"] in a simulation.
+
+    A client is evaluated on its test rows, or on its training rows if it has no test rows.
+
+    >>> def rows(context):
+    ...     return [[0.0], [1.0]], [0, 1]
+    >>> app = client_app(lambda: nn.Linear(1, 2), rows)
     """
-    losses, app = row_loss(loss), ClientApp(mods=[discreet])
+    losses = row_loss(loss)
+    app = ClientApp(mods=[discreet])
 
     def work(
-        message: Message, context: Context, run: Callable[[Client, Message, Context], RecordDict]
+        message: Message,
+        context: Context,
+        run: Callable[[Client, Message, Context], RecordDict],
     ) -> Message:
+        """Build a client for one message, and let it answer."""
         with torch.no_grad():
-            client = Client(read(Setup, SETUP, message), model(), data(context), losses)
-            return Message(run(client, message, context), reply_to=message)
+            setup = read(Setup, SETUP, message)
+            client = Client(setup, model(), data(context), losses)
+            content = run(client, message, context)
+            return Message(content, reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -69,111 +87,147 @@ def client_app(
 
 
 class Client:
-    """One client while it answers one message."""
+    """One client, while it answers one message."""
 
-    def __init__(self, setup: Setup, module: nn.Module, rows: Rows, loss: RowLoss) -> None:
-        self.setup, self.dtype, self.device = setup, DTYPES[setup.dtype], device_of("auto")
+    def __init__(
+        self,
+        setup: Setup,
+        module: nn.Module,
+        rows: Rows,
+        loss: RowLoss,
+    ) -> None:
+        self.setup = setup
+        self.dtype = DTYPES[setup.dtype]
+        self.device = device_of("auto")
         self.module = module.to(self.device, self.dtype)
-        _same_model(self.module, setup.model)
+        _check_same_model(self.module, setup.model)
         self.train_rows, self.test_rows = _federations(rows, self.device)
-        self.f, _ = objective(self.module, loss, "auto", self.device, self.train_rows.sample_shape)
+        sample = self.train_rows.sample_shape
+        self.f, _ = objective(self.module, loss, "auto", self.device, sample)
         self.f.l2 = setup.l2
-        self.algorithm: Algorithm = stack(
-            [fitted(setup.record, self.module)], self.dtype, self.device
-        )
-        self.blank = torch.zeros_like(ravel(self.module)).unsqueeze(
-            0
-        )  # a model that shows what trees look like
+        record = fitted(setup.record, self.module)
+        self.algorithm: Algorithm = stack([record], self.dtype, self.device)
+        # A model of zeros, from which the shapes of messages and states follow.
+        self.blank = torch.zeros_like(ravel(self.module)).unsqueeze(0)
 
     # ---- training ----
 
     def train(self, message: Message, context: Context) -> RecordDict:
-        """The upload of one exchange."""
+        """Do one exchange, and return the upload."""
         task = read(Task, TASK, message)
         phases = self.algorithm.phases
-        tensors = self._tensors(
-            _received(task, message, context.state, task.phase + 1 == len(phases))
-        )
-        like, names = (
-            phases[task.phase].broadcast(self.algorithm.server_init(self.blank)),
-            iter(task.message),
-        )
+        is_last = task.phase + 1 == len(phases)
+        received = _received(task, message, context.state, is_last)
+        tensors = self._tensors(received)
+        server = self.algorithm.server_init(self.blank)
+        like = phases[task.phase].broadcast(server)
+        names = iter(task.message)
         sent = tree_map(lambda _: tensors[next(names)].unsqueeze(0), like)
         self.f.buffers = tensors[task.buffers].view(1, 1, -1).clone()
-        reply = self._exchange(
-            task, sent, self._state(task, tensors, context.state), _number(context)
-        )
-        _keep(context.state, task.reply, tree_map(lambda leaf: leaf[0], reply.own))
+        own = self._state(task, tensors, context.state)
+        reply = self._exchange(task, sent, own, _number(context))
+        new = tree_map(lambda leaf: leaf[0], reply.own)
+        _keep(context.state, task.reply, new)
         return self._answer(reply)
 
-    def _exchange(self, task: Task, message: Tree, own: Tree, number: int) -> Reply:
-        """What the algorithm's client does, with the mini-batches of client `number` in the
-        simulator."""
-        setup, phase = self.setup, self.algorithm.phases[task.phase]
+    def _exchange(
+        self,
+        task: Task,
+        message: Tree,
+        own: Tree,
+        number: int,
+    ) -> Reply:
+        """Run the algorithm's client function.
+
+        The mini-batches are those of client `number` in the simulator.
+        """
+        setup = self.setup
+        phase = self.algorithm.phases[task.phase]
         settings = Settings(
             local_steps=setup.local_steps, batch_size=setup.batch_size, seed=setup.seed
         )
-        rounds, gather = (
-            Rounds(self.train_rows, settings, number),
-            Gather(self.train_rows, self.dtype),
-        )
-        steps = phase.steps(torch.tensor([setup.local_steps])).numpy()
+        steps = phase.steps(torch.tensor([setup.local_steps]))
         local = Chunk(
-            gather, rounds, task.k, np.zeros(1, np.int64), np.array([task.position]), steps
+            Gather(self.train_rows, self.dtype),
+            Rounds(self.train_rows, settings, number),
+            task.k,
+            np.zeros(1, np.int64),
+            np.array([task.position]),
+            steps.numpy(),
         )
-        return phase.client(self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), own), local)
+        alone = tree_map(lambda leaf: leaf.unsqueeze(0), own)
+        return phase.client(self.f, message, alone, local)
 
     def _answer(self, reply: Reply) -> RecordDict:
-        upload = {name: leaf[0, 0] for name, leaf in named_leaves(reply.upload, "upload")}
+        """The content of the reply: the upload, the buffers, the client's weight and its loss."""
+        tensors = {}
+        for name, leaf in named_leaves(reply.upload, "upload"):
+            tensors[name] = leaf[0, 0]
+        tensors[BUFFERS] = self.f.buffers[0, 0]
         metrics: dict[str, Any] = {self.setup.weight: len(self.train_rows.train_rows)}
         if reply.loss is not None:
             metrics["train_loss"] = float(reply.loss[0, 0])
-        arrays = _record({**upload, BUFFERS: self.f.buffers[0, 0]})
-        return RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+        return RecordDict({"arrays": _record(tensors), "metrics": MetricRecord(metrics)})
 
-    def _state(self, task: Task, tensors: Mapping[str, Tensor], state: RecordDict) -> Tree:
-        """The client's state in the version that counts; versions that never will again are
-        dropped."""
-        for name in [name for name in state if name.startswith(STATE)]:
-            if name not in (f"{STATE}{task.own}", f"{STATE}{task.settled}"):
+    def _state(
+        self,
+        task: Task,
+        tensors: Mapping[str, Tensor],
+        state: RecordDict,
+    ) -> Tree:
+        """The client's state in the version that counts.
+
+        Versions that can never count again are removed from the context.
+        """
+        needed = (f"{STATE}{task.own}", f"{STATE}{task.settled}")
+        for name in list(state):
+            if name.startswith(STATE) and name not in needed:
                 del state[name]
         if task.own:
             return self._version(task.own, state)
         own = self.algorithm.client_init(self.blank)
-        first = {name: tensors[tensor].unsqueeze(0) for name, tensor in task.first.items()}
-        return _filled(own, {**dict(named_leaves(own, "own")), **first})
+        values = dict(named_leaves(own, "own"))
+        for leaf, tensor in task.first.items():
+            values[leaf] = tensors[tensor].unsqueeze(0)
+        return _filled(own, values)
 
     def _version(self, version: int, state: RecordDict) -> Tree:
-        """A version of the client's state."""
+        """A version of the client's state from its context."""
         record = state.array_records.get(f"{STATE}{version}", ArrayRecord())
         own = self.algorithm.client_init(self.blank)
-        if any(name not in record for name, _ in named_leaves(own, "own")):
-            raise Mismatch(
-                "this client has lost the state that the algorithm keeps with it; start the run "
-                "again"
-            )
+        for name, _ in named_leaves(own, "own"):
+            if name not in record:
+                raise Mismatch(
+                    "this client has lost the state that the algorithm keeps with it; start the "
+                    "run again"
+                )
         return _filled(own, self._tensors(record))
 
     def _tensors(self, record: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(array.numpy()).to(self.device) for name, array in record.items()
-        }
+        """Flower's arrays as tensors on the client's device."""
+        tensors = {}
+        for name, array in record.items():
+            tensors[name] = torch.from_numpy(array.numpy()).to(self.device)
+        return tensors
 
     # ---- evaluation ----
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
-        """Loss and accuracy of the model in the message, or of the client's own where every client
-        has one."""
+        """Measure the loss and the accuracy of a model on the client's rows.
+
+        It is the model of the message, or the client's own where every client has one.
+        """
         (arrays,) = message.content.array_records.values()
         self.module.load_state_dict(arrays.to_torch_state_dict())
-        x, fed = ravel(self.module).unsqueeze(0), self.test_rows
+        x = ravel(self.module).unsqueeze(0)
         if self.algorithm.personal:
-            x = self.algorithm.model(
-                self.algorithm.server_init(x), self._personal(x, message, context)
-            )
-        gather = Gather(fed, self.dtype)
-        evaluator = Evaluator(self.f, fed, gather, {"accuracy": METRICS["accuracy"]})
-        found = evaluator(x, buffers_of(self.module).to(x).unsqueeze(0), fed.train_rows)
+            own = self._personal(x, message, context)
+            x = self.algorithm.model(self.algorithm.server_init(x), own)
+        fed = self.test_rows
+        wanted = {"accuracy": METRICS["accuracy"]}
+        evaluator = Evaluator(self.f, fed, Gather(fed, self.dtype), wanted)
+        buffers = buffers_of(self.module).to(x).unsqueeze(0)
+        found = evaluator(x, buffers, fed.train_rows)
         metrics: dict[str, Any] = {
             "eval_loss": float(found["loss"]),
             self.setup.weight: len(fed.train_rows),
@@ -183,32 +237,42 @@ class Client:
         return RecordDict({"metrics": MetricRecord(metrics)})
 
     def _personal(self, x: Tensor, message: Message, context: Context) -> Tree:
-        """The client's own part of its model."""
+        """The client's own part of its model, where the algorithm gives every client one."""
         (config,) = message.content.config_records.values()
         version = config[OWN]
-        return (
-            self._version(int(str(version)), context.state)
-            if version
-            else self.algorithm.client_init(x)
-        )
+        if not version:
+            return self.algorithm.client_init(x)
+        return self._version(int(str(version)), context.state)
 
 
-def _received(task: Task, message: Message, state: RecordDict, last: bool) -> dict[str, Any]:
-    """The arrays of the round so far; what came in earlier rounds is forgotten, as is all after the
-    last exchange."""
+# ---- a client's context ----
+
+
+def _received(
+    task: Task,
+    message: Message,
+    state: RecordDict,
+    last: bool,
+) -> dict[str, Any]:
+    """The arrays that have arrived in this round so far, with those of this message.
+
+    They are kept in the context until the last exchange. Those of earlier rounds are forgotten.
+    """
     held: dict[str, Any] = {}
-    for name in [name for name in state if name.startswith(ROUND)]:
-        record = state.array_records[name]
-        del state[name]
-        held |= record if name == f"{ROUND}{task.round}" else {}
+    for name in list(state):
+        if name.startswith(ROUND):
+            record = state.array_records[name]
+            del state[name]
+            if name == f"{ROUND}{task.round}":
+                held |= record
     (arrays,) = message.content.array_records.values()
     held |= arrays
-    missing = [n for n in (*task.message, *task.first.values(), task.buffers) if n not in held]
-    if missing:
-        raise Mismatch(
-            "this client has lost what it received earlier in the round; it can take part in the "
-            "next one"
-        )
+    for name in (*task.message, *task.first.values(), task.buffers):
+        if name not in held:
+            raise Mismatch(
+                "this client has lost what it received earlier in the round; it can take part in "
+                "the next one"
+            )
     if not last:
         state[f"{ROUND}{task.round}"] = ArrayRecord(held)
     return held
@@ -222,39 +286,50 @@ def _keep(state: RecordDict, version: int, own: Tree) -> None:
 
 
 def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    """Tensors as a record of Flower."""
+    plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    return ArrayRecord(plain)
 
 
 def _filled(tree: Tree, tensors: Mapping[str, Tensor]) -> Tree:
-    """A tree like this one of tensors with the names of its leaves."""
-    parts = iter([tensors[name] for name, _ in named_leaves(tree, "own")])
-    return tree_map(lambda _: next(parts), tree)
+    """A tree of the same shape, whose leaves are the tensors with the names of its leaves."""
+    names = [name for name, _ in named_leaves(tree, "own")]
+    parts = iter(names)
+    return tree_map(lambda _: tensors[next(parts)], tree)
 
 
 def _number(context: Context) -> int:
-    """The client's number in all draws: its partition where it has one, else its node."""
+    """The client's number in all draws: its partition if it has one, else its node."""
     return int(context.node_config.get("partition-id", context.node_id))
 
 
-def _same_model(module: nn.Module, expected: str) -> None:
-    """Refuse a module whose arrays are not those of the server's model, in the same order."""
+# ---- what a user gives ----
+
+
+def _check_same_model(module: nn.Module, expected: str) -> None:
+    """Raise Mismatch unless a module has the arrays of the server's model, in the same order."""
     layout = Layout.of(module)
     params = list(zip(layout.names, layout.shapes, strict=True))
-    if digest(params, [(name, b.shape) for name, b in module.named_buffers()]) != expected:
+    buffers = [(name, buffer.shape) for name, buffer in module.named_buffers()]
+    if digest(params, buffers) != expected:
+        names = ", ".join(layout.names)
         raise Mismatch(
-            f"this client's model is not the server's: it trains {', '.join(layout.names)}; both "
-            f"sides need the same "
+            f"this client's model is not the server's: it trains {names}; both sides need the same "
             "class, every parameter trainable, and no other buffers than BatchNorm's"
         )
 
 
 def _federations(rows: Sequence[Any], device: torch.device) -> tuple[Federation, Federation]:
-    """One client's rows for training and for testing, the same where there is no test part."""
+    """A client's rows for training and for testing. Both are the same if it has no test rows."""
     if not isinstance(rows, list | tuple) or len(rows) not in (2, 4):
         raise Mismatch("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
-    pairs = [rows[:2], rows[-2:]]
-    feds = [Federation.from_clients([(x, y)], test_fraction=0) for x, y in pairs]
-    train, test = (
-        replace(fed, train_rows=torch.arange(len(fed.x))).to(device) for fed in feds
-    )  # as they were given
+    train = _alone(rows[0], rows[1], device)
+    test = _alone(rows[-2], rows[-1], device)
     return train, test
+
+
+def _alone(x: Any, y: Any, device: torch.device) -> Federation:
+    """A federation of one client, whose rows are all for training and keep their order."""
+    fed = Federation.from_clients([(x, y)], test_fraction=0)
+    in_order = torch.arange(len(fed.x))
+    return replace(fed, train_rows=in_order).to(device)

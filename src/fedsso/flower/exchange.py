@@ -1,9 +1,10 @@
-"""One round of an algorithm in Flower's messages: what each node is sent, and what the replies make
-of the server.
+"""One round of an algorithm in Flower's messages.
 
-A round is kept or undone as a whole. So its state is a value, replaced at the end; tensors travel
-under names, and what a node has received in the round, and has confirmed by a good reply, is not
-sent to it again.
+It decides what each node is sent, and what the replies make of the server's state. A round is kept
+or undone as a whole. So the state is a value, which is replaced when the round has succeeded.
+
+Tensors travel under names. What a node has received in a round, and has confirmed by a good reply,
+is not sent to it again in this round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Algorithm, Cohort, Phase
@@ -31,31 +31,45 @@ from .bounds import Clip
 from .rehearse import Rehearsal
 from .screen import Good, Screened, note
 from .task import BUFFERS, SETUP, TASK, Setup, Task, digest, write
-from .wire import Arrays, Model
+from .wire import Arrays, Given, Model
 
 CPU = torch.device("cpu")
-REST = 2.5  # times the bound of the first leaf of an upload is that of the others
+REST = 2.5
+"""The bound of the first leaf of an upload, times this, is the bound of the others."""
+
+Numbers = dict[int, list[float]]
+"""For each node, a number for each leaf of its upload."""
 
 
 @dataclass(frozen=True)
 class State:
     """What the server keeps from round to round."""
 
-    server: Any  # the algorithm's state
-    buffers: Tensor  # [1, b] of the model
-    done: int = 0  # rounds that moved the model
-    weights: Mapping[int, float] = field(default_factory=dict)  # of the nodes that were heard of
-    seen: Mapping[int, int] = field(default_factory=dict)  # mini-batches that each has seen
-    versions: Mapping[int, int] = field(default_factory=dict)  # of each one's own state
-    begun: int = 0  # mini-batches that a node counts as having seen before it is heard of
+    server: Any
+    """The algorithm's state."""
+    buffers: Tensor
+    """The model's buffers, [1, b]."""
+    done: int = 0
+    """How many rounds have moved the model."""
+    weights: Mapping[int, float] = field(default_factory=dict)
+    """The weights of the nodes that have ever answered."""
+    seen: Mapping[int, int] = field(default_factory=dict)
+    """How many mini-batches each of them has seen."""
+    versions: Mapping[int, int] = field(default_factory=dict)
+    """The version of each one's own state."""
+    begun: int = 0
+    """How many mini-batches a node counts as having seen, before it answers for the first time."""
 
     def position(self, node: int) -> int:
         """Where a node is in its stream of mini-batches."""
         return self.seen.get(node, self.begun)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a later run needs to go on; nodes have other ids there, and count as the one that
-        has seen most."""
+        """What a later run needs to go on.
+
+        Nodes have other numbers in a later run. All of them then count as the node that has seen
+        most mini-batches.
+        """
         most = max(self.seen.values(), default=self.begun)
         numbers = {
             "done": torch.tensor(self.done),
@@ -65,7 +79,7 @@ class State:
         return numbers | packed(self.server, self.done)
 
     def restored(self, tensors: Mapping[str, Tensor]) -> State:
-        """This state with the numbers of `tensors()`."""
+        """This state with the numbers that `tensors` returned in an earlier run."""
         return State(
             unpacked(self.server, tensors),
             tensors[BUFFERS],
@@ -75,118 +89,170 @@ class State:
 
 
 class Rule(NamedTuple):
-    """How replies become one."""
+    """How many replies become one."""
 
-    clip: Clip | None  # what bounds each of them
-    average: Average | None  # None: their weighted mean
+    clip: Clip | None
+    """What bounds each of them. None: nothing."""
+    average: Average | None
+    """How they are averaged. None: by their weighted mean."""
 
 
 class Problem:
-    """An algorithm and the model that it trains, known by its arrays."""
+    """An algorithm, and the model that it trains, which is known by its arrays."""
 
     def __init__(self, record: Algorithm, arrays: Arrays) -> None:
         self.model = Model(arrays)
-        params, shapes = (
-            self.model.params,
-            {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()},
-        )
+        shapes = {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()}
+        params = {name: shapes[name] for name in self.model.params}
         self.buffers = {name: shape for name, shape in shapes.items() if name not in params}
         self.places = _places(self.buffers, self.model.kinds)
-        self.record = fitted(record, Layout(tuple(params), tuple(shapes[name] for name in params)))
+        layout = Layout(tuple(params), tuple(params.values()))
+        self.record = fitted(record, layout)
         self.algorithm: Algorithm = stack([self.record], self.model.dtype, CPU)
-        self.rehearsal = Rehearsal(self.record, sum(self.model.sizes), self.model.dtype)
-        self.digest = digest([(name, shapes[name]) for name in params], list(self.buffers.items()))
+        d = sum(self.model.sizes)
+        self.rehearsal = Rehearsal(self.record, d, self.model.dtype)
+        self.digest = digest(list(params.items()), list(self.buffers.items()))
         self.x0 = self.model.ravel(arrays).unsqueeze(0)
-        parts = [
-            torch.from_numpy(np.array(arrays[name])).reshape(-1).to(self.x0.dtype)
-            for name in self.buffers
-        ]
-        self.start = State(
-            self.algorithm.server_init(self.x0), torch.cat([self.x0.new_zeros(0), *parts])[None]
-        )
+        self.start = State(self.algorithm.server_init(self.x0), self._first_buffers(arrays))
+
+    def _first_buffers(self, arrays: Arrays) -> Tensor:
+        """The buffers of the initial model as one vector, [1, b]."""
+        parts = [self.x0.new_zeros(0)]
+        for name in self.buffers:
+            buffer = torch.from_numpy(np.array(arrays[name]))
+            parts.append(buffer.reshape(-1).to(self.x0.dtype))
+        return torch.cat(parts)[None]
 
     @property
     def keeps(self) -> bool:
-        """Whether clients have a state of their own."""
-        return next(leaves(self.rehearsal.own), None) is not None
+        """Whether the algorithm keeps a state with every client."""
+        first_leaf = next(leaves(self.rehearsal.own), None)
+        return first_leaf is not None
 
-    def statistics(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """The model's buffers in an upload, by name."""
-        sizes = np.cumsum([shape.numel() for shape in self.buffers.values()])[:-1]
-        return (
-            dict(zip(self.buffers, np.split(arrays[BUFFERS], sizes), strict=True))
-            if self.buffers
-            else {}
-        )
+    def statistics(self, arrays: Given) -> Arrays:
+        """The model's buffers in an upload, by their names in the model."""
+        if not self.buffers:
+            return {}
+        sizes = [shape.numel() for shape in self.buffers.values()]
+        cuts = np.cumsum(sizes)[:-1]
+        parts = np.split(arrays[BUFFERS], cuts)
+        return dict(zip(self.buffers, parts, strict=True))
 
     def first(self) -> dict[str, Tensor]:
-        """The leaves of a new client's state that it could not know, as they depend on the initial
-        model."""
-        blank = dict(named_leaves(self.algorithm.client_init(torch.zeros_like(self.x0)), "own"))
-        own = named_leaves(self.algorithm.client_init(self.x0), "own")
-        return {name: leaf for name, leaf in own if not torch.equal(leaf, blank[name])}
+        """The parts of a new client's state that it cannot know by itself.
+
+        These are the leaves that depend on the initial model.
+        """
+        zeros = torch.zeros_like(self.x0)
+        blank = dict(named_leaves(self.algorithm.client_init(zeros), "own"))
+        found = {}
+        for name, leaf in named_leaves(self.algorithm.client_init(self.x0), "own"):
+            if not torch.equal(leaf, blank[name]):
+                found[name] = leaf
+        return found
 
     def x(self, server: Any) -> Tensor:
-        """The model [d]; a part that every client has to itself is that of the start."""
-        return self.algorithm.model(server, self.algorithm.client_init(self.x0))[0]
+        """The model [d]. A part that every client has for itself is that of the start."""
+        own = self.algorithm.client_init(self.x0)
+        return self.algorithm.model(server, own)[0]
 
     def arrays(self, state: State) -> ArrayRecord:
         """The model as named arrays."""
         sizes = [shape.numel() for shape in self.buffers.values()]
-        parts = zip(self.buffers, state.buffers[0].split_with_sizes(sizes), strict=True)
-        return self.model.record(self.x(state.server), {name: part.numpy() for name, part in parts})
+        parts = state.buffers[0].split_with_sizes(sizes)
+        buffers = {}
+        for name, part in zip(self.buffers, parts, strict=True):
+            buffers[name] = part.numpy()
+        return self.model.record(self.x(state.server), buffers)
 
 
 class Round:
     """A round under way."""
 
     def __init__(
-        self, problem: Problem, setup: Setup, state: State, number: int, rule: Rule
+        self,
+        problem: Problem,
+        setup: Setup,
+        state: State,
+        number: int,
+        rule: Rule,
     ) -> None:
-        self.problem, self.setup, self.number, self.rule = problem, setup, number, rule
-        self.before = self.state = state
-        self.phase = 0  # the exchange under way
-        self.asked: Collection[int] = ()  # its nodes
-        self.messages: list[Message] = []  # to them
-        self.answered: list[int] = []  # nodes whose last reply was good
-        self.reason = ""  # why the round failed
-        self.numbers: dict[str, float] = {}  # who was dropped, ..., for the trace
+        self.problem = problem
+        self.setup = setup
+        self.number = number
+        self.rule = rule
+        # The state before the round, and the state so far.
+        self.before = state
+        self.state = state
+        # The exchange under way, its nodes, and the messages to them.
+        self.phase = 0
+        self.asked: Collection[int] = ()
+        self.messages: list[Message] = []
+        # The nodes whose last reply was good.
+        self.answered: list[int] = []
+        # Why the round has failed. Empty if it has not.
+        self.reason = ""
+        # What the trace tells: how many replies were dropped, and so on.
+        self.numbers: dict[str, float] = {}
         self.metrics: dict[str, Any] = {}
-        self._moves: list[Tensor] = []  # of the good replies' buffers
-        self._upload: Tree = ()  # what is expected of each, [1, 1, ...] without numbers
-        self._sent: list[Tensor] = []  # a tensor's name is its place here
-        self._given: dict[
-            int, set[str]
-        ] = {}  # the tensors that a node has once its message arrives
-        self._held: dict[int, set[str]] = {}  # those that it is known to have
+        # How the buffers of the good replies have moved.
+        self._moves: list[Tensor] = []
+        # What an upload looks like: leaves [1, 1, ...] without numbers.
+        self._upload: Tree = ()
+        # The tensors that were sent. The name of a tensor is its place here.
+        self._sent: list[Tensor] = []
+        # The names of the tensors that a node has once its message arrives.
+        self._given: dict[int, set[str]] = {}
+        # The names of the tensors that a node is known to have.
+        self._held: dict[int, set[str]] = {}
 
     # ---- the way down ----
 
-    def ask(self, phase: int, nodes: Collection[int], config: ConfigRecord) -> list[Message]:
-        """The messages of an exchange."""
-        self.phase, self.asked, state = phase, nodes, self.state
-        self._upload = self.problem.rehearsal.upload(phase, state.done + 1)
-        names = [self._name(leaf) for leaf in leaves(self._functions.broadcast(state.server))]
-        new = (
-            {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()}
-            if self._any_new()
-            else {}
-        )
+    def ask(
+        self,
+        phase: int,
+        nodes: Collection[int],
+        config: ConfigRecord,
+    ) -> list[Message]:
+        """The messages of an exchange to some nodes. `config` is the user's configuration."""
+        self.phase = phase
+        self.asked = nodes
+        state = self.state
+        k = state.done + 1
+        self._upload = self.problem.rehearsal.upload(phase, k)
+        broadcast = self._functions.broadcast(state.server)
+        names = [self._name(leaf) for leaf in leaves(broadcast)]
+        first = {}
+        if self._any_new():
+            first = {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()}
         task = Task(
-            self.number, state.done + 1, phase, 0, names, self._name(state.buffers), new, 0, 0, 0
+            round=self.number,
+            k=k,
+            phase=phase,
+            position=0,
+            message=names,
+            buffers=self._name(state.buffers),
+            first=first,
+            own=0,
+            settled=0,
+            reply=self._version,
         )
         self.messages = [self._message(node, task, config) for node in self.asked]
         return self.messages
 
     @property
     def _functions(self) -> Phase:
+        """The functions of the algorithm for this exchange."""
         return self.problem.algorithm.phases[self.phase]
 
     def _any_new(self) -> bool:
-        return self.problem.keeps and any(node not in self.state.versions for node in self.asked)
+        """Whether one of the nodes needs the state of a new client."""
+        if not self.problem.keeps:
+            return False
+        return any(node not in self.state.versions for node in self.asked)
 
     def _name(self, tensor: Tensor) -> str:
-        """The name of a tensor, the same whenever it is the same object."""
+        """The name of a tensor. It is the same whenever it is the same object."""
         for place, sent in enumerate(self._sent):
             if sent is tensor:
                 return str(place)
@@ -194,6 +260,7 @@ class Round:
         return str(len(self._sent) - 1)
 
     def _message(self, node: int, task: Task, config: ConfigRecord) -> Message:
+        """The message to one node. `task` holds what is the same for all of them."""
         own = self.state.versions.get(node, 0)
         task = replace(
             task,
@@ -201,135 +268,185 @@ class Round:
             first={} if own else task.first,
             own=own,
             settled=self.before.versions.get(node, 0),
-            reply=self._version,
         )
         held = self._held.get(node, set())
-        self._given[node] = held | {*task.message, task.buffers, *task.first.values()}
-        missing = sorted(self._given[node] - held, key=int)
-        arrays = {name: Array(self._sent[int(name)][0].numpy()) for name in missing}
-        ours = ConfigRecord(
-            {"server-round": self.number, SETUP: write(self.setup), TASK: write(task)}
+        given = held | {*task.message, task.buffers, *task.first.values()}
+        self._given[node] = given
+        arrays = {}
+        for name in sorted(given - held, key=int):
+            tensor = self._sent[int(name)]
+            arrays[name] = Array(tensor[0].numpy())
+        full_config = ConfigRecord(
+            {
+                **config,
+                "server-round": self.number,
+                SETUP: write(self.setup),
+                TASK: write(task),
+            }
         )
-        content = RecordDict(
-            {"arrays": ArrayRecord(arrays), "config": ConfigRecord({**config, **ours})}
-        )
+        content = RecordDict({"arrays": ArrayRecord(arrays), "config": full_config})
         return Message(content, node, MessageType.TRAIN)
 
     @property
     def _version(self) -> int:
-        """The version of a client's state after the exchange."""
-        return self.number * len(self.problem.algorithm.phases) + self.phase + 1
+        """The version of a client's state after this exchange. Versions rise, and begin with 1."""
+        phases = len(self.problem.algorithm.phases)
+        return self.number * phases + self.phase + 1
 
     # ---- the way up ----
 
     def expected(self) -> Arrays:
-        """What an upload looks like, for `screen`: zeros, and the buffers as they were sent."""
-        upload = named_leaves(self._upload, "upload")
-        like = {name: torch.zeros_like(leaf[0, 0], device=CPU).numpy() for name, leaf in upload}
-        return {**like, BUFFERS: self.state.buffers[0].numpy()}
+        """What an upload must look like, for `screen`: zeros, and the buffers as they were sent."""
+        like: Arrays = {}
+        for name, leaf in named_leaves(self._upload, "upload"):
+            like[name] = torch.zeros_like(leaf[0, 0], device=CPU).numpy()
+        like[BUFFERS] = self.state.buffers[0].numpy()
+        return like
 
     def average(self, found: Screened) -> tuple[Tree, Screened]:
-        """One tree from the decoded uploads, leaves [1, ...], and who is left: not all need be
-        decodable."""
-        lengths: dict[int, list[float]] = {}
-        dropped, good = dict(found.dropped), list[Good]()
+        """Average the decoded uploads. Returns a tree with leaves [1, ...], and who is left.
+
+        A reply whose upload cannot be decoded is dropped.
+        """
+        lengths: Numbers = {}
+        good: list[Good] = []
+        dropped = dict(found.dropped)
         for reply in found.good:
             try:
-                lengths[reply.node] = [
-                    float(leaf.double().norm()) for leaf in leaves(self._decoded(reply))
-                ]
+                upload = self._decoded(reply)
+                lengths[reply.node] = [float(leaf.double().norm()) for leaf in leaves(upload)]
                 good.append(reply)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 dropped[reply.node] = shown(f"its upload cannot be decoded ({error})")
-        scales, clipped = self._scales(good, lengths), dict(found.clipped)
+        scales = self._scales(good, lengths)
+        clipped = dict(found.clipped)
         for reply in good:
-            for length, scale in zip(lengths[reply.node], scales[reply.node], strict=True):
+            node = reply.node
+            for length, scale in zip(lengths[node], scales[node], strict=True):
                 if scale < 1:
-                    note(clipped, reply.node, bounds.told("upload of length", length, scale))
-        self._moves = self._bounded(good, clipped)
-        average = self.rule.average
-        mean = self._mean(good, scales) if average is None else self._robust(average, good, scales)
+                    note(clipped, node, bounds.told("upload of length", length, scale))
+        self._moves = self._bounded_moves(good, clipped)
+        if self.rule.average is None:
+            mean = self._mean(good, scales)
+        else:
+            mean = self._robust(self.rule.average, good, scales)
         return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
 
-    def _bounded(self, good: list[Good], clipped: dict[int, str]) -> list[Tensor]:
-        """How the nodes' buffers have moved, those of each kind within their bounds; what is
-        clipped is noted."""
-        start, clip = self.state.buffers, self.rule.clip
-        moves = [torch.from_numpy(reply.arrays[BUFFERS]).to(start) - start for reply in good]
+    def _decoded(self, reply: Good) -> Tree:
+        """The upload of a reply in the form that is averaged, leaves [1, 1, ...]."""
+        upload = self._functions.decode(self._read(reply))
+        for leaf in leaves(upload):
+            if not torch.isfinite(leaf).all():
+                raise ValueError("it becomes NaN or infinite")
+        return upload
+
+    def _read(self, reply: Good) -> Tree:
+        """The upload of a reply as a tree of tensors, leaves [1, 1, ...]."""
+        arrays = reply.arrays
+        names = iter([name for name, _ in named_leaves(self._upload, "upload")])
+
+        def tensor(leaf: Tensor) -> Tensor:
+            array = arrays[next(names)]
+            return torch.from_numpy(array).to(leaf.dtype)[None, None]
+
+        return tree_map(tensor, self._upload)
+
+    def _scales(self, good: list[Good], lengths: Numbers) -> Numbers:
+        """What each leaf of each upload is multiplied by, so that it keeps its bound.
+
+        The first leaf moves the model. In what comes with it, such as memories or curvature, honest
+        clients differ far more, so its bound is wider. Single numbers are bounded as weights are.
+        """
+        nodes = [reply.node for reply in good]
+        scales: Numbers = {node: [1.0] * len(lengths[node]) for node in nodes}
+        clip = self.rule.clip
+        if clip is None or not nodes:
+            return scales
+        for place, leaf in enumerate(leaves(self._decoded(good[0]))):
+            multiple = clip.update if place == 0 else clip.update * REST
+            if leaf.numel() == 1:
+                multiple = clip.weight
+            column = [lengths[node][place] for node in nodes]
+            factors = bounds.factors(column, multiple)
+            for node, factor in zip(nodes, factors, strict=True):
+                scales[node][place] = factor
+        return scales
+
+    def _bounded_moves(self, good: list[Good], clipped: dict[int, str]) -> list[Tensor]:
+        """How the nodes' buffers have moved, each kind within its bounds, [1, b] each.
+
+        What is clipped is noted in `clipped`.
+        """
+        start = self.state.buffers
+        clip = self.rule.clip
+        moves = []
+        for reply in good:
+            buffers = torch.from_numpy(reply.arrays[BUFFERS])
+            moves.append(buffers.to(start) - start)
         if clip is None:
             return moves
         for kind, places in self.problem.places.items():
             lengths = [float(move[:, places].double().norm()) for move in moves]
-            for i, scale in enumerate(bounds.factors(lengths, clip.multiple(kind))):
+            scales = bounds.factors(lengths, clip.multiple(kind))
+            for i, scale in enumerate(scales):
                 if scale < 1:
                     moves[i][:, places] *= scale
-                    note(clipped, good[i].node, bounds.told(f"{kind} of length", lengths[i], scale))
+                    told = bounds.told(f"{kind} of length", lengths[i], scale)
+                    note(clipped, good[i].node, told)
         return moves
 
-    def _decoded(self, reply: Good) -> Tree:
-        """A reply's upload as it is averaged, leaves [1, 1, ...]."""
-        upload = self._functions.decode(self._read(reply))
-        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves(upload)):
-            raise ValueError("it becomes NaN or infinite")
-        return upload
-
-    def _scales(
-        self, good: list[Good], lengths: Mapping[int, list[float]]
-    ) -> dict[int, list[float]]:
-        """What each leaf of each upload is multiplied by.
-
-        The first leaf moves the model; in what comes with it (memories, curvature) honest clients
-        differ far more. Single numbers are bounded as weights are.
-        """
-        nodes, clip = [reply.node for reply in good], self.rule.clip
-        if clip is None or not nodes:
-            return {node: [1.0] * len(lengths[node]) for node in nodes}
-        single = [leaf.numel() == 1 for leaf in leaves(self._decoded(good[0]))]
-        columns = zip(*(lengths[node] for node in nodes), strict=True)
-        multiples = [clip.update * (1.0 if i == 0 else REST) for i in range(len(single))]
-        factors = [
-            bounds.factors(column, clip.weight if one else multiple)
-            for column, one, multiple in zip(columns, single, multiples, strict=True)
-        ]
-        return {node: [factor[i] for factor in factors] for i, node in enumerate(nodes)}
-
-    def _part(self, reply: Good, scales: Mapping[int, list[float]]) -> Tree:
-        """A reply's decoded upload within its bounds, leaves [1, ...]."""
+    def _part(self, reply: Good, scales: Numbers) -> Tree:
+        """The decoded upload of a reply within its bounds, leaves [1, ...]."""
         factors = iter(scales[reply.node])
         return tree_map(lambda leaf: leaf[0] * next(factors), self._decoded(reply))
 
-    def _mean(self, good: list[Good], scales: Mapping[int, list[float]]) -> Tree:
-        """The weighted mean, one upload at a time: decoded, one may be a matrix."""
+    def _mean(self, good: list[Good], scales: Numbers) -> Tree:
+        """The weighted mean.
+
+        The uploads are added one at a time, because a decoded upload can be as large as a matrix.
+        """
         total: Tree = None
         heaviest = max((reply.weight for reply in good), default=1.0)
         for reply in good:
-            part = tree_map(
-                lambda leaf, w=reply.weight / heaviest: w * leaf, self._part(reply, scales)
-            )
-            total = part if total is None else tree_map(torch.add, total, part)
+            share = reply.weight / heaviest
+            part = self._part(reply, scales)
+            weighted = tree_map(lambda leaf, share=share: share * leaf, part)
+            total = weighted if total is None else tree_map(torch.add, total, weighted)
+        if total is None:
+            return ()
         used = sum(reply.weight / heaviest for reply in good)
-        return () if total is None else tree_map(lambda leaf: leaf / used, total)
+        return tree_map(lambda leaf: leaf / used, total)
 
     def _robust(
-        self, average: Average, good: list[Good], scales: Mapping[int, list[float]]
+        self,
+        average: Average,
+        good: list[Good],
+        scales: Numbers,
     ) -> Tree:
         """A robust average of all uploads at once."""
         parts = [self._part(reply, scales) for reply in good]
-        return tree_map(lambda *leaf: average(torch.stack(leaf)), *parts) if parts else ()
+        if not parts:
+            return ()
+        return tree_map(lambda *leaf: average(torch.stack(leaf)), *parts)
 
-    def _read(self, reply: Good) -> Tree:
-        """A reply's upload, leaves [1, 1, ...]."""
-        names, arrays = iter(name for name, _ in named_leaves(self._upload, "upload")), reply.arrays
-        return tree_map(
-            lambda leaf: torch.from_numpy(arrays[next(names)]).to(leaf.dtype)[None, None],
-            self._upload,
-        )
+    def move(
+        self,
+        mean: Tree,
+        good: list[Good],
+        everybody: Collection[int],
+    ) -> None:
+        """Run the server's function, and note what is now known of the nodes that answered.
 
-    def move(self, mean: Tree, good: list[Good], everybody: Collection[int]) -> None:
-        """The server's function, and what is now known of the nodes that answered."""
-        state, nodes = self.state, [reply.node for reply in good]
-        weights = {**state.weights, **{reply.node: reply.weight for reply in good}}
-        steps = int(self._functions.steps(torch.tensor([self.setup.local_steps]))[0])
+        `everybody` are all nodes of the federation. If the new model is not finite, the state
+        stays, and `reason` says so.
+        """
+        state = self.state
+        nodes = [reply.node for reply in good]
+        weights = {**state.weights}
+        for reply in good:
+            weights[reply.node] = reply.weight
+        local_steps = torch.tensor([self.setup.local_steps])
+        steps = int(self._functions.steps(local_steps)[0])
         cohort = Cohort(
             state.done + 1,
             len(good),
@@ -341,41 +458,57 @@ class Round:
         if not torch.isfinite(self.problem.x(server)).all():
             self.reason = "the server's step leads out of the finite numbers"
             return
+        seen = {**state.seen}
+        versions = {**state.versions}
+        for node in nodes:
+            seen[node] = state.position(node) + steps
+            versions[node] = self._version
+            self._held[node] = self._given[node]
         self.state = replace(
             state,
             server=server,
             buffers=self._buffers(good),
             weights=weights,
-            seen={**state.seen, **{node: state.position(node) + steps for node in nodes}},
-            versions={**state.versions, **dict.fromkeys(nodes, self._version)},
+            seen=seen,
+            versions=versions,
         )
         self.answered = nodes
-        self._held |= {node: self._given[node] for node in nodes}
 
     def _buffers(self, good: list[Good]) -> Tensor:
-        """The average of the nodes' buffers; a constant stays, to the bit."""
-        start, moves = self.state.buffers, self._moves
+        """The average of the nodes' buffers. One that nobody changed stays the same, to the bit."""
+        start = self.state.buffers
+        moves = self._moves
         if self.rule.average is not None:
             return start + self.rule.average(torch.stack(moves))
         total = sum(reply.weight for reply in good)
-        parts = [move * (reply.weight / total) for move, reply in zip(moves, good, strict=True)]
+        parts = []
+        for move, reply in zip(moves, good, strict=True):
+            share = reply.weight / total
+            parts.append(move * share)
         return start + sum(parts[1:], parts[0])
 
 
 def _places(buffers: Mapping[str, torch.Size], kinds: Mapping[str, str]) -> dict[str, Tensor]:
-    """Where in the vector of all buffers those of each kind are."""
-    labels = [kinds[name] for name, shape in buffers.items() for _ in range(shape.numel())]
-    return {
-        kind: torch.tensor([i for i, one in enumerate(labels) if one == kind])
-        for kind in dict.fromkeys(labels)
-    }
+    """Where the buffers of each kind are, in the vector of all buffers."""
+    places: dict[str, list[int]] = {}
+    start = 0
+    for name, shape in buffers.items():
+        end = start + shape.numel()
+        places.setdefault(kinds[name], []).extend(range(start, end))
+        start = end
+    return {kind: torch.tensor(own) for kind, own in places.items() if own}
 
 
 def _mass(
-    weights: Mapping[int, float], nodes: Collection[int], everybody: Collection[int]
+    weights: Mapping[int, float],
+    nodes: Collection[int],
+    everybody: Collection[int],
 ) -> float:
-    """The nodes' share of all weights; one that was never heard of counts as the mean of the
-    others."""
-    unknown = len(set(everybody) - weights.keys())
+    """The nodes' share of all weights.
+
+    A node that has never answered counts as the mean of the others.
+    """
+    unheard = len(set(everybody) - weights.keys())
     known = sum(weights.values())
-    return sum(weights[node] for node in nodes) / (known + unknown * known / len(weights))
+    own = sum(weights[node] for node in nodes)
+    return own / (known + unheard * known / len(weights))

@@ -1,8 +1,7 @@
-"""The folder of a run: checkpoint.safetensors, written whole or not at all after every round, and
-trace.csv.
+"""The folder of a run on Flower: checkpoint.safetensors and trace.csv.
 
-The checkpoint of the round before stays beside it, and stands in for a damaged one. One run at a
-time holds the folder.
+The checkpoint is written after every round, whole or not at all. That of the round before stays
+beside it, and stands in for a damaged one. One run at a time holds the folder.
 """
 
 from __future__ import annotations
@@ -26,30 +25,38 @@ from ..support.intake import Damaged, user_path
 from ..support.lock import Lock
 from .wire import arrays_of
 
-MODEL, ABOUT, KIND = "model.", "about", "a run on Flower"
+# Names of tensors in a checkpoint: the model's arrays, and a text about the run.
+MODEL = "model."
+ABOUT = "about"
+KIND = "a run on Flower"
 
 
 class Saved(NamedTuple):
     """What a run needs to go on."""
 
-    k: int  # rounds done
+    k: int
+    """How many rounds are done."""
     arrays: ArrayRecord
-    tensors: Mapping[str, Tensor]  # of the server; none before its first step
+    """The model."""
+    tensors: Mapping[str, Tensor]
+    """The server's state. Empty before its first step."""
 
 
 class Folder:
-    """Checkpoints of runs with the same settings."""
+    """The checkpoints of runs with the same settings."""
 
     def __init__(self, path: str | Path, settings: str) -> None:
-        self.path, self.settings = user_path("checkpoint_dir", path).absolute(), settings
-        self.file, self.trace = self.path / "checkpoint.safetensors", self.path / "trace.csv"
+        self.path = user_path("checkpoint_dir", path).absolute()
+        self.settings = settings
+        self.file = self.path / "checkpoint.safetensors"
+        self.trace = self.path / "trace.csv"
         self._lock: Lock | None = None
 
     def claim(self, k: int) -> None:
         """Hold the folder from now on, for a run that has done k rounds.
 
-        Refuses a folder that cannot be written or that another run holds, and to overwrite rounds
-        of another run.
+        Raises InputError if the folder cannot be written, if another run holds it, or if this run
+        would overwrite rounds of another one.
         """
         if self._lock is not None:
             return
@@ -70,57 +77,55 @@ class Folder:
             self._lock = None
 
     def _check_round(self, k: int) -> None:
+        """Raise InputError unless the checkpoint, if there is one, is of round k."""
         if not checkpoint.exists(self.file):
             return
         if k == 0:
             raise InputError(
                 f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() "
-                f"to go on with it, "
-                "or another checkpoint_dir"
+                "to go on with it, or another checkpoint_dir"
             )
         saved = self.load()
         if saved is not None and saved.k != k:
             raise InputError(
                 f"{self.path} holds round {saved.k}, this run has done {k}: another run went on "
-                f"with it; "
-                "call resume() again, or give another checkpoint_dir"
+                "with it; call resume() again, or give another checkpoint_dir"
             )
         checkpoint.recover(self.file)  # puts a damaged one aside
 
     def save(self, run: Saved, trace: Trace) -> None:
-        """Write the trace, then the checkpoint: so there is a row for every round that the
-        checkpoint counts."""
-        about = json.dumps({"settings": self.settings, "round": run.k, "names": list(run.arrays)})
-        model = {
-            f"{MODEL}{name}": torch.from_numpy(np.array(a))
-            for name, a in arrays_of(run.arrays).items()
+        """Write the trace, and then the checkpoint.
+
+        In this order, there is a row for every round that the checkpoint counts.
+        """
+        about = {
+            "settings": self.settings,
+            "round": run.k,
+            "names": list(run.arrays),
         }
+        tensors = dict(run.tensors)
+        for name, array in arrays_of(run.arrays).items():
+            tensors[f"{MODEL}{name}"] = torch.from_numpy(np.array(array))
+        tensors[ABOUT] = of_text(json.dumps(about))
         trace.save(self.trace)
-        tensors = {**run.tensors, **model, ABOUT: of_text(about)}
         checkpoint.save(self.file, tensors, KIND)
 
     def load(self) -> Saved | None:
-        """The last complete round; None if there is none."""
+        """Read the last complete round. None if there is none.
+
+        Raises InputError if the checkpoint is damaged, or of a run with other settings.
+        """
         if not checkpoint.exists(self.file):
             return None
         try:
-            tensors = checkpoint.load(self.file)
-            about = json.loads(text_of(tensors.pop(ABOUT)))
-            arrays = ArrayRecord(
-                {name: Array(tensors.pop(f"{MODEL}{name}").numpy()) for name in about["names"]}
-            )
-            k, settings = int(about["round"]), str(about["settings"])
-            if k < 1:
-                raise ValueError(f"round {k}")
+            settings, saved = self._read()
         except Damaged as damage:
             raise InputError(
                 f"{damage}; restore it from a copy, or give another checkpoint_dir"
             ) from damage
+        except InputError:  # it cannot be read, which says nothing about its content
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(
-                error, InputError
-            ):  # it cannot be read: that says nothing of what is in it
-                raise
             raise InputError(
                 f"{self.file} is not a checkpoint of a run on Flower ({error}); give another "
                 f"checkpoint_dir"
@@ -128,7 +133,19 @@ class Folder:
         if settings != self.settings:
             raise InputError(
                 f"{self.path} holds a run with other settings: {settings}; these are "
-                f"{self.settings}. "
-                "Use the same or another checkpoint_dir"
+                f"{self.settings}. Use the same or another checkpoint_dir"
             )
-        return Saved(k, arrays, tensors)
+        return saved
+
+    def _read(self) -> tuple[str, Saved]:
+        """The settings of the run in the checkpoint, and its last round."""
+        tensors = checkpoint.load(self.file)
+        about = json.loads(text_of(tensors.pop(ABOUT)))
+        arrays = {}
+        for name in about["names"]:
+            tensor = tensors.pop(f"{MODEL}{name}")
+            arrays[name] = Array(tensor.numpy())
+        k = int(about["round"])
+        if k < 1:
+            raise ValueError(f"round {k}")
+        return str(about["settings"]), Saved(k, ArrayRecord(arrays), tensors)

@@ -1,4 +1,4 @@
-"""The trace of a Flower run: the same columns, tables and plots as a simulation's."""
+"""The trace of a run on Flower: the same columns, tables and plots as those of a simulation."""
 
 from __future__ import annotations
 
@@ -14,21 +14,36 @@ from ..errors import InputError
 from ..experiment.trace import COLUMNS, Trace
 
 log = logging.getLogger("flwr")
+
 TRAIN_LOSS = ("train_loss", "loss")
-SYNONYMS = {  # the names that ClientApps use
+"""The names that ClientApps use for the training loss. The first that is there counts."""
+SYNONYMS = {
     "test_loss": ("test_loss", "eval_loss", "val_loss", "loss"),
-    "test_accuracy": tuple(
-        f"{part}{name}" for name in ("accuracy", "acc") for part in ("test_", "eval_", "val_", "")
+    "test_accuracy": (
+        *("test_accuracy", "eval_accuracy", "val_accuracy", "accuracy"),
+        *("test_acc", "eval_acc", "val_acc", "acc"),
     ),
 }
-COUNTED = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0, "bytes_down": 0}
+"""The names that ClientApps use for what a column of the trace holds."""
+COUNTED = {
+    "trial": 0,
+    "seed": 0,
+    "overridden": 0,
+    "skipped": 0,
+    "bytes_up": 0,
+    "bytes_down": 0,
+}
+"""The columns that every row has from the start."""
+
+Metrics = Mapping[str, object] | None
+Row = dict[str, float]
 
 
 class Journal:
-    """One row per round, filled as the round goes on."""
+    """One row for each round, which is filled while the round goes on."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, float]] = {0: {**COUNTED, "round": 0, "seconds": 0.0}}
+        self.rows: dict[int, Row] = {0: {**COUNTED, "round": 0, "seconds": 0.0}}
         self._began = time.perf_counter()
 
     def begin(self, k: int) -> None:
@@ -37,79 +52,102 @@ class Journal:
         self.rows[k] = {**COUNTED, "round": k}
 
     def sent(self, k: int, messages: Iterable[Message]) -> None:
-        """Messages to the clients."""
+        """Count the bytes of messages to the clients."""
         self.rows[k]["bytes_down"] += sum(map(size, messages))
 
     def received(self, k: int, replies: Iterable[Message]) -> None:
-        """Replies of the clients, used or not."""
+        """Count the bytes of the clients' replies, whether they are used or not."""
         self.rows[k]["bytes_up"] += sum(map(size, replies))
 
-    def trained(self, k: int, metrics: Mapping[str, object] | None, **numbers: float) -> None:
-        """What the round's training told, and what the server knows."""
+    def trained(self, k: int, metrics: Metrics, **numbers: float) -> None:
+        """Note the clients' metrics of a round's training, and numbers that the server knows."""
         found = _scalars(metrics)
-        loss = next((found[name] for name in TRAIN_LOSS if name in found), math.nan)
-        self.rows[k] |= {
-            "train_loss": loss,
-            "seconds": time.perf_counter() - self._began,
-            **numbers,
-        }
+        name = _first(TRAIN_LOSS, found)
+        row = self.rows[k]
+        row["train_loss"] = found[name] if name else math.nan
+        row["seconds"] = time.perf_counter() - self._began
+        row |= numbers
 
-    def evaluated(self, k: int, metrics: Mapping[str, object] | None) -> None:
-        """Metrics of the model after round k."""
-        found, row = _scalars(metrics), self.rows.setdefault(k, {**COUNTED, "round": k})
+    def evaluated(self, k: int, metrics: Metrics) -> None:
+        """Note the metrics of the model after round k. Unknown ones become columns test_NAME."""
+        found = _scalars(metrics)
+        row = self.rows.setdefault(k, {**COUNTED, "round": k})
         for column, names in SYNONYMS.items():
-            name = next((name for name in names if name in found), None)
-            if name is not None:
+            name = _first(names, found)
+            if name:
                 row[column] = found.pop(name)
-        row |= {
-            f"test_{name}": value for name, value in found.items() if f"test_{name}" not in COLUMNS
-        }
+        for name, value in found.items():
+            column = f"test_{name}"
+            if column not in COLUMNS:
+                row[column] = value
 
     def has(self, k: int) -> bool:
         """Whether the model after round k was evaluated."""
-        return any(name.startswith("test_") for name in self.rows.get(k, {}))
+        row = self.rows.get(k, {})
+        return any(name.startswith("test_") for name in row)
 
     @property
     def trace(self) -> Trace:
-        """The rows so far."""
+        """The rows so far. The distance between evaluations is their greatest common divisor."""
         rounds = sorted(self.rows)
         evaluated = [k for k in rounds if self.has(k)]
-        return Trace.from_rows(
-            [self.rows[k] for k in rounds], math.gcd(*evaluated) or max(1, rounds[-1])
-        )
+        every = math.gcd(*evaluated) or max(1, rounds[-1])
+        rows = [self.rows[k] for k in rounds]
+        return Trace.from_rows(rows, every)
 
     def restore(self, k: int, path: Path) -> None:
-        """Go on after round k with the rows of a file; they only tell, so a run goes on without
-        them."""
+        """Go on after round k with the rows of a file.
+
+        The trace only tells what happened. So if the file cannot be read, a run goes on without
+        it.
+        """
         try:
-            self.rows |= {round_: row for round_, row in _rows(Trace.load(path)) if round_ <= k}
+            for number, row in _rows(Trace.load(path)):
+                if number <= k:
+                    self.rows[number] = row
         except InputError as error:
             log.warning("the rounds so far are missing in the trace: %s", error)
 
 
-def _rows(trace: Trace) -> Iterator[tuple[int, dict[str, float]]]:
-    """The rows of a trace without what was not measured."""
-    names = list(trace.columns)
-    for values in zip(*(column.tolist() for column in trace.columns.values()), strict=True):
-        row = {
-            name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)
-        }
+def _rows(trace: Trace) -> Iterator[tuple[int, Row]]:
+    """The rows of a trace with their rounds, without what was not measured."""
+    columns = [column.tolist() for column in trace.columns.values()]
+    for values in zip(*columns, strict=True):
+        row = {}
+        for name, value in zip(trace.columns, values, strict=True):
+            if not math.isnan(value):
+                row[name] = value
         yield int(row["round"]), row
 
 
 def size(message: Message) -> int:
-    """Bytes of a message's records."""
+    """The bytes of a message's records."""
     if not message.has_content():
         return 0
-    return sum(record.count_bytes() for record in message.content.values())
+    records = message.content.values()
+    return sum(record.count_bytes() for record in records)
 
 
-def _scalars(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """The metrics that are single numbers, by name with underscores; a column's name is a word."""
-    items = metrics.items() if isinstance(metrics, Mapping) else ()
-    found = {name.replace("-", "_"): v for name, v in items if isinstance(v, int | float)}
-    return {
-        name: float(v)
-        for name, v in found.items()
-        if name.isidentifier() and name != "num_examples"
-    }
+def _first(names: Iterable[str], found: Mapping[str, float]) -> str:
+    """The first of some names that was found. "" if none was."""
+    for name in names:
+        if name in found:
+            return name
+    return ""
+
+
+def _scalars(metrics: Metrics) -> Row:
+    """The metrics that are single numbers.
+
+    Dashes in names become underscores, because the name of a column is a word. Flower's count of
+    examples is left out.
+    """
+    if not isinstance(metrics, Mapping):
+        return {}
+    found = {}
+    for name, value in metrics.items():
+        word = name.replace("-", "_")
+        is_wanted = word.isidentifier() and word != "num_examples"
+        if is_wanted and isinstance(value, int | float):
+            found[word] = float(value)
+    return found

@@ -1,26 +1,30 @@
-"""FedSSO for secure aggregation (SecAgg+), which Flower offers to its earlier generation of
-strategies alone.
+"""FedSSO for secure aggregation (SecAgg+), which Flower offers to its earlier strategies only.
 
     strategy = LegacyFedSSO(eta_l=0.01, local_steps=5, min_fit_clients=4, min_available_clients=4)
-    secure = SecAggPlusWorkflow(3, 2, max_weight=120.0, clipping_range=4.0,
-    quantization_range=2**24) DefaultWorkflow(fit_workflow=secure)(grid, LegacyContext(context,
-    ServerConfig(num_rounds=20), strategy))
+    secure = SecAggPlusWorkflow(
+        3, 2, max_weight=120.0, clipping_range=4.0, quantization_range=2**24
+    )
+    workflow = DefaultWorkflow(fit_workflow=secure)
+    workflow(grid, LegacyContext(context, ServerConfig(num_rounds=20), strategy))
 
-The ClientApp is made with `mods=[secaggplus_mod]`. Of the models the server then sees nothing but
-the weighted mean, and that is all FedSSO asks for; num_examples and metrics it sees as before.
+The ClientApp is made with `mods=[secaggplus_mod]`. Of the models, the server then sees nothing but
+their weighted mean, and that is all FedSSO needs. It still sees num_examples and the metrics.
 
-Each of the n clients scales its model by w = num_examples / max_weight, cuts it to +-clipping_range
-and rounds it to quantization_range levels. This leaves in the mean an error of about 2
-clipping_range / quantization_range sqrt(n / 6) / sum(w), which g holds divided by eta_l
-local_steps. So let max_weight be the largest num_examples, so that w is near 1; clipping_range
-little more than the largest parameter in size; and quantization_range 2^24, beyond which float32
-gains nothing (float64: up to 2^30). n quantization_range must stay below modulus_range (2^32):
-beyond it the sum wraps, and the model is wrong without any error. All arrays are cut alike,
-statistics of BatchNorm as well.
+How to choose the ranges. Each of the n clients scales its model by w = num_examples / max_weight,
+cuts it to +-clipping_range and rounds it to quantization_range levels. This leaves an error in the
+mean of about 2 clipping_range / quantization_range sqrt(n / 6) / sum(w), and g holds this error
+divided by eta_l local_steps. So choose:
 
-Nobody can look at one client's model, so nobody can refuse or clip it: NaN becomes an arbitrary
-number on its way. A client whose training failed must raise an error, which leaves it out of the
-round.
+- max_weight as the largest num_examples, so that w is near 1,
+- clipping_range as little more than the size of the largest parameter,
+- quantization_range as 2^24, beyond which float32 gains nothing (float64: up to 2^30).
+
+n quantization_range must stay below modulus_range (2^32). Beyond it the sum wraps around, and the
+model is wrong without any error. All arrays are cut alike, also the statistics of BatchNorm.
+
+Nobody can look at the model of one client, so nobody can refuse or clip it. NaN becomes an
+arbitrary number on its way. A client whose training failed must raise an error, which leaves it out
+of the round.
 """
 
 from __future__ import annotations
@@ -43,28 +47,37 @@ from flwr.common import (
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
-from numpy.typing import NDArray
 
 from ..algorithm.schedule import Step
 from ..errors import InputError, integer
 from . import bounds, privacy, statistics
 from .bounds import Clip, checked
-from .screen import HEAVY, farthest, header, heaviest, holds
+from .screen import HEAVY, farthest, header, heaviest, holds, scales_of
 from .settings import server, split, told
-from .wire import Arrays, Model
+from .wire import Arrays, Model, Values
 
 log = logging.getLogger("flwr")
+
+OWN = ("eta_l", "local_steps", "buffers", "clip")
+"""The keywords that the strategy takes itself."""
 FEDAVG = tuple(signature(FedAvg).parameters)
+"""The keywords of Flower's earlier FedAvg."""
 Replies = list[tuple[ClientProxy, FitRes]]
 
 
 class LegacyFedSSO(FedAvg):
-    """Flower's earlier FedAvg, whose mean FedSSO makes a step of; it takes the fields of both as
-    keywords.
+    """Flower's earlier FedAvg, from whose mean FedSSO makes a step.
 
-    `buffers` are the positions of arrays that are averaged and never stepped (BatchNorm's running
-    statistics); integers always are. `clip` bounds what one reply can do beside the others, where
-    they can be seen; None does not.
+    It takes the fields of `fedsso.FedSSO` and the keywords of the earlier FedAvg. `eta_l` and
+    `local_steps` must be what the clients use.
+
+    `buffers` are the positions of arrays that are averaged and never stepped, such as the running
+    statistics of BatchNorm. Integers are always treated so. `clip` bounds what one reply can do beside
+    the others, where they can be seen. None does not bound it.
+
+    >>> strategy = LegacyFedSSO(eta_l=0.01, local_steps=5, min_fit_clients=4)
+    >>> strategy.min_fit_clients
+    4
     """
 
     def __init__(
@@ -76,20 +89,24 @@ class LegacyFedSSO(FedAvg):
         clip: Clip | None = Clip(),  # noqa: B008
         **keywords: Any,
     ) -> None:
-        values, options = split(keywords, ("eta_l", "local_steps", "buffers", "clip"), FEDAVG)
-        super().__init__(**{"inplace": False, **options})  # in place, the mean of integers is 0
-        self.server = server(eta_l, local_steps, values)
-        self.buffers = [integer("each of buffers", i, 0) for i in buffers]
+        of_record, of_fedavg = split(keywords, OWN, FEDAVG)
+        # In place, Flower's mean of integers would be 0.
+        super().__init__(**{"inplace": False, **of_fedavg})
+        self.server = server(eta_l, local_steps, of_record)
+        self.buffers = [integer("each of buffers", position, 0) for position in buffers]
         self.clip = checked(clip)
         self.sent: Arrays = {}
 
     def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+        self,
+        server_round: int,
+        parameters: Parameters,
+        client_manager: ClientManager,
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """FedAvg's instructions; the model that is sent is x_k."""
+        """FedAvg's instructions. The model that is sent is x_k."""
         privacy.refuse_outside()
         self.sent = _named(parameters)
-        _check(self.sent, self.buffers)
+        _check_model(self.sent, self.buffers)
         return super().configure_fit(server_round, parameters, client_manager)
 
     def aggregate_fit(
@@ -98,19 +115,12 @@ class LegacyFedSSO(FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """The next model and what its step knows of the curvature; no model where there is no
-        usable mean."""
-        model = Model(self.sent, [str(i) for i in self.buffers])
-        faults = _faults(model, self.sent, [reply for _, reply in results])
-        for fault in sorted({*faults} - {""}):
-            log.warning(
-                "round %d: %d of %d replies dropped: %s",
-                server_round,
-                faults.count(fault),
-                len(faults),
-                fault,
-            )
-        good = [pair for pair, fault in zip(results, faults, strict=True) if not fault]
+        """Make FedSSO's step from the mean of the replies.
+
+        Returns the new model and the metrics, or no model if there is no usable mean.
+        """
+        model = Model(self.sent, [str(position) for position in self.buffers])
+        good = self._usable(server_round, results, model)
         good, clipped = self._bounded(good, model)
         for line in clipped:
             log.warning("round %d: a reply clipped: %s", server_round, line)
@@ -121,116 +131,169 @@ class LegacyFedSSO(FedAvg):
         arrays = _named(mean)
         x = self.server.step(model.ravel(self.sent), model.ravel(arrays), server_round)
         new = [array.numpy() for array in model.record(x, arrays).values()]
-        numbers = {"dropped": float(len(results) - len(good)), "clipped": float(len(clipped))}
-        return ndarrays_to_parameters(new), {
-            **metrics,
-            **told({**self.server.diagnostics(), **numbers}),
+        numbers = {
+            **self.server.diagnostics(),
+            "dropped": float(len(results) - len(good)),
+            "clipped": float(len(clipped)),
         }
+        return ndarrays_to_parameters(new), {**metrics, **told(numbers)}
+
+    def _usable(self, server_round: int, results: Replies, model: Model) -> Replies:
+        """The replies that can be used. The log tells why the others cannot."""
+        faults = _faults(model, self.sent, [reply for _, reply in results])
+        for fault in sorted({*faults} - {""}):
+            log.warning(
+                "round %d: %d of %d replies dropped: %s",
+                server_round,
+                faults.count(fault),
+                len(faults),
+                fault,
+            )
+        return [pair for pair, fault in zip(results, faults, strict=True) if not fault]
 
     def _bounded(self, good: Replies, model: Model) -> tuple[Replies, list[str]]:
-        """The replies, of which none counts many times more than the others, and what was clipped
-        of them."""
+        """Bound the replies, so that none counts many times more than the others.
+
+        Returns the replies, and for each one that was clipped a line for the log.
+        """
         replies = [reply for _, reply in good]
-        if self.clip is None or _secret(replies):
+        if self.clip is None or _are_secret(replies):
             return good, []
-        lines: list[list[str]] = [[] for _ in good]
         arrays = [_named(reply.parameters) for reply in replies]
-        kinds, order = model.kinds, list(dict.fromkeys(model.kinds.values()))
-        lengths = [bounds.moves(one, self.sent, kinds) for one in arrays]
+        lengths = [bounds.moves(one, self.sent, model.kinds) for one in arrays]
+        scales = scales_of(lengths, model.kinds, self.clip)
         weights = [float(reply.num_examples) for reply in replies]
         heavy = bounds.factors(weights, self.clip.weight)
-        columns = [
-            bounds.factors([of[j] for of in lengths], self.clip.multiple(k))
-            for j, k in enumerate(order)
-        ]
-        for i, line in enumerate(lines):
-            line += [bounds.told("weight", weights[i], heavy[i])] if heavy[i] < 1 else []
-            far = [
-                (kind, lengths[i][j], columns[j][i])
-                for j, kind in enumerate(order)
-                if columns[j][i] < 1
-            ]
-            line += [bounds.told(f"{kind} of length", length, scale) for kind, length, scale in far]
-            if line:
-                scales = {kind: column[i] for kind, column in zip(order, columns, strict=True)}
-                near = bounds.shortened(arrays[i], self.sent, kinds, scales)
+        lines = []
+        for i, (proxy, reply) in enumerate(good):
+            parts = []
+            if heavy[i] < 1:
+                parts.append(bounds.told("weight", weights[i], heavy[i]))
+            for length, (kind, scale) in zip(lengths[i], scales[i].items(), strict=True):
+                if scale < 1:
+                    parts.append(bounds.told(f"{kind} of length", length, scale))
+            if parts:
+                lines.append("; ".join(parts))
+                near = bounds.shortened(arrays[i], self.sent, model.kinds, scales[i])
                 parameters = ndarrays_to_parameters(list(near.values()))
                 count = max(1, int(weights[i] * heavy[i]))
-                good[i] = good[i][0], replace(replies[i], parameters=parameters, num_examples=count)
-        return good, ["; ".join(line) for line in lines if line]
+                lighter = replace(reply, parameters=parameters, num_examples=count)
+                good[i] = (proxy, lighter)
+        return good, lines
 
 
-def _secret(replies: Sequence[FitRes]) -> bool:
-    """Whether each reply holds the mean itself, as with SecAgg+."""
-    return all(reply.parameters.tensors == replies[0].parameters.tensors for reply in replies)
+def _are_secret(replies: Sequence[FitRes]) -> bool:
+    """Whether every reply holds the mean itself, as with SecAgg+."""
+    tensors = [reply.parameters.tensors for reply in replies]
+    return all(own == tensors[0] for own in tensors)
 
 
 def _named(parameters: Parameters) -> Arrays:
-    """Arrays by their position."""
-    return {str(i): array for i, array in enumerate(parameters_to_ndarrays(parameters))}
+    """Arrays, named by their positions."""
+    arrays = parameters_to_ndarrays(parameters)
+    return {str(position): array for position, array in enumerate(arrays)}
 
 
-def _check(arrays: Arrays, buffers: list[int]) -> None:
-    """Refuse positions that do not exist, and what SecAgg+ averages wrongly."""
-    if any(i >= len(arrays) for i in buffers):
+def _check_model(arrays: Arrays, buffers: list[int]) -> None:
+    """Raise InputError for positions that do not exist, and for what SecAgg+ averages wrongly."""
+    count = len(arrays)
+    if any(position >= count for position in buffers):
         raise InputError(
-            f"buffers are positions among the model's {len(arrays)} arrays, from 0 on; got "
-            f"{buffers}"
+            f"buffers are positions among the model's {count} arrays, from 0 on; got {buffers}"
         )
     single = [name for name, array in arrays.items() if array.ndim == 0]
     if single:
         raise InputError(
             f"array {', '.join(single)} of the model is a single number without an axis, which "
-            f"Flower's SecAgg+ "
-            "averages wrongly; send it with the shape (1,), or leave it out (BatchNorm's "
-            "num_batches_tracked)"
+            "Flower's SecAgg+ averages wrongly; send it with the shape (1,), or leave it out "
+            "(BatchNorm's num_batches_tracked)"
         )
+
+
+# ---- which replies can be used ----
 
 
 def _faults(model: Model, sent: Arrays, replies: Sequence[FitRes]) -> list[str]:
-    """Why each reply, with SecAgg+ the mean itself, cannot be used; nothing if it can."""
+    """For each reply, why it cannot be used. Empty if it can.
+
+    With SecAgg+, every reply is the mean itself.
+    """
     faults = [_fault(sent, reply) for reply in replies]
-    x = model.ravel(sent).double()
-    fit = [i for i, fault in enumerate(faults) if not fault]
-    weights = [float(replies[i].num_examples) for i in fit]
-    for i, weight, most in zip(fit, weights, heaviest(weights), strict=True):
-        if weight > most:
-            faults[i] = f"its weight is more than {HEAVY:g} times the others'"
-    fit = [i for i in fit if not faults[i]]
-    lengths = [float((model.ravel(_named(replies[i].parameters)).double() - x).norm()) for i in fit]
-    for i, length, most in zip(fit, lengths, farthest(lengths, float(x.norm())), strict=True):
-        if not length <= most:
-            faults[i] = (
-                f"its update of length {length:.3g} is too long, at most {most:.3g} would do"
-            )
+    _find_heavy(replies, faults)
+    _find_far(model, sent, replies, faults)
     return faults
 
 
+def _fit(faults: Sequence[str]) -> list[int]:
+    """The places of the replies that have no fault so far."""
+    return [place for place, fault in enumerate(faults) if not fault]
+
+
+def _find_heavy(replies: Sequence[FitRes], faults: list[str]) -> None:
+    """Note the weights that are absurd beside the others'."""
+    fit = _fit(faults)
+    weights = [float(replies[place].num_examples) for place in fit]
+    for place, weight, most in zip(fit, weights, heaviest(weights), strict=True):
+        if weight > most:
+            faults[place] = f"its weight is more than {HEAVY:g} times the others'"
+
+
+def _find_far(
+    model: Model,
+    sent: Arrays,
+    replies: Sequence[FitRes],
+    faults: list[str],
+) -> None:
+    """Note the updates that are absurdly long beside the others'."""
+    x = model.ravel(sent).double()
+    fit = _fit(faults)
+    lengths = []
+    for place in fit:
+        own = model.ravel(_named(replies[place].parameters)).double()
+        lengths.append(float((own - x).norm()))
+    bound = farthest(lengths, float(x.norm()))
+    for place, length, most in zip(fit, lengths, bound, strict=True):
+        if not length <= most:
+            too_long = f"its update of length {length:.3g} is too long"
+            faults[place] = f"{too_long}, at most {most:.3g} would do"
+
+
 def _fault(sent: Arrays, reply: FitRes) -> str:
+    """Why one reply, looked at alone, cannot be used. Empty if it can."""
     if reply.num_examples <= 0:
         return f"num_examples is {reply.num_examples}, not positive"
     try:
-        heads = [header(data) for data in reply.parameters.tensors]  # before anything is allocated
-        if [shape for shape, _ in heads] != [array.shape for array in sent.values()]:
-            return "its arrays have other shapes than the model's"
-        if not all(
-            holds(dtype, like) for (_, dtype), like in zip(heads, sent.values(), strict=True)
-        ):
-            return "its arrays do not hold real numbers"
+        fault = _wrong_header(sent, reply)  # before anything is allocated
+        if fault:
+            return fault
         arrays = _named(reply.parameters)
     except Exception as error:  # whatever a client may have put there
         return f"its arrays cannot be read ({type(error).__name__})"
-    if not all(_finite(array, sent[name]) for name, array in arrays.items()):
-        return "it holds NaN or infinite numbers"
-    return next(
-        filter(None, (statistics.fault(name, array, sent[name]) for name, array in arrays.items())),
-        "",
-    )
+    for name, array in arrays.items():
+        if not _is_finite(array, sent[name]):
+            return "it holds NaN or infinite numbers"
+    for name, array in arrays.items():
+        fault = statistics.fault(name, array, sent[name])
+        if fault:
+            return fault
+    return ""
 
 
-def _finite(array: NDArray[Any], like: NDArray[Any]) -> bool:
-    """Whether numbers are finite, in the model's type as well."""
+def _wrong_header(sent: Arrays, reply: FitRes) -> str:
+    """Why the shapes or types of a reply are wrong. Empty if they are right."""
+    heads = [header(data) for data in reply.parameters.tensors]
+    expected = list(sent.values())
+    if [shape for shape, _ in heads] != [array.shape for array in expected]:
+        return "its arrays have other shapes than the model's"
+    for (_, dtype), like in zip(heads, expected, strict=True):
+        if not holds(dtype, like):
+            return "its arrays do not hold real numbers"
+    return ""
+
+
+def _is_finite(array: Values, like: Values) -> bool:
+    """Whether numbers are finite, also in the model's type."""
     with np.errstate(over="ignore"):
-        return bool(
-            np.isfinite(array.astype(like.dtype) if like.dtype.kind == "f" else array).all()
-        )
+        if like.dtype.kind == "f":
+            array = array.astype(like.dtype)
+        return bool(np.isfinite(array).all())

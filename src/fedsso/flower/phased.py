@@ -1,7 +1,7 @@
-"""Every algorithm of the registry as a Flower strategy, for clients made by `client_app`.
+"""Every algorithm of the registry as a Flower strategy, for clients that `client_app` makes.
 
-A round has as many exchanges as the algorithm has phases, with the functions that the simulator
-runs as well. Where an exchange fails, server and clients go back to where they were before the
+A round has as many exchanges as the algorithm has phases, and runs the same functions as the
+simulator. If an exchange fails, the server and the clients go back to where they were before the
 round.
 """
 
@@ -23,7 +23,7 @@ from ..algorithm import Algorithm
 from ..algorithm.records import to_dict
 from ..algorithms import ALGORITHMS, make, name_of
 from ..engine.settings import Settings
-from ..errors import InputError, integer, number
+from ..errors import InputError, number
 from . import privacy
 from .averages import MEAN
 from .averages import average as average_of
@@ -38,17 +38,33 @@ from .wire import arrays_of, same
 
 log = logging.getLogger("flwr")
 
+ELSEWHERE = {
+    "eta_l": "alpha",
+    "inner": "FedSSO(..., inner=...), which takes other strategies inside",
+}
+"""Keywords of the strategy `FedSSO`, and what to use here instead."""
+
 
 class PhasedStrategy(Recorded):
-    """Any algorithm of the registry, by name and the fields of its record:
-    PhasedStrategy("scaffold", alpha=0.1).
+    """Any algorithm of the registry as a strategy of Flower.
 
-    Its clients are those of `client_app`. The keywords of FedAvg (fraction_train, min_train_nodes,
-    ...) are taken as well. A round without min_train_nodes good replies in each exchange, or
-    without everybody's where the algorithm needs all clients, changes nothing. `l2` is the strength
-    of the penalty l2/2 |x|^2. `average` makes one upload of many: "mean", weighted, or without
-    weights "median" or "trimmedavg:0.2". `clip` bounds what one reply can do beside the others;
-    None does not. `checkpoint_dir` keeps the server's state after every round, for `resume`.
+    Give the name of the algorithm and the fields of its record, or a record. The clients must be
+    those of `client_app`.
+
+    - `local_steps`, `batch_size` (None: all rows) and `seed` are those of the simulator.
+    - `l2` is the strength of the penalty l2/2 |x|^2.
+    - `average` says how many uploads become one: "mean", which is weighted, or without weights
+      "median" or "trimmedavg:0.2".
+    - `clip` bounds what one reply can do beside the others. None does not bound it.
+    - `checkpoint_dir` is a folder that keeps the server's state after every round, for `resume`.
+    - The keywords of Flower's FedAvg are taken as well: fraction_train, min_train_nodes, ...
+
+    A round changes nothing if an exchange has fewer than min_train_nodes good replies, or if the
+    algorithm needs all clients and one is missing.
+
+    >>> strategy = PhasedStrategy("scaffold", alpha=0.1, min_train_nodes=4)
+    >>> strategy.name, strategy.local_steps
+    ('scaffold', 5)
     """
 
     inner: FedAvg
@@ -66,23 +82,29 @@ class PhasedStrategy(Recorded):
         checkpoint_dir: str | Path | None = None,
         **keywords: Any,
     ) -> None:
-        self.record = _record(
-            algorithm, {name: v for name, v in keywords.items() if name not in FEDAVG}
-        )
-        self.inner = FedAvg(**sampling({name: v for name, v in keywords.items() if name in FEDAVG}))
-        _admit(self.record, self.inner.fraction_train)
-        local_steps, seed = integer("local_steps", local_steps, 1), integer("seed", seed)
-        batch_size = None if batch_size is None else integer("batch_size", batch_size, 1)
-        self.local_steps = local_steps
+        of_fedavg = {}
+        of_record = {}
+        for name, value in keywords.items():
+            if name in FEDAVG:
+                of_fedavg[name] = value
+            else:
+                of_record[name] = value
+        self.record = _record(algorithm, of_record)
+        self.inner = FedAvg(**sampling(of_fedavg))
+        _check_fraction(self.record, self.inner.fraction_train)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
-        work = f"local_steps={local_steps}, batch_size={batch_size}, seed={seed}"
+        self.local_steps = self.work.local_steps or 1
         self.l2 = _penalty(l2)
-        self.average, self.rule = average, Rule(checked(clip), average_of(average))
-        settings = f"{self.record}, {work}, l2={self.l2}, average {average}, clip {self.rule.clip}"
+        self.average = average
+        self.rule = Rule(checked(clip), average_of(average))
+        reduction = f"average {average}, clip {self.rule.clip}"
+        work = f"local_steps={local_steps}, batch_size={batch_size}, seed={seed}"
+        settings = f"{self.record}, {work}, l2={self.l2}, {reduction}"
         super().__init__(name_of(self.record), settings, checkpoint_dir)
         self._problem: Problem | None = None
         self._state: State | None = None
         self._round: Round | None = None
+        # All nodes of the federation: those that are connected, and those that ever answered.
         self._everybody: set[int] = set()
 
     def _restore(self, saved: Saved) -> None:
@@ -90,10 +112,11 @@ class PhasedStrategy(Recorded):
         if problem.keeps:
             raise InputError(
                 f"{self.name} keeps a state with every client, which Flower forgets when a run "
-                f"ends: it cannot go on "
-                f"after round {saved.k}. Start again with another checkpoint_dir; fedsso can go on"
+                f"ends: it cannot go on after round {saved.k}. Start again with another "
+                "checkpoint_dir; fedsso can go on"
             )
-        self._problem, self._state = problem, problem.start.restored(saved.tensors)
+        self._problem = problem
+        self._state = problem.start.restored(saved.tensors)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -108,150 +131,178 @@ class PhasedStrategy(Recorded):
     # ---- training ----
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
-        """All exchanges of a round but the last, whose messages come back."""
+        """Do all exchanges of a round but the last, and return the messages of the last one."""
         privacy.refuse_outside()
         k = self._before + server_round
         self.journal.begin(k)
         problem, state = self._at(arrays)
-        now = self._round = Round(problem, self._setup(problem), state, k, self.rule)
-        *early, last = range(len(self.record.phases))
-        for phase in early:
-            self._take(
-                now,
-                grid.send_and_receive(self._ask(phase, now, config, grid), timeout=self._timeout),
-            )
+        now = Round(problem, self._setup(problem), state, k, self.rule)
+        self._round = now
+        last = len(self.record.phases) - 1
+        for phase in range(last):
+            messages = self._ask(phase, now, config, grid)
+            replies = grid.send_and_receive(messages, timeout=self._timeout)
+            self._take(now, replies)
             if now.reason:
                 return []
         return self._ask(last, now, config, grid)
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The last exchange, and with it the round: the new model, or none where an exchange
-        failed."""
+        """Finish the last exchange, and with it the round.
+
+        Returns the new model, or None if an exchange failed, and the metrics.
+        """
         if self._round is None or self._problem is None or self._state is None:
             raise InputError("a round begins with configure_train; call start()")
-        k, now, problem, state = (
-            self._before + server_round,
-            self._round,
-            self._problem,
-            self._state,
-        )
+        k = self._before + server_round
+        now = self._round
+        problem = self._problem
         if not now.reason:
             self._take(now, replies)
-        arrays, numbers = None, {**now.numbers, "kept": float(bool(now.reason))}
-        if not now.reason:
-            state = self._state = replace(now.state, done=now.state.done + 1)
-            arrays = problem.arrays(state)
-            numbers |= {
-                n: float(v[0]) for n, v in problem.algorithm.diagnostics(state.server).items()
-            }
+        has_failed = bool(now.reason)
+        numbers = {**now.numbers, "kept": float(has_failed)}
+        arrays = None
+        if not has_failed:
+            self._state = replace(now.state, done=now.state.done + 1)
+            arrays = problem.arrays(self._state)
+            diagnostics = problem.algorithm.diagnostics(self._state.server)
+            for name, value in diagnostics.items():
+                numbers[name] = float(value[0])
+        state = self._state
         self.journal.trained(k, now.metrics, **numbers)
         self._settle(k, now.reason, lambda: Saved(k, problem.arrays(state), state.tensors()))
         return arrays, MetricRecord({**now.metrics, **told(numbers)})
 
     def _at(self, arrays: ArrayRecord) -> tuple[Problem, State]:
-        """The state whose model these arrays are; a new one where they are another model."""
-        if (
-            self._problem is None
-            or self._state is None
-            or not same(arrays, self._problem.arrays(self._state))
-        ):
-            self._problem = Problem(self.record, arrays_of(arrays))
-            self._state = self._problem.start
-            if self._problem.keeps and self.folder is not None:
-                log.warning(
-                    "%s cannot be resumed, as its clients' state ends with the run", self.name
-                )
-        return self._problem, self._state
+        """The problem, and the state whose model these arrays are.
+
+        If they are another model than that of the last round, both begin anew.
+        """
+        problem = self._problem
+        state = self._state
+        if problem is not None and state is not None and same(arrays, problem.arrays(state)):
+            return problem, state
+        problem = Problem(self.record, arrays_of(arrays))
+        self._problem = problem
+        self._state = problem.start
+        if problem.keeps and self.folder is not None:
+            log.warning("%s cannot be resumed, as its clients' state ends with the run", self.name)
+        return problem, problem.start
 
     def _setup(self, problem: Problem) -> Setup:
-        p = self.work
-        dtype = str(problem.model.dtype).removeprefix("torch.")
-        values, weight, steps = to_dict(self.record), self.inner.weighted_by_key, p.local_steps or 1
+        """What clients must know for the whole run."""
+        dtype = str(problem.model.dtype)
         return Setup(
-            name_of(self.record),
-            values,
-            problem.digest,
-            dtype,
-            weight,
-            steps,
-            p.batch_size,
-            p.seed,
-            self.l2,
+            algorithm=name_of(self.record),
+            values=to_dict(self.record),
+            model=problem.digest,
+            dtype=dtype.removeprefix("torch."),
+            weight=self.inner.weighted_by_key,
+            local_steps=self.work.local_steps or 1,
+            batch_size=self.work.batch_size,
+            seed=self.work.seed,
+            l2=self.l2,
         )
 
-    def _ask(self, phase: int, now: Round, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """The messages of an exchange: to the nodes that answered the last one, or to a new sample."""
+    def _ask(
+        self,
+        phase: int,
+        now: Round,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """The messages of an exchange.
+
+        They go to the nodes that answered the exchange before. Where the phase wants fresh clients,
+        they go to a new sample.
+        """
         nodes = now.answered
+        weights = now.state.weights
         if phase == 0 or self.record.phases[phase].fresh:
             drawn = self.inner.configure_train(now.number, ArrayRecord(), ConfigRecord(), grid)
             nodes = [message.metadata.dst_node_id for message in drawn]
-            self._everybody = set(grid.get_node_ids()) | now.state.weights.keys()
-        if self.record.needs_all and now.state.weights:  # who joins later is left out
-            self._everybody = set(now.state.weights)
+            self._everybody = set(grid.get_node_ids()) | weights.keys()
+        if self.record.needs_all and weights:  # whoever joins later is left out
+            self._everybody = set(weights)
             nodes = [node for node in nodes if node in self._everybody]
         messages = now.ask(phase, nodes, config)
         self.journal.sent(now.number, messages)
         return messages
 
     def _take(self, now: Round, replies: Iterable[Message]) -> None:
-        """Move the round on by the good replies of an exchange, or say why it fails."""
+        """Move the round on by the good replies of an exchange, or note why it fails."""
         replies = list(replies)
         self.journal.received(now.number, replies)
         key = self.inner.weighted_by_key
+        clip = self.rule.clip
         with torch.no_grad():
             found = screen(replies, now.messages, now.expected(), key, now.problem.statistics)
-            mean, found = now.average(
-                found if self.rule.clip is None else lighten(found, key, self.rule.clip)
-            )
+            if clip is not None:
+                found = lighten(found, key, clip)
+            mean, found = now.average(found)
             tell(f"exchange {now.phase + 1} of {len(self.record.phases)}", found)
-            now.numbers = {
-                name: now.numbers.get(name, 0.0) + n for name, n in found.numbers.items()
-            }
+            numbers = {}
+            for name, count in found.numbers.items():
+                numbers[name] = now.numbers.get(name, 0.0) + count
+            now.numbers = numbers
             now.reason = self._failed(found)
-            if not now.reason:
-                now.move(mean, found.good, self._everybody)
-                contents = [reply.message.content for reply in found.good]
-                now.metrics |= self.inner.train_metrics_aggr_fn(contents, key)
+            if now.reason:
+                return
+            now.move(mean, found.good, self._everybody)
+            contents = [reply.message.content for reply in found.good]
+            now.metrics |= self.inner.train_metrics_aggr_fn(contents, key)
 
     def _failed(self, found: Screened) -> str:
-        """Why an exchange cannot be used; empty if it can."""
-        good, least = {reply.node for reply in found.good}, max(1, self.inner.min_train_nodes)
+        """Why an exchange cannot be used. Empty if it can."""
+        good = {reply.node for reply in found.good}
+        least = max(1, self.inner.min_train_nodes)
         if len(good) < least:
             return f"{len(good)} good replies, min_train_nodes is {least}"
         missing = self._everybody - good
         if self.record.needs_all and missing:
-            return f"{type(self.record).__name__} needs all {len(self._everybody)} nodes, {len(missing)} are missing"
+            name = type(self.record).__name__
+            nodes = len(self._everybody)
+            return f"{name} needs all {nodes} nodes, {len(missing)} are missing"
         return ""
 
     # ---- evaluation ----
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
-        """FedAvg's messages; where every client has a model of its own, with the version of its
-        part."""
+        """The messages of FedAvg, each with the version of the client's own state.
+
+        An algorithm that gives every client a model of its own needs it.
+        """
         problem, state = self._at(arrays)
         setup = ConfigRecord({**config, SETUP: write(self._setup(problem))})
-        messages = list(
-            self.inner.configure_evaluate(self._before + server_round, arrays, setup, grid)
-        )
+        k = self._before + server_round
+        messages = list(self.inner.configure_evaluate(k, arrays, setup, grid))
         for message in messages:
-            own = ConfigRecord({**setup, OWN: state.versions.get(message.metadata.dst_node_id, 0)})
+            version = state.versions.get(message.metadata.dst_node_id, 0)
+            own = ConfigRecord({**setup, OWN: version})
             message.content = RecordDict({**message.content, self.inner.configrecord_key: own})
         self._evaluates = messages
         return messages
 
 
 def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
-    """A record that clients can build from its name and values."""
-    for name, right in {
-        "eta_l": "alpha",
-        "inner": "FedSSO(..., inner=...), which takes other strategies inside",
-    }.items():
+    """The record of an algorithm, which clients must be able to build from its name and values."""
+    for name, right in ELSEWHERE.items():
         if name in values:
             raise InputError(
                 f"PhasedStrategy has no {name}; it goes by the simulator's names: use {right}"
@@ -266,25 +317,24 @@ def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
     if ALGORITHMS.get(name) is not type(algorithm):
         raise InputError(
             f"clients could not build {name}: it is not registered; set "
-            f"fedsso.algorithms.ALGORITHMS[{name!r}] on both "
-            "sides"
+            f"fedsso.algorithms.ALGORITHMS[{name!r}] on both sides"
         )
     return algorithm
 
 
-def _admit(record: Algorithm, fraction: float) -> None:
-    """Refuse a share of nodes that trains nobody, or that the algorithm cannot bear."""
+def _check_fraction(record: Algorithm, fraction: float) -> None:
+    """Raise InputError for a share of nodes that trains nobody, or too few for the algorithm."""
     if not 0 < number("fraction_train", fraction) <= 1:
         raise InputError(f"fraction_train must lie in (0, 1], got fraction_train={fraction}")
     if record.needs_all and fraction < 1:
         raise InputError(
             f"{type(record).__name__} needs all clients in every round, got "
-            f"fraction_train={fraction}; "
-            f"use fraction_train=1.0, or {record.needs_all}"
+            f"fraction_train={fraction}; use fraction_train=1.0, or {record.needs_all}"
         )
 
 
 def _penalty(l2: float) -> float:
+    """The strength of the penalty, checked."""
     if not 0 <= number("l2", l2) < inf:
         raise InputError(
             f"l2, the strength of the penalty l2/2 |x|^2, must be >= 0 and finite, got l2={l2}"

@@ -1,5 +1,7 @@
-"""What the strategies have in common: rounds that count on after a resume, a trace, a folder with
-checkpoints."""
+"""What all strategies have in common.
+
+They count rounds on after a resume, they keep a trace, and they can keep checkpoints in a folder.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +26,48 @@ from .wire import arrays_of
 
 log = logging.getLogger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+"""A user's function that evaluates the model after a round, on the server."""
 
 
 class Recorded(Strategy):
-    """A strategy with a trace and, if wished, checkpoints; `inner` does the evaluation."""
+    """A strategy with a trace and, if wished, checkpoints. Its `inner` strategy evaluates."""
 
     inner: Strategy
 
-    def __init__(self, name: str, settings: str, checkpoint_dir: str | Path | None) -> None:
-        self.name = name  # of the algorithm, in the registry
+    def __init__(
+        self,
+        name: str,
+        settings: str,
+        checkpoint_dir: str | Path | None,
+    ) -> None:
+        """`name` is that of the algorithm in the registry.
+
+        `settings` is a text that tells runs apart: a checkpoint goes on with the same one only.
+        """
+        self.name = name
         self.journal = Journal()
-        self.folder = None if checkpoint_dir is None else Folder(checkpoint_dir, settings)
-        self.k = 0  # rounds done
-        self._before = 0  # rounds done before this start
-        self.moved = False  # whether one of the rounds since start moved the model
-        self._timeout: float | None = None  # of an exchange, in seconds
-        self._evaluates: list[Message] = []  # the last messages
+        self.folder: Folder | None = None
+        if checkpoint_dir is not None:
+            self.folder = Folder(checkpoint_dir, settings)
+        # How many rounds are done, and how many of these before this start.
+        self.k = 0
+        self._before = 0
+        # Whether one of the rounds since the start moved the model.
+        self.moved = False
+        # How long an exchange may take, in seconds.
+        self._timeout: float | None = None
+        # The messages of the last evaluation.
+        self._evaluates: list[Message] = []
 
     @abstractmethod
     def _restore(self, saved: Saved) -> None:
         """Take over the state of a checkpoint."""
 
     def resume(self, initial_arrays: ArrayRecord | None = None) -> ArrayRecord | None:
-        """The model of the last complete round, with everything else restored; `initial_arrays`
-        without a checkpoint.
+        """Restore the last complete round, and return its model for `start`.
 
-        Give the network's own arrays, and a checkpoint of another network is refused.
+        Without a checkpoint, `initial_arrays` comes back. Give the arrays of your network, so that
+        a checkpoint of another network is refused.
         """
         saved = None if self.folder is None else self.folder.load()
         if self.folder is None or saved is None:
@@ -63,19 +81,23 @@ class Recorded(Strategy):
                 f"{self.folder.file} does not hold the state of this strategy ({error}); give "
                 f"another checkpoint_dir"
             ) from error
-        self.k = self._before = saved.k
+        self.k = saved.k
+        self._before = saved.k
         self.journal.restore(saved.k, self.folder.trace)
         log.info("%s goes on after round %d (%s)", self.name, saved.k, self.folder.path)
         return saved.arrays
 
     def rounds_left(self, rounds: int) -> int:
-        """How many of so many rounds are still to do, for this run and those that it resumes."""
-        saved = self.folder.load() if self.folder is not None and self.k == 0 else None
-        return max(0, rounds - (self.k if saved is None else saved.k))
+        """How many of `rounds` rounds are still to do, by this run and those that it resumes."""
+        done = self.k
+        if self.folder is not None and self.k == 0:
+            saved = self.folder.load()
+            done = 0 if saved is None else saved.k
+        return max(0, rounds - done)
 
     @property
     def trace(self) -> Trace:
-        """One row per round, as of a simulation: losses, curvature, bytes, seconds."""
+        """One row for each round, as of a simulation: losses, curvature, bytes, seconds."""
         return self.journal.trace
 
     def curve(self, label: str = "") -> Curve:
@@ -92,17 +114,27 @@ class Recorded(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run the rounds; a resumed run counts on, also towards clients and evaluate_fn."""
-        self._before, self.moved, self._timeout = self.k, False, timeout
+        """Run the rounds. The arguments are those of Flower's own strategies.
+
+        A resumed run counts its rounds on, also towards clients and `evaluate_fn`.
+        """
+        self._before = self.k
+        self.moved = False
+        self._timeout = timeout
         central = None if evaluate_fn is None else self._recorded(evaluate_fn)
         try:
             self._claim()
             if self.k and not self.journal.has(self.k):
-                self._evaluate_again(
-                    grid, initial_arrays, evaluate_config or ConfigRecord(), timeout
-                )
+                config = evaluate_config or ConfigRecord()
+                self._evaluate_again(grid, initial_arrays, config, timeout)
             result = super().start(
-                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, central
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                central,
             )
         finally:
             if self.folder is not None:
@@ -116,12 +148,17 @@ class Recorded(Strategy):
         return result
 
     def _evaluate_again(
-        self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        timeout: float,
     ) -> None:
-        """Evaluate the model of the last round, which the run that made it did not live to do."""
+        """Evaluate the model of the last round, if the run ended before it could do so."""
         messages = list(self.configure_evaluate(0, arrays, config, grid))
         if messages:
-            self.aggregate_evaluate(0, list(grid.send_and_receive(messages, timeout=timeout)))
+            replies = list(grid.send_and_receive(messages, timeout=timeout))
+            self.aggregate_evaluate(0, replies)
 
     def _claim(self) -> None:
         """Hold the folder, whoever calls the rounds: `start`, or a loop of the user's own."""
@@ -129,41 +166,52 @@ class Recorded(Strategy):
             self.folder.claim(self.k)
 
     def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
-        """Round k is over: say so if it kept the model, and put everything on the disk."""
+        """Round k is over: put everything on the disk.
+
+        `reason` says why the round kept the old model. It is empty if the model has moved.
+        """
         if reason:
             log.warning("%s: round %d keeps the model: %s", self.name, k, reason)
         self._claim()
-        self.k, self.moved = k, self.moved or not reason
+        self.k = k
+        if not reason:
+            self.moved = True
         if self.folder is not None:
             self.folder.save(saved(), self.trace)
 
     # ---- evaluation ----
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
-        """The inner strategy's messages."""
-        self._evaluates = list(
-            self.inner.configure_evaluate(self._before + server_round, arrays, config, grid)
-        )
+        """The messages of the inner strategy."""
+        k = self._before + server_round
+        messages = self.inner.configure_evaluate(k, arrays, config, grid)
+        self._evaluates = list(messages)
         return self._evaluates
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> MetricRecord | None:
-        """The inner strategy's metrics of the replies that can be used."""
+        """The metrics that the inner strategy makes of the replies that can be used."""
         replies = list(replies)
         if not replies and not self._evaluates:
             return None
         k = self._before + server_round
-        found = screen(
-            replies, self._evaluates, None, of(self.inner, "weighted_by_key", "num-examples")
-        )
+        weight_key = of(self.inner, "weighted_by_key", "num-examples")
+        found = screen(replies, self._evaluates, None, weight_key)
         tell("aggregate_evaluate", found)
         if not found.good:
             return None
+        messages = [reply.message for reply in found.good]
         try:
-            metrics = self.inner.aggregate_evaluate(k, [reply.message for reply in found.good])
+            metrics = self.inner.aggregate_evaluate(k, messages)
         except Exception:
             log.exception("%s: %s failed on the evaluation", self.name, type(self.inner).__name__)
             return None
@@ -171,8 +219,10 @@ class Recorded(Strategy):
         return metrics
 
     def _recorded(self, evaluate_fn: Evaluate) -> Evaluate:
-        """The user's central evaluation, with round numbers that count on; its metrics enter the
-        trace."""
+        """The user's evaluation on the server.
+
+        Its round numbers count on, and its metrics enter the trace.
+        """
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             k = self._before + server_round
@@ -183,32 +233,40 @@ class Recorded(Strategy):
         return evaluate
 
     def _evaluated(self, k: int, metrics: MetricRecord | None) -> None:
+        """Put metrics into the trace, also into the one on the disk."""
         self.journal.evaluated(k, metrics)
         if self.folder is not None and self.k:
             self.trace.save(self.folder.trace)
 
 
-def _check_same_network(path: Path, saved: ArrayRecord, own: ArrayRecord | None) -> None:
-    """Refuse a checkpoint of another network than the one given."""
+def _check_same_network(
+    path: Path,
+    saved: ArrayRecord,
+    own: ArrayRecord | None,
+) -> None:
+    """Raise InputError if a checkpoint is of another network than the one given."""
     if own is None:
         return
-    held, given = (
-        {n: (a.shape, a.dtype) for n, a in arrays_of(arrays).items()} for arrays in (saved, own)
-    )
-    differ = [name for name in {**held, **given} if held.get(name) != given.get(name)]
-    if differ:
-        name = differ[0]
-        raise InputError(
-            f"{path} holds another network: its {name} is {_kind(held.get(name))}, that of the "
-            f"network given is "
-            f"{_kind(given.get(name))}; use the same network or another checkpoint_dir"
-        )
+    held = _kinds(saved)
+    given = _kinds(own)
+    for name in {**held, **given}:
+        was = held.get(name, "missing")
+        now = given.get(name, "missing")
+        if was != now:
+            raise InputError(
+                f"{path} holds another network: its {name} is {was}, that of the network given is "
+                f"{now}; use the same network or another checkpoint_dir"
+            )
 
 
-def _kind(array: tuple[tuple[int, ...], object] | None) -> str:
-    return "missing" if array is None else f"{array[1]} of shape {array[0]}"
+def _kinds(record: ArrayRecord) -> dict[str, str]:
+    """The type and shape of each array, as text."""
+    return {name: f"{a.dtype} of shape {a.shape}" for name, a in arrays_of(record).items()}
 
 
 def of(strategy: Strategy, name: str, default: Any) -> Any:
-    """An attribute of a strategy or of one that it wraps."""
-    return next((getattr(one, name) for one in chain(strategy) if hasattr(one, name)), default)
+    """An attribute of a strategy, or of the first one that it wraps which has it."""
+    for one in chain(strategy):
+        if hasattr(one, name):
+            return getattr(one, name)
+    return default

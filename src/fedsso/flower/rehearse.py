@@ -1,8 +1,8 @@
-"""What a server without model and data can know of messages, client states and uploads: their
-shapes.
+"""The shapes of messages, client states and uploads, without a model and without data.
 
-The algorithm's own functions run on tensors of torch's device "meta", with an objective that has
-shapes and no numbers.
+The server must know what an upload looks like, to refuse others. It runs the algorithm's own client
+functions on tensors of torch's device "meta", which have shapes but no numbers, with an objective
+that computes nothing.
 """
 
 from __future__ import annotations
@@ -20,23 +20,37 @@ from ..support.trees import Tree, tree_map
 
 
 class Blank:
-    """The objective of a client whose numbers nobody knows."""
+    """An objective whose results have the right shapes, and no numbers.
+
+    Its methods are those of an objective: see `fedsso.objective`.
+    """
 
     def value_and_grad(
-        self, x: Tensor, batch: Batch, out: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: Batch,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self.value(x, batch), torch.empty_like(x) if out is None else out
+        """A loss for each model, and a gradient of the shape of x."""
+        gradient = torch.empty_like(x) if out is None else out
+        return self.value(x, batch), gradient
 
     def value(self, x: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
-        return x.new_empty(x.shape[:-1])
+        """A loss for each model."""
+        shape = x.shape[:-1]
+        return x.new_empty(shape)
 
     def hvp(self, x: Tensor, v: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
+        """The Hessian times v."""
         return torch.empty_like(v)
 
     def hessian(self, x: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002
-        return x.new_empty(*x.shape, x.shape[-1])
+        """The Hessian, [..., d, d]."""
+        d = x.shape[-1]
+        return x.new_empty(*x.shape, d)
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:  # noqa: ARG002
+        """An estimate of the Hessian's diagonal, of the shape of x."""
         return torch.empty_like(x)
 
 
@@ -45,15 +59,21 @@ class Rehearsal:
 
     def __init__(self, record: Algorithm, d: int, dtype: torch.dtype) -> None:
         x = torch.empty(1, d, dtype=dtype, device=META)
-        short = replace(cast(Any, record), **{name: 1 for name in LOOPS if hasattr(record, name)})
+        # One pass of every inner loop has the shapes of all.
+        loops = {name: 1 for name in LOOPS if hasattr(record, name)}
+        short = replace(cast(Any, record), **loops)
         self.algorithm: Algorithm = stack([short], dtype, META)
-        self._server, self._dtype = self.algorithm.server_init(x), dtype
         self.own: Tree = self.algorithm.client_init(x)
+        self._server = self.algorithm.server_init(x)
+        self._dtype = dtype
 
     def upload(self, phase: int, k: int) -> Tree:
-        """The upload of an exchange in round k, leaves [1, 1, ...]."""
-        now, own = self.algorithm.phases[phase], tree_map(lambda leaf: leaf.unsqueeze(0), self.own)
-        local = Shapes(k, 0, (1,))  # no step has the shapes of all
+        """The upload of an exchange in round k. Its leaves are [1, 1, ...]."""
+        functions = self.algorithm.phases[phase]
+        message = functions.broadcast(self._server)
+        own = tree_map(lambda leaf: leaf.unsqueeze(0), self.own)
+        local = Shapes(k, 0, (1,))  # no local step, which has the shapes of all
         local.own_steps = local.own_steps.to(self._dtype)
         with torch.no_grad():
-            return now.client(Blank(), now.broadcast(self._server), own, local).upload
+            reply = functions.client(Blank(), message, own, local)
+        return reply.upload

@@ -1,10 +1,15 @@
-"""Which replies of a round can be used, and why the others cannot.
+"""Which replies of an exchange can be used, and why the others cannot.
 
-A federation goes on without a client that sends nonsense. A reply counts when it answers what was
-asked, holds the arrays that were asked for (names, shapes, real finite numbers, buffers that can be
-such), an update that is not absurdly long, and a weight that is positive and not absurd beside the
-others'. What is merely far from the others is shortened (`bounds.py`); against clients that lie
-within the bounds, take a robust average.
+A federation goes on without a client that sends nonsense. A reply counts if
+
+- it answers what was asked,
+- it holds the arrays that were asked for: their names, their shapes, real and finite numbers, and
+  buffers that can be such,
+- its update is not absurdly long, and
+- its weight is positive, and not absurd beside the others' weights.
+
+What is merely far from the others is shortened, by the rules of `bounds.py`. Against clients that
+lie within the bounds, use a robust average.
 """
 
 from __future__ import annotations
@@ -19,33 +24,44 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from . import bounds, statistics
 from .answers import SECOND, match, shown
 from .bounds import Clip, medians
-from .wire import Arrays, arrays_of
+from .wire import Arrays, Given, Values, arrays_of
 
 log = logging.getLogger("flwr")
-FAR = 1e3  # an update is refused if it is longer than so many times the others'
-BEYOND = 1e2  # and than so many times the model, or 1
-HEAVY = 1e6  # so is a weight of so many times the others'
-ABSURD = 1e9  # of two weights that are so far apart, one above this
-SUM = 1e18  # and in any case one above this
-LINES = 100  # of the log for one exchange
+
+FAR = 1e3
+"""An update is refused if it is longer than this many times the others' median,"""
+BEYOND = 1e2
+"""and longer than this many times the model, or 1."""
+HEAVY = 1e6
+"""A weight is refused if it is more than this many times the others' median,"""
+ABSURD = 1e9
+"""or, of two weights that far apart, if it is above this,"""
+SUM = 1e18
+"""and in any case if it is above this."""
+LINES = 100
+"""How many lines of the log one exchange may take."""
+
+Type = np.dtype[Any]
+"""A type of numbers."""
 Kind = frozenset[tuple[str, int]]
-Names = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
-"""The arrays of an upload by the names that the model has for them."""
+"""The names of metrics, each with the length of its list, or -1 for a single number."""
+Names = Callable[[Given], Given]
+"""A function from the arrays of an upload to those that the model has names for."""
 
 
 class Good(NamedTuple):
-    """A reply that can be used; its arrays are in the order and of the types that were sent."""
+    """A reply that can be used. Its arrays are in the order and of the types that were sent."""
 
     message: Message
     node: int
     weight: float
     metrics: MetricRecord
-    length: float  # of the update
+    length: float
+    """The length of the update."""
 
     @property
     def arrays(self) -> Arrays:
@@ -54,22 +70,26 @@ class Good(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """The replies of an exchange, and by node what is to be told of the others and of parts of
-    them."""
+    """The replies of an exchange, and what is to be told of the others, by node."""
 
     good: list[Good]
-    dropped: dict[int, str]  # who does not count, and why
-    ignored: list[
-        tuple[int, str]
-    ]  # messages beside the replies: who sent them, and why they do not count
-    blank: dict[int, str]  # metrics that do not count
-    clipped: dict[int, str]  # what counts less than was sent
+    dropped: dict[int, str]
+    """Who does not count, and why."""
+    ignored: list[tuple[int, str]]
+    """Messages beside the replies: who sent them, and why they do not count."""
+    blank: dict[int, str]
+    """Which metrics do not count."""
+    clipped: dict[int, str]
+    """What counts less than was sent."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Columns of the trace."""
-        parts = {"dropped": self.dropped, "ignored": self.ignored, "clipped": self.clipped}
-        return {name: float(len(part)) for name, part in parts.items()}
+        """What the trace tells: how many replies were dropped, ignored and clipped."""
+        return {
+            "dropped": float(len(self.dropped)),
+            "ignored": float(len(self.ignored)),
+            "clipped": float(len(self.clipped)),
+        }
 
 
 class _Unfit(Exception):
@@ -79,14 +99,18 @@ class _Unfit(Exception):
 def screen(
     messages: Iterable[Message],
     asked: Sequence[Message],
-    sent: Mapping[str, NDArray[Any]] | None,
+    sent: Given | None,
     weight_key: str,
     names: Names = dict,
 ) -> Screened:
-    """Sort the replies to these messages; `sent` is what an upload must look like, and lie near to.
+    """Sort the messages that have arrived into replies that can be used and others.
 
-    Without `sent` no arrays are expected (an evaluation). Good replies come in an order that
-    depends on nothing but their content, so that a sum over them does, too.
+    `asked` are the messages that were sent. `sent` is what an upload must look like, and from which
+    the length of an update is measured. Without `sent`, as in an evaluation, no arrays are
+    expected. `weight_key` is the metric that tells a client's weight.
+
+    The good replies come in an order that depends on their content alone. So a sum over them does
+    not depend on who answered first.
     """
     replies, ignored = match(messages, asked)
     good: list[Good] = []
@@ -96,18 +120,32 @@ def screen(
             good.append(_read(reply, node, sent, weight_key, names))
         except _Unfit as reason:
             dropped[node] = shown(str(reason))
-    nodes = [message.metadata.dst_node_id for message in asked]
-    dropped |= {node: "no reply" for node in nodes if node not in replies}
+    for message in asked:
+        node = message.metadata.dst_node_id
+        if node not in replies:
+            dropped[node] = "no reply"
     size = 0.0 if sent is None else _length(sent, None)
-    for refuse in (_odd_metrics, _heavy, lambda replies: _far(replies, size)):
-        reasons = refuse(good)
-        dropped |= {
-            reply.node: shown(reason) for reply, reason in zip(good, reasons, strict=True) if reason
-        }
-        good = [reply for reply, reason in zip(good, reasons, strict=True) if not reason]
+    good = _without(good, _odd_metrics(good), dropped)
+    good = _without(good, _heavy(good), dropped)
+    good = _without(good, _far(good, size), dropped)
     _share_metrics(good)
     blank = _fill_metrics(good)
     return Screened(sorted(good, key=_content), dropped, ignored, blank, {})
+
+
+def _without(
+    good: list[Good],
+    reasons: Sequence[str],
+    dropped: dict[int, str],
+) -> list[Good]:
+    """The replies that there is no reason to refuse. The others are added to `dropped`."""
+    left = []
+    for reply, reason in zip(good, reasons, strict=True):
+        if reason:
+            dropped[reply.node] = shown(reason)
+        else:
+            left.append(reply)
+    return left
 
 
 def tell(where: str, found: Screened) -> None:
@@ -133,57 +171,89 @@ def _ignored(node: int, reason: str, found: Screened) -> str:
     """What became of a message beside the replies."""
     if reason != SECOND:
         return f"a message was ignored: {reason}"
-    return f"{SECOND} was ignored, its first {'was dropped' if node in found.dropped else 'counts'}"
+    first = "was dropped" if node in found.dropped else "counts"
+    return f"{SECOND} was ignored, its first {first}"
 
 
 def _content(reply: Good) -> tuple[float, float, str]:
-    """What replies are sorted by; of who arrives first it knows nothing."""
-    return reply.weight, reply.length, repr(sorted(reply.metrics.items()))
+    """What replies are sorted by: their content, and not who answered first."""
+    metrics = sorted(reply.metrics.items())
+    return reply.weight, reply.length, repr(metrics)
 
 
 # ---- a bounded influence ----
 
 
 def lighten(found: Screened, weight_key: str, clip: Clip) -> Screened:
-    """The replies with weights of at most a multiple of the others' median."""
-    scales = bounds.factors([reply.weight for reply in found.good], clip.weight)
-    good, clipped = list(found.good), dict(found.clipped)
-    for i, (reply, scale) in enumerate(zip(found.good, scales, strict=True)):
+    """Bound the weights: none is more than `clip.weight` times the others' median."""
+    weights = [reply.weight for reply in found.good]
+    scales = bounds.factors(weights, clip.weight)
+    clipped = dict(found.clipped)
+    good = []
+    for reply, scale in zip(found.good, scales, strict=True):
         if scale < 1:
-            good[i] = reply._replace(weight=reply.weight * scale)
-            reply.metrics[weight_key] = good[i].weight
             note(clipped, reply.node, bounds.told("weight", reply.weight, scale))
+            reply = reply._replace(weight=reply.weight * scale)
+            reply.metrics[weight_key] = reply.weight
+        good.append(reply)
     return found._replace(good=good, clipped=clipped)
 
 
 def shorten(
-    found: Screened, sent: Mapping[str, NDArray[Any]], kinds: Mapping[str, str], clip: Clip
+    found: Screened,
+    sent: Given,
+    kinds: Mapping[str, str],
+    clip: Clip,
 ) -> Screened:
-    """The replies with updates of at most a multiple of the others' median, each kind of arrays for
-    itself."""
+    """Bound the updates, each kind of arrays for itself.
+
+    None is longer than a multiple of the others' median. `kinds` maps an array's name to its kind.
+    The messages of the replies that were clipped get new arrays.
+    """
     if len(found.good) < bounds.LEAST:
         return found
-    clipped, order = dict(found.clipped), list(dict.fromkeys(kinds.values()))
     lengths = [bounds.moves(reply.arrays, sent, kinds) for reply in found.good]
-    columns = [
-        bounds.factors(c, clip.multiple(k))
-        for k, c in zip(order, zip(*lengths, strict=True), strict=True)
-    ]
-    for i, reply in enumerate(found.good):
-        scales = {kind: column[i] for kind, column in zip(order, columns, strict=True)}
-        for kind, length in zip(order, lengths[i], strict=True):
-            if scales[kind] < 1:
-                note(clipped, reply.node, bounds.told(f"{kind} of length", length, scales[kind]))
-        if min(scales.values()) < 1:
-            arrays = bounds.shortened(reply.arrays, sent, kinds, scales)
-            record = ArrayRecord({name: Array(value) for name, value in arrays.items()})
-            reply.message.content = RecordDict({**reply.message.content, "arrays": record})
+    scales = scales_of(lengths, kinds, clip)
+    clipped = dict(found.clipped)
+    for reply, own, scale_of in zip(found.good, lengths, scales, strict=True):
+        for length, (kind, scale) in zip(own, scale_of.items(), strict=True):
+            if scale < 1:
+                note(clipped, reply.node, bounds.told(f"{kind} of length", length, scale))
+        if min(scale_of.values()) < 1:
+            arrays = bounds.shortened(reply.arrays, sent, kinds, scale_of)
+            content = {**reply.message.content, "arrays": _as_record(arrays)}
+            reply.message.content = RecordDict(content)
     return found._replace(clipped=clipped)
+
+
+def scales_of(
+    lengths: Sequence[Sequence[float]],
+    kinds: Mapping[str, str],
+    clip: Clip,
+) -> list[dict[str, float]]:
+    """For each reply, the factor of each kind of arrays.
+
+    `lengths` has, for each reply, what `bounds.moves` returns.
+    """
+    scales: list[dict[str, float]] = [{} for _ in lengths]
+    for place, kind in enumerate(dict.fromkeys(kinds.values())):
+        column = [own[place] for own in lengths]
+        factors = bounds.factors(column, clip.multiple(kind))
+        for own_scales, factor in zip(scales, factors, strict=True):
+            own_scales[kind] = factor
+    return scales
 
 
 def note(clipped: dict[int, str], node: int, text: str) -> None:
     """Add to what was clipped of a node's reply."""
-    clipped[node] = f"{clipped[node]}; {text}" if node in clipped else text
+    if node in clipped:
+        text = f"{clipped[node]}; {text}"
+    clipped[node] = text
+
+
+def _as_record(arrays: Given) -> ArrayRecord:
+    """Arrays as a record of Flower."""
+    return ArrayRecord({name: Array(value) for name, value in arrays.items()})
 
 
 # ---- one reply ----
@@ -192,41 +262,42 @@ def note(clipped: dict[int, str], node: int, text: str) -> None:
 def _read(
     message: Message,
     node: int,
-    sent: Mapping[str, NDArray[Any]] | None,
+    sent: Given | None,
     weight_key: str,
     names: Names,
 ) -> Good:
-    """A reply's weight, metrics and, put in order, its arrays."""
+    """Read a reply: its weight, its metrics and, put in order, its arrays.
+
+    The records get the same names in all replies, because Flower's strategies take the names from
+    the first one.
+    """
     if message.has_error():
-        *_, last = (message.error.reason or "").strip().splitlines() or [
-            "no reason given"
-        ]  # of a traceback the end
-        raise _Unfit(f"error {message.error.code}: {last}")
+        reason = (message.error.reason or "").strip()
+        lines = reason.splitlines() or ["no reason given"]
+        raise _Unfit(f"error {message.error.code}: {lines[-1]}")  # of a traceback, the end
     if not message.has_content():
         raise _Unfit("an empty reply")
-    metrics = _only(message.content.metric_records, "MetricRecord")
-    weight, records = (
-        _weight(metrics, weight_key),
-        {**message.content.config_records, "metrics": metrics},
-    )
+    content = message.content
+    metrics = _only(content.metric_records, "MetricRecord")
+    weight = _weight(metrics, weight_key)
+    records = {**content.config_records, "metrics": metrics}
     length = 0.0
     if sent is not None:
-        records["arrays"], length = _ordered(
-            _only(message.content.array_records, "ArrayRecord"), sent, names
-        )
-    message.content = RecordDict(
-        records
-    )  # under the same names in all replies: strategies go by those of the first
+        given = _only(content.array_records, "ArrayRecord")
+        records["arrays"], length = _ordered(given, sent, names)
+    message.content = RecordDict(records)
     return Good(message, node, weight, metrics, length)
 
 
 def _only(records: Mapping[str, Any], kind: str) -> Any:
+    """The one record of its kind."""
     if len(records) != 1:
         raise _Unfit(f"{len(records)} {kind}s instead of one")
     return next(iter(records.values()))
 
 
 def _weight(metrics: MetricRecord, key: str) -> float:
+    """The client's weight, which must be a positive number."""
     weight = metrics.get(key)
     if weight is None:
         raise _Unfit(f"no {key!r} among its metrics")
@@ -236,39 +307,54 @@ def _weight(metrics: MetricRecord, key: str) -> float:
 
 
 def _ordered(
-    record: ArrayRecord, sent: Mapping[str, NDArray[Any]], names: Names
+    record: ArrayRecord,
+    sent: Given,
+    names: Names,
 ) -> tuple[ArrayRecord, float]:
-    """An upload, which must be what was sent, in its order and types, and the length of the update:
-    strategies inside pair arrays by position, and add them up in the type of the first."""
-    missing, extra = sent.keys() - record.keys(), record.keys() - sent.keys()
-    if missing or extra:
-        parts = (("lacks", missing), ("adds", extra))
-        raise _Unfit(
-            "; ".join(f"it {verb} {_few(sorted(found))}" for verb, found in parts if found)
-        )
+    """Check an upload, and return it in the order and types of `sent`, with the update's length.
+
+    The order and types matter, because Flower's strategies pair arrays by their position, and add
+    them up in the type of the first.
+    """
+    _check_names(record, sent)
     arrays = {name: _array(name, record[name], like) for name, like in sent.items()}
     were = names(sent)
     for name, value in names(arrays).items():
-        if reason := statistics.fault(name, value, were[name]):
+        reason = statistics.fault(name, value, were[name])
+        if reason:
             raise _Unfit(reason)
-    if list(record) != list(sent) or any(
-        arrays[n].dtype != _type(arrays[n], like) for n, like in sent.items()
-    ):
-        typed = {name: _cast(name, arrays[name], like) for name, like in sent.items()}
-        record = ArrayRecord({name: Array(value) for name, value in typed.items()})
-    return record, _length(arrays, sent)
+    length = _length(arrays, sent)
+    if list(record) == list(sent) and _same_types(arrays, sent):
+        return record, length
+    typed = {name: _cast(name, arrays[name], like) for name, like in sent.items()}
+    return _as_record(typed), length
+
+
+def _check_names(record: ArrayRecord, sent: Given) -> None:
+    """Refuse an upload that lacks an array, or has one that was not asked for."""
+    missing = sorted(sent.keys() - record.keys())
+    extra = sorted(record.keys() - sent.keys())
+    faults = []
+    if missing:
+        faults.append(f"it lacks {_few(missing)}")
+    if extra:
+        faults.append(f"it adds {_few(extra)}")
+    if faults:
+        raise _Unfit("; ".join(faults))
 
 
 def _few(names: Sequence[str]) -> str:
+    """A few of several names, for the log."""
     few = ", ".join(names[:5])
     return few if len(names) <= 5 else f"{len(names)} arrays, such as {few}"
 
 
-def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
-    """One array, refused before a byte is allocated where its shape or type is another."""
+def _array(name: str, array: Array, like: Values) -> Values:
+    """Read one array. One of another shape or type is refused before any memory is allocated."""
     try:
         shape, dtype = header(array.data)
-        value = array.numpy() if shape == like.shape and holds(dtype, like) else None
+        fits = shape == like.shape and holds(dtype, like)
+        value = array.numpy() if fits else None
     except Exception as error:  # whatever a client may have put there
         raise _Unfit(f"{name} cannot be read ({type(error).__name__}: {error})") from error
     if shape != like.shape:
@@ -280,8 +366,17 @@ def _array(name: str, array: Array, like: NDArray[Any]) -> NDArray[Any]:
     return value
 
 
-def _cast(name: str, value: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
-    """A value in the type that it is taken in."""
+def _same_types(arrays: Given, sent: Given) -> bool:
+    """Whether all arrays have the types that they are taken in."""
+    for name, like in sent.items():
+        value = arrays[name]
+        if value.dtype != _type(value, like):
+            return False
+    return True
+
+
+def _cast(name: str, value: Values, like: Values) -> Values:
+    """An array in the type that it is taken in."""
     with np.errstate(over="ignore"):
         typed = value.astype(_type(value, like))
     if not np.isfinite(typed).all():
@@ -289,131 +384,177 @@ def _cast(name: str, value: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     return typed
 
 
-def _type(value: NDArray[Any], like: NDArray[Any]) -> np.dtype[Any]:
-    """The type that a value is taken in: what was sent, but a count that comes as a fraction stays
-    one."""
-    return (
-        np.dtype(np.float64) if value.dtype.kind == "f" and like.dtype.kind != "f" else like.dtype
-    )
+def _type(value: Values, like: Values) -> Type:
+    """The type that an array is taken in.
+
+    It is the type of what was sent. But a count that comes back as a fraction stays one.
+    """
+    is_fraction = value.dtype.kind == "f"
+    if is_fraction and like.dtype.kind != "f":
+        return np.dtype(np.float64)
+    return like.dtype
 
 
-def holds(dtype: np.dtype[Any], like: NDArray[Any]) -> bool:
-    """Whether numbers of a type can stand for those that were sent: real ones for real ones, any
-    for counts."""
-    return dtype.kind in ("f" if like.dtype.kind == "f" else "fiub")
+def holds(dtype: Type, like: Values) -> bool:
+    """Whether numbers of a type can stand for those that were sent.
+
+    Floats stand for floats. Counts may come as any real numbers.
+    """
+    allowed = "f" if like.dtype.kind == "f" else "fiub"
+    return dtype.kind in allowed
 
 
-def header(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type in the header of an array in numpy's format."""
+def header(data: bytes) -> tuple[tuple[int, ...], Type]:
+    """The shape and type in the header of an array in numpy's format."""
     buffer = BytesIO(data)
-    read = (
-        npy.read_array_header_1_0 if npy.read_magic(buffer) == (1, 0) else npy.read_array_header_2_0
-    )
+    version = npy.read_magic(buffer)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(buffer)
     return shape, dtype
 
 
-def _length(arrays: Mapping[str, NDArray[Any]], origin: Mapping[str, NDArray[Any]] | None) -> float:
-    """Distance from the origin over all real arrays; counts, such as BatchNorm's, may grow."""
+def _length(arrays: Given, origin: Given | None) -> float:
+    """The distance of all real arrays from the origin. Counts may grow, and are left out."""
     total = 0.0
     for name, value in arrays.items():
-        if value.dtype.kind == "f" and (origin is None or origin[name].dtype.kind == "f"):
-            away = value.astype(np.float64) - (0.0 if origin is None else origin[name])
-            total += float(np.vdot(away, away))
+        if value.dtype.kind != "f":
+            continue
+        away = value.astype(np.float64)
+        if origin is not None:
+            if origin[name].dtype.kind != "f":
+                continue
+            away = away - origin[name]
+        total += float(np.vdot(away, away))
     return sqrt(total)
 
 
-# ---- one beside the others ----
+# ---- one reply beside the others ----
 
 
 def _odd_metrics(good: Sequence[Good]) -> list[str]:
-    """What is wrong with replies whose metrics go by other names, or are lists of other lengths,
-    than those of more than half; nothing with all others."""
+    """For each reply, why its metrics are unlike those of more than half. Empty if they are not.
+
+    Metrics are unlike if they have other names, or are lists of other lengths.
+    """
+    if not good:
+        return []
     kinds = [_kind(reply.metrics) for reply in good]
-    usual, count = Counter(kinds).most_common(1)[0] if kinds else (Kind(), 0)
-    told = ", ".join(sorted(name for name, _ in usual))
-    odd = f"its metrics are not those of the others ({told})"
-    return [odd if kind != usual and 2 * count > len(good) else "" for kind in kinds]
+    usual, count = Counter(kinds).most_common(1)[0]
+    if 2 * count <= len(good):
+        return [""] * len(good)
+    names = sorted(name for name, _ in usual)
+    odd = f"its metrics are not those of the others ({', '.join(names)})"
+    return ["" if kind == usual else odd for kind in kinds]
 
 
 def _share_metrics(good: Sequence[Good]) -> None:
-    """Where no kind of metrics is that of most, leave those that all have: only they can be
-    averaged."""
+    """Where no kind of metrics is that of most, leave only those that all replies have.
+
+    Only these can be averaged.
+    """
     kinds = [_kind(reply.metrics) for reply in good]
-    if len(set(kinds)) > 1:
-        shared = {name for name, _ in frozenset.intersection(*kinds)}
-        for reply in good:
-            for name in reply.metrics.keys() - shared:
-                del reply.metrics[name]
+    if len(set(kinds)) <= 1:
+        return
+    shared = {name for name, _ in frozenset.intersection(*kinds)}
+    for reply in good:
+        for name in reply.metrics.keys() - shared:
+            del reply.metrics[name]
 
 
 def _fill_metrics(good: Sequence[Good]) -> dict[int, str]:
-    """Put the others' weighted mean in the place of NaN and infinite metrics: so the mean over all
-    is that of the others, whatever function of the user's takes it. Where nobody has a finite one,
-    it stays."""
+    """Put the others' weighted mean in the place of metrics that are NaN or infinite.
+
+    So the mean over all is that of the others, whatever function of the user's computes it. Where
+    nobody has a finite metric, it stays. Returns what was replaced, by node.
+    """
     blank: dict[int, str] = {}
     for name in good[0].metrics if good else ():
-        rows = [_row(reply.metrics[name]) for reply in good]
-        fine = [all(map(isfinite, row)) for row in rows]
+        fine = [_is_finite(reply.metrics[name]) for reply in good]
         if all(fine) or not any(fine):
             continue
-        total = sum(reply.weight for reply, ok in zip(good, fine, strict=True) if ok)
-        mean = [0.0] * len(rows[0])
-        for reply, row, ok in zip(good, rows, fine, strict=True):
-            if ok:
-                mean = [a + reply.weight / total * b for a, b in zip(mean, row, strict=True)]
-        for reply, ok in zip(good, fine, strict=True):
-            if not ok:
-                note(
-                    blank,
-                    reply.node,
-                    shown(f"its {name} is not finite, and is left out of the mean"),
-                )
-                reply.metrics[name] = mean if isinstance(reply.metrics[name], list) else mean[0]
+        mean = _mean_metric(name, good, fine)
+        for reply, is_fine in zip(good, fine, strict=True):
+            if not is_fine:
+                text = shown(f"its {name} is not finite, and is left out of the mean")
+                note(blank, reply.node, text)
+                is_list = isinstance(reply.metrics[name], list)
+                reply.metrics[name] = mean if is_list else mean[0]
     return blank
 
 
+def _mean_metric(name: str, good: Sequence[Good], fine: Sequence[bool]) -> list[float]:
+    """The weighted mean of a metric over the replies in which it is fine, as a list."""
+    total = sum(reply.weight for reply, is_fine in zip(good, fine, strict=True) if is_fine)
+    mean = [0.0] * len(_row(good[0].metrics[name]))
+    for reply, is_fine in zip(good, fine, strict=True):
+        if is_fine:
+            share = reply.weight / total
+            for place, value in enumerate(_row(reply.metrics[name])):
+                mean[place] += share * value
+    return mean
+
+
 def _row(value: Any) -> list[float]:
+    """A metric as a list."""
     return value if isinstance(value, list) else [value]
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether a metric holds no NaN and no infinite number."""
+    return all(map(isfinite, _row(value)))
+
+
 def _kind(metrics: MetricRecord) -> Kind:
-    return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
+    """What metrics a reply has."""
+    found = set()
+    for name, value in metrics.items():
+        length = len(value) if isinstance(value, list) else -1
+        found.add((name, length))
+    return frozenset(found)
 
 
 def _heavy(good: Sequence[Good]) -> list[str]:
-    """Weights far above the others'. One that is far below does no harm, and must not make the
-    others look heavy."""
+    """For each reply, why its weight is far above the others'. Empty if it is not.
+
+    A weight far below the others' does no harm, and must not make them look heavy.
+    """
     weights = [reply.weight for reply in good]
-    return [
-        f"its weight {weight:.3g} is more than {HEAVY:g} times the others'"
-        if weight > bound
-        else ""
-        for weight, bound in zip(weights, heaviest(weights), strict=True)
-    ]
+    faults = []
+    for weight, bound in zip(weights, heaviest(weights), strict=True):
+        fault = f"its weight {weight:.3g} is more than {HEAVY:g} times the others'"
+        faults.append(fault if weight > bound else "")
+    return faults
 
 
 def heaviest(weights: Sequence[float]) -> list[float]:
-    """How much each may weigh beside the others."""
+    """How much each client may weigh beside the others."""
     least = ABSURD if len(weights) == 2 else 0.0
-    return [min(max(HEAVY * other, least), SUM) for other in medians(weights)]
+    bounds_ = []
+    for other in medians(weights):
+        bound = max(HEAVY * other, least)
+        bounds_.append(min(bound, SUM))
+    return bounds_
 
 
 def _far(good: Sequence[Good], size: float) -> list[str]:
+    """For each reply, why its update is too long. Empty if it is not."""
     lengths = [reply.length for reply in good]
-    return [
-        ""
-        if length <= bound
-        else f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
-        for length, bound in zip(lengths, farthest(lengths, size), strict=True)
-    ]
+    faults = []
+    for length, bound in zip(lengths, farthest(lengths, size), strict=True):
+        fault = f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
+        faults.append("" if length <= bound else fault)
+    return faults
 
 
 def farthest(lengths: Sequence[float], size: float) -> list[float]:
-    """How long each update may be beside the others, for a model of this length; alone, any finite
-    length will do."""
-    most = np.finfo(np.float64).max
-    return [
-        most if other == inf else max(FAR * other, BEYOND * max(size, 1.0))
-        for other in medians(lengths)
-    ]
+    """How long each update may be beside the others, for a model of length `size`.
+
+    Alone, any finite length will do.
+    """
+    most = float(np.finfo(np.float64).max)
+    least = BEYOND * max(size, 1.0)
+    bounds_ = []
+    for other in medians(lengths):
+        bound = most if other == inf else max(FAR * other, least)
+        bounds_.append(bound)
+    return bounds_

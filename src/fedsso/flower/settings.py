@@ -15,31 +15,50 @@ from ..algorithm.schedule import Decay, Step
 from ..errors import InputError, integer, number, unknown
 from ..server import Server
 
-RECORD = tuple(f.name for f in fields(cast(Any, algorithms.FedSSO)) if f.name != "alpha")
+_FIELDS = fields(cast(Any, algorithms.FedSSO))
+RECORD = tuple(field.name for field in _FIELDS if field.name != "alpha")
+"""The fields of the FedSSO record that are keywords of a strategy."""
 FEDAVG = tuple(signature(FedAvg).parameters)
+"""The keywords of Flower's FedAvg."""
 RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
+"""What is called differently in the simulator or the paper."""
+
+Keywords = dict[str, Any]
 
 
 def split(
-    keywords: Mapping[str, Any], own: Collection[str], fedavg: Collection[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keywords of the FedSSO record and of FedAvg; `own` are those that the strategy has taken
-    itself."""
-    for name in keywords:
+    keywords: Mapping[str, Any],
+    own: Collection[str],
+    fedavg: Collection[str],
+) -> tuple[Keywords, Keywords]:
+    """Split a user's keywords into those of the FedSSO record and those of FedAvg.
+
+    `own` are the keywords that the strategy has taken itself, `fedavg` are those of FedAvg. An
+    unknown keyword is an InputError.
+    """
+    for name, value in keywords.items():
         if name in RENAMED:
             right = RENAMED[name]
-            if keywords[name] == "auto":
+            if value == "auto":
                 raise _untold()
-            raise InputError(f"{name} is called {right} on Flower; use {right}={keywords[name]!r}")
-        if name not in (*RECORD, *fedavg):
+            raise InputError(f"{name} is called {right} on Flower; use {right}={value!r}")
+        if name not in RECORD and name not in fedavg:
             raise unknown("keyword", name, (*own, *RECORD, *fedavg))
-    values = {name: value for name, value in keywords.items() if name in RECORD}
-    return values, sampling({name: value for name, value in keywords.items() if name not in RECORD})
+    of_record = {}
+    of_fedavg = {}
+    for name, value in keywords.items():
+        if name in RECORD:
+            of_record[name] = value
+        else:
+            of_fedavg[name] = value
+    return of_record, sampling(of_fedavg)
 
 
-def sampling(keywords: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of FedAvg with shares that are shares and counts that are counts; else Flower would
-    wait for ever."""
+def sampling(keywords: Keywords) -> Keywords:
+    """Check that FedAvg's shares are shares and its counts are counts, and return the keywords.
+
+    With a wrong one, Flower would wait for nodes for ever.
+    """
     for name, value in keywords.items():
         if name.startswith("fraction_") and not 0 <= number(name, value) <= 1:
             raise InputError(f"{name} must lie in [0, 1], got {name}={value}")
@@ -48,8 +67,15 @@ def sampling(keywords: dict[str, Any]) -> dict[str, Any]:
     return keywords
 
 
-def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, Any]) -> Server:
-    """FedSSO's server for clients of this step and so many of them."""
+def server(
+    eta_l: Step | None,
+    local_steps: float | None,
+    values: Mapping[str, Any],
+) -> Server:
+    """FedSSO's server, for clients that make `local_steps` steps of size `eta_l`.
+
+    `values` are the other fields of the FedSSO record.
+    """
     if eta_l is None or local_steps is None:
         raise InputError(
             "FedSSO needs eta_l and local_steps: the step and the number of local steps that "
@@ -59,18 +85,26 @@ def server(eta_l: Step | None, local_steps: float | None, values: Mapping[str, A
         raise _untold()
     if not isinstance(eta_l, Decay) and not 0 < number("eta_l", eta_l) < HUGE:
         raise InputError(f"eta_l, the clients' step, must be > 0 and finite, got eta_l={eta_l}")
-    return Server(algorithms.FedSSO(alpha=eta_l, **values), local_steps)
+    record = algorithms.FedSSO(alpha=eta_l, **values)
+    return Server(record, local_steps)
 
 
 def _untold() -> InputError:
-    """An error for a step that the server would choose."""
+    """The error for a step that the server would choose, but cannot tell the clients."""
     return InputError(
         "eta_l='auto' needs clients that are told their step; give the number that yours use, or "
-        "take "
-        'PhasedStrategy("fedsso") with the package\'s own client app'
+        'take PhasedStrategy("fedsso") with the package\'s own client app'
     )
 
 
 def told(numbers: Mapping[str, float]) -> dict[str, float]:
-    """What FedSSO adds to the metrics of a round."""
-    return {f"fedsso-{name.replace('_', '-')}": value for name, value in numbers.items()}
+    """What FedSSO adds to the metrics of a round, by names as Flower writes them.
+
+    >>> told({"train_loss": 0.5})
+    {'fedsso-train-loss': 0.5}
+    """
+    found = {}
+    for name, value in numbers.items():
+        dashed = name.replace("_", "-")
+        found[f"fedsso-{dashed}"] = value
+    return found

@@ -1,12 +1,15 @@
-"""FedSSO as a Flower strategy: FedAvg's clients unchanged, one other line on the server.
+"""FedSSO as a Flower strategy: the clients are those of FedAvg, only the server's step is another.
 
-    alpha   eta_l         the clients' learning rate         v   what the inner strategy makes of the replies
-    tau     local_steps   their local steps                  g   (x - v) / (alpha tau)
+Another strategy (FedAvg, a robust one, a private one) sits inside and does what it always does: it
+samples nodes, and turns their replies into one model v. FedSSO then makes its own step from v. So a
+guarantee that the inner strategy gives for v holds, whatever FedSSO makes of v.
+
+How the symbols of the paper are called here:
+
+    alpha   eta_l         the clients' learning rate
+    tau     local_steps   the number of their local steps
     eta     eta           the server's step
-
-Another strategy (FedAvg, a robust or a private one) sits inside and does what it always does: it
-samples nodes and turns replies into one model v. So a guarantee that it gives for v holds, whatever
-FedSSO makes of v.
+    g                     (x - v) / (alpha tau), an estimate of the gradient
 """
 
 from __future__ import annotations
@@ -36,21 +39,34 @@ from .settings import FEDAVG, server, split
 from .wire import BUFFERS, Arrays, Model, arrays_of, same
 
 log = logging.getLogger("flwr")
-PATIENCE = 3  # rounds in a row in which the inner strategy may fail
+
+PATIENCE = 3
+"""After this many failures of the inner strategy in a row, its error is raised."""
 OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip")
+"""The keywords that the strategy takes itself."""
 STEPPING = (
     *(flower.FedAdagrad, flower.FedAdam, flower.FedYogi, flower.FedAvgM, flower.QFedAvg),
     *(flower.FedXgbBagging, flower.FedXgbCyclic),
 )
+"""Strategies of Flower that do not only average, but step on their own."""
 
 
 class FedSSO(Recorded):
-    """FedSSO around an inner strategy, FedAvg by default, whose keywords are taken as well.
+    """FedSSO as a strategy of Flower, for clients that train as for FedAvg.
 
-    eta_l and local_steps must be what the clients use (a mean, where they differ); `eta`, `form`,
-    `guard`, `R`, ... are those of `fedsso.FedSSO`. `buffers` are patterns of the names that are
-    averaged, never stepped; integers always are. `clip` bounds what one reply can do beside the
-    others; None does not. `checkpoint_dir` keeps the whole state after every round, for `resume`.
+    - `eta_l` and `local_steps` must be what the clients use: the size and the number of their local
+      steps. If they differ, give a mean.
+    - `inner` is the strategy that averages, FedAvg by default. Its keywords are taken as well:
+      fraction_train, min_train_nodes, ...
+    - `eta`, `form`, `guard`, `R` and so on are the fields of `fedsso.FedSSO`.
+    - `buffers` are patterns of the names of arrays that are averaged and never stepped. Arrays of
+      integers are always treated so.
+    - `clip` bounds what one reply can do beside the others. None does not bound it.
+    - `checkpoint_dir` is a folder that keeps the whole state after every round, for `resume`.
+
+    >>> strategy = FedSSO(eta_l=0.01, local_steps=5, eta=0.5, fraction_train=1.0)
+    >>> strategy.name
+    'fedsso'
     """
 
     def __init__(
@@ -64,20 +80,29 @@ class FedSSO(Recorded):
         clip: Clip | None = Clip(),  # noqa: B008
         **keywords: Any,
     ) -> None:
-        values, rest = split(keywords, OWN, FEDAVG)
-        self.server = server(eta_l, local_steps, values)
-        self.inner = _inner(inner, rest)
+        of_record, of_fedavg = split(keywords, OWN, FEDAVG)
+        self.server = server(eta_l, local_steps, of_record)
+        self.inner = _inner(inner, of_fedavg)
         self.buffers = _patterns(buffers)
-        self.clip = (
-            None if privacy.private(self.inner) is not None else checked(clip)
-        )  # which clips by itself
-        inside = " of ".join(type(one).__name__ for one in privacy.chain(self.inner))
-        made = f"{self.server.record}, local_steps={self.server.local_steps:g}, inner {inside}, buffers {self.buffers}"
-        super().__init__("fedsso", f"{made}, clip {self.clip}", checkpoint_dir)
+        # A private strategy clips by itself.
+        is_private = privacy.private(self.inner) is not None
+        self.clip = None if is_private else checked(clip)
+        super().__init__("fedsso", self._settings(), checkpoint_dir)
         self._model: Model | None = None
-        self._current, self._sent = ArrayRecord(), Arrays()  # the model, and as the clients have it
+        # The model of the last round, and the same as the clients have it.
+        self._current = ArrayRecord()
+        self._sent: Arrays = {}
         self._asked: list[Message] = []
-        self._failures = 0  # rounds in a row in which the inner strategy failed
+        # How many rounds in a row the inner strategy has failed.
+        self._failures = 0
+
+    def _settings(self) -> str:
+        """A text that tells runs apart."""
+        names = [type(one).__name__ for one in privacy.chain(self.inner)]
+        inside = " of ".join(names)
+        steps = f"local_steps={self.server.local_steps:g}"
+        replies = f"inner {inside}, buffers {self.buffers}, clip {self.clip}"
+        return f"{self.server.record}, {steps}, {replies}"
 
     def _restore(self, saved: Saved) -> None:
         privacy.check_resumable(self.inner)
@@ -90,40 +115,38 @@ class FedSSO(Recorded):
         """Log the settings of FedSSO and of the strategy inside."""
         privacy.refuse_outside()
         record = self.server.record
+        steps = self.server.local_steps
+        reset = record.R or "never"
+        folder = self.folder.path if self.folder else "none"
+        server_line = "\t│\t├── Server: eta = %s, form = %s, guard = %s"
         log.info("\t├──> FedSSO settings:")
-        log.info(
-            "\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, self.server.local_steps
-        )
-        log.info(
-            "\t│\t├── Server: eta = %s, form = %s, guard = %s",
-            record.eta,
-            record.form,
-            record.guard,
-        )
-        log.info(
-            "\t│\t├── Curvature: in (%g, %g), reset: %s",
-            record.lam,
-            record.Lam,
-            record.R or "never",
-        )
+        log.info("\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, steps)
+        log.info(server_line, record.eta, record.form, record.guard)
+        log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, reset)
         log.info("\t│\t├── Replies: %s", self.clip or "not clipped")
-        log.info("\t│\t├── Checkpoints: %s", self.folder.path if self.folder else "none")
+        log.info("\t│\t├── Checkpoints: %s", folder)
         log.info("\t│\t└── Inner strategy: %s", type(self.inner).__name__)
         self.inner.summary()
 
     # ---- training ----
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
-        """The inner strategy's messages; round numbers go on where an earlier run ended."""
+        """The messages of the inner strategy. Rounds are counted on from an earlier run."""
         privacy.refuse_outside()
         k = self._before + server_round
         self.journal.begin(k)
-        if server_round == 1 and len(self._current) and not same(arrays, self._current):
+        has_begun = len(self._current) > 0
+        if server_round == 1 and has_begun and not same(arrays, self._current):
             log.info("FedSSO: another model than that of the last round, the curvature starts anew")
             self.server = Server(self.server.record, self.server.local_steps)
-        self._current, self._sent = arrays, arrays_of(arrays)
+        self._current = arrays
+        self._sent = arrays_of(arrays)
         self._layout(self._sent)
         privacy.check(self.inner, self._sent)
         self._asked = list(self.inner.configure_train(k, arrays, config, grid))
@@ -131,21 +154,30 @@ class FedSSO(Recorded):
         return self._asked
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """One FedSSO step on what the inner strategy makes of the good replies; without enough of
-        them, none."""
-        k, replies = self._before + server_round, list(replies)
+        """Make one step of FedSSO from what the inner strategy makes of the good replies.
+
+        Returns the new model, or None if there are too few good replies, and the metrics.
+        """
+        k = self._before + server_round
+        replies = list(replies)
         self.journal.received(k, replies)
-        found = self._bounded(screen(replies, self._asked, self._sent, self._weight_key))
+        found = screen(replies, self._asked, self._sent, self._weight_key)
+        found = self._bounded(found)
         tell("aggregate_train", found)
-        reason, mean, arrays, metrics = self._too_few(found), None, None, None
+        arrays = None
+        metrics = None
+        reason = self._too_few(found)
         if not reason:
             reason, mean, metrics = self._averaged(k, found)
         if not reason:
             reason, arrays = self._stepped(k, mean)
         numbers = {**found.numbers, "kept": float(bool(reason))}
-        numbers |= {} if reason else self.server.diagnostics()
+        if not reason:
+            numbers |= self.server.diagnostics()
         self.journal.trained(k, metrics, **numbers)
         self._current = arrays or self._current
         self._settle(k, reason, lambda: Saved(k, self._current, self.server.tensors()))
@@ -153,6 +185,7 @@ class FedSSO(Recorded):
 
     @property
     def _weight_key(self) -> str:
+        """The metric that tells a client's weight."""
         return str(of(self.inner, "weighted_by_key", "num-examples"))
 
     def _bounded(self, found: Screened) -> Screened:
@@ -160,71 +193,90 @@ class FedSSO(Recorded):
         if self.clip is None:
             return found
         kinds = self._layout(self._sent).kinds
-        return shorten(lighten(found, self._weight_key, self.clip), self._sent, kinds, self.clip)
+        lighter = lighten(found, self._weight_key, self.clip)
+        return shorten(lighter, self._sent, kinds, self.clip)
 
     def _too_few(self, found: Screened) -> str:
-        """Why this round cannot step; empty if it can."""
+        """Why there are too few replies for a step. Empty if there are enough."""
         least = max(1, of(self.inner, "min_train_nodes", 1))
         noisy = privacy.private(self.inner)
         scaled = getattr(noisy, "num_sampled_clients", 0)
+        replies = f"{len(found.good)} good replies"
         if len(found.good) < least:
-            return f"{len(found.good)} good replies, min_train_nodes is {least}"
+            return f"{replies}, min_train_nodes is {least}"
         if len(found.good) < scaled:
-            return f"{len(found.good)} good replies, but the noise is scaled for num_sampled_clients = {scaled}"
+            return f"{replies}, but the noise is scaled for num_sampled_clients = {scaled}"
         return ""
 
     def _averaged(
-        self, k: int, found: Screened
+        self,
+        k: int,
+        found: Screened,
     ) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of the good replies; if it fails on them, the federation
-        still goes on, unless it does so again and again."""
+        """Let the inner strategy average the good replies: (why it failed or "", model, metrics).
+
+        If it fails, the federation goes on, unless it fails again and again.
+        """
         if privacy.private(self.inner) is not None:  # its noise is scaled for equal weights
             for reply in found.good:
                 reply.metrics[self._weight_key] = 1.0
+        messages = [reply.message for reply in found.good]
         try:
-            mean, metrics = self.inner.aggregate_train(k, [reply.message for reply in found.good])
+            mean, metrics = self.inner.aggregate_train(k, messages)
             told = MetricRecord(dict(metrics or {}))
         except Exception as error:
             self._failures += 1
             if self._failures == PATIENCE:
                 raise
             log.exception("FedSSO: %s failed in round %d", type(self.inner).__name__, k)
-            return (
-                f"the inner strategy failed ({type(error).__name__}: {shown(str(error))})",
-                None,
-                None,
-            )
+            text = f"{type(error).__name__}: {shown(str(error))}"
+            return f"the inner strategy failed ({text})", None, None
         self._failures = 0
         return "", mean, told
 
     def _stepped(self, k: int, mean: ArrayRecord | None) -> tuple[str, ArrayRecord | None]:
-        """The new model from the inner strategy's, or why there is none."""
+        """Make FedSSO's step from the inner strategy's model: (why it failed or "", new model)."""
         if not isinstance(mean, ArrayRecord) or not mean:
             return "the inner strategy gave no model", None
-        v, model = arrays_of(mean), self._layout(self._sent)
-        if v.keys() != self._sent.keys() or any(v[n].shape != self._sent[n].shape for n in v):
+        v = arrays_of(mean)
+        if _shapes(v) != _shapes(self._sent):
             return "the inner strategy gave a model of another shape", None
-        if not all(array.dtype.kind in "fiub" and np.isfinite(array).all() for array in v.values()):
+        are_real = all(array.dtype.kind in "fiub" for array in v.values())
+        if not are_real or not _are_finite(v):
             return "the inner strategy gave a model that is not real and finite", None
+        model = self._layout(self._sent)
         before = copy(self.server)
-        new = model.record(self.server.step(model.ravel(self._sent), model.ravel(v), k), v)
-        if not all(np.isfinite(array).all() for array in arrays_of(new).values()):
+        x = self.server.step(model.ravel(self._sent), model.ravel(v), k)
+        new = model.record(x, v)
+        if not _are_finite(arrays_of(new)):
             self.server = before
             return "the step is not finite", None
         return "", new
 
     def _layout(self, arrays: Arrays) -> Model:
-        """The layout of the model, which stays the same in all rounds."""
+        """The layout of the model, which must stay the same in all rounds."""
         model = Model(arrays, self.buffers)
-        if self._model is not None and list(self._model.like.items()) != list(model.like.items()):
+        before = self._model
+        if before is not None and list(before.like.items()) != list(model.like.items()):
             raise InputError(
-                f"the model has changed from {self._model.like} to {model.like}; use a new strategy"
+                f"the model has changed from {before.like} to {model.like}; use a new strategy"
             )
         self._model = model
         return model
 
 
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """The shapes of arrays, by name."""
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def _are_finite(arrays: Arrays) -> bool:
+    """Whether no array holds NaN or infinite numbers."""
+    return all(np.isfinite(array).all() for array in arrays.values())
+
+
 def _patterns(buffers: Sequence[str]) -> tuple[str, ...]:
+    """The patterns of the names of buffers, checked."""
     if isinstance(buffers, str) or not all(isinstance(pattern, str) for pattern in buffers):
         raise InputError(
             f"buffers must be a list of patterns such as '*running_mean', got {buffers!r}"

@@ -1,5 +1,8 @@
-"""The model on the wire: named arrays, of which the parameters make up the vector x and the rest is
-averaged."""
+"""The model on the wire: named arrays.
+
+The arrays that are trained make up the vector x of parameters. The others are averaged: BatchNorm's
+statistics, and counts, which are integers.
+"""
 
 from __future__ import annotations
 
@@ -15,86 +18,126 @@ from torch import Tensor
 
 from ..errors import InputError
 
-Arrays = dict[str, NDArray[Any]]
+Values = NDArray[Any]
+"""An array of any type and shape."""
+Arrays = dict[str, Values]
+"""Arrays by name."""
+Given = Mapping[str, Values]
+"""Arrays by name, which are only read."""
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Names of BatchNorm's statistics, which a server averages and never steps."""
-UPDATE, STATISTICS, COUNTS = "update", "statistics", "counts"  # kinds of arrays
+"""The names of BatchNorm's statistics, which a server averages and never steps."""
+
+# The kinds of arrays.
+UPDATE = "update"
+STATISTICS = "statistics"
+COUNTS = "counts"
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """A record's arrays by name."""
+    """The arrays of Flower's record, by name."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def same(a: ArrayRecord, b: ArrayRecord) -> bool:
-    """Whether two records hold the same arrays, to the bit."""
-    left, right = arrays_of(a), arrays_of(b)
-    return list(left) == list(right) and all(np.array_equal(left[n], right[n]) for n in left)
+    """Whether two records hold the same arrays in the same order, to the bit."""
+    left = arrays_of(a)
+    right = arrays_of(b)
+    if list(left) != list(right):
+        return False
+    return all(np.array_equal(left[name], right[name]) for name in left)
 
 
 class Model:
-    """How the arrays of one model become x [d] and back."""
+    """How the arrays of one model become the vector x [d], and back."""
+
+    like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """The shape and type of each array."""
+    params: list[str]
+    """The names of the arrays that x consists of."""
+    sizes: list[int]
+    """How many numbers each of these has."""
+    kinds: dict[str, str]
+    """The kind of each array: UPDATE for a part of x, STATISTICS of the data, or COUNTS."""
+    dtype: torch.dtype
+    """The type of x."""
 
     def __init__(
-        self, arrays: Mapping[str, NDArray[Any]], buffers: Sequence[str] = BUFFERS
+        self,
+        arrays: Given,
+        buffers: Sequence[str] = BUFFERS,
     ) -> None:
-        odd = [
-            name
-            for name, a in arrays.items()
-            if a.dtype.kind not in "fiub" or not np.isfinite(a).all()
-        ]
+        """`arrays` is the model, `buffers` are patterns of names that are averaged."""
+        odd = [name for name, array in arrays.items() if not _is_real_and_finite(array)]
         if odd:
             raise InputError(
                 f"the model's {', '.join(odd)} must hold real and finite numbers; check the "
                 f"initial arrays"
             )
-        self.like = {name: (a.shape, a.dtype) for name, a in arrays.items()}
-        self.params = [name for name, a in arrays.items() if not _averaged(name, a, buffers)]
-        if not sum(arrays[name].size for name in self.params):
+        self.like = {}
+        self.params = []
+        self.sizes = []
+        self.kinds = {}
+        self.dtype = torch.float32
+        for name, array in arrays.items():
+            self.like[name] = (array.shape, array.dtype)
+            self.kinds[name] = _kind(name, array, buffers)
+            if self.kinds[name] == UPDATE:
+                self.params.append(name)
+                self.sizes.append(array.size)
+                if array.dtype == np.float64:
+                    self.dtype = torch.float64
+        if not sum(self.sizes):
             raise InputError(
                 f"the model has no trainable array among {list(arrays)}; give "
                 f"ArrayRecord(net.state_dict())"
             )
-        self.sizes = [arrays[name].size for name in self.params]
-        self.kinds = {name: self._kind(name, a) for name, a in arrays.items()}
-        wide = any(arrays[name].dtype == np.float64 for name in self.params)
-        self.dtype = torch.float64 if wide else torch.float32
 
-    def _kind(self, name: str, array: NDArray[Any]) -> str:
-        """What an array is: a part of x, statistics of the data, or a count."""
-        if array.dtype.kind != "f":
-            return COUNTS
-        return UPDATE if name in self.params else STATISTICS
-
-    def ravel(self, arrays: Mapping[str, NDArray[Any]]) -> Tensor:
-        """The parameters as one vector."""
-        parts = [
-            torch.from_numpy(
-                np.array(arrays[name]).reshape(-1).astype(str(self.dtype).removeprefix("torch."))
-            )
-            for name in self.params
-        ]
+    def ravel(self, arrays: Given) -> Tensor:
+        """The parameters as one vector x [d]."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        parts = []
+        for name in self.params:
+            flat = np.array(arrays[name]).reshape(-1)
+            parts.append(torch.from_numpy(flat.astype(dtype)))
         return torch.cat(parts)
 
-    def record(self, x: Tensor, mean: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-        """The model with x as its parameters; everything else is that of `mean`."""
-        parts = dict(zip(self.params, x.cpu().split_with_sizes(self.sizes), strict=True))
-        return ArrayRecord(
-            {name: Array(self._array(name, parts.get(name), mean)) for name in self.like}
-        )
+    def record(self, x: Tensor, mean: Given) -> ArrayRecord:
+        """The model with x as its parameters. Everything else is that of `mean`."""
+        parts = x.cpu().split_with_sizes(self.sizes)
+        part_of = dict(zip(self.params, parts, strict=True))
+        arrays = {}
+        for name in self.like:
+            if name in part_of:
+                value = self._parameter(name, part_of[name])
+            else:
+                value = self._buffer(name, mean[name])
+            arrays[name] = Array(value)
+        return ArrayRecord(arrays)
 
-    def _array(
-        self, name: str, part: Tensor | None, mean: Mapping[str, NDArray[Any]]
-    ) -> NDArray[Any]:
+    def _parameter(self, name: str, part: Tensor) -> Values:
+        """A part of x in the shape and type of the model's array."""
         shape, dtype = self.like[name]
-        if part is not None:
-            with np.errstate(over="ignore"):  # the caller looks for infinity
-                return part.numpy().astype(dtype).reshape(shape)
-        value = np.asarray(mean[name])
-        whole = dtype.kind in "iub" and value.dtype.kind == "f"
-        return np.asarray(np.rint(value) if whole else value, dtype).reshape(shape)
+        with np.errstate(over="ignore"):  # the caller looks for infinity
+            return part.numpy().astype(dtype).reshape(shape)
+
+    def _buffer(self, name: str, mean: Values) -> Values:
+        """An averaged array in the shape and type of the model's. A mean of integers is rounded."""
+        shape, dtype = self.like[name]
+        value = np.asarray(mean)
+        if dtype.kind in "iub" and value.dtype.kind == "f":
+            value = np.rint(value)
+        return np.asarray(value, dtype).reshape(shape)
 
 
-def _averaged(name: str, array: NDArray[Any], buffers: Sequence[str]) -> bool:
-    """Whether an array is a buffer: a count, or one that goes by such a name."""
-    return array.dtype.kind != "f" or any(fnmatchcase(name, pattern) for pattern in buffers)
+def _is_real_and_finite(array: Values) -> bool:
+    """Whether an array holds real numbers, and no NaN or infinite ones."""
+    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
+
+
+def _kind(name: str, array: Values, buffers: Sequence[str]) -> str:
+    """What an array is. `buffers` are patterns of the names of statistics."""
+    if array.dtype.kind != "f":
+        return COUNTS
+    if any(fnmatchcase(name, pattern) for pattern in buffers):
+        return STATISTICS
+    return UPDATE
