@@ -181,7 +181,7 @@ def read_sweep(folder: Path) -> Kept:
             )
         missing = len(names) - len(found)
         others = len(runs) - len(found)
-        runs = found
+        runs = sorted(found, key=lambda run: run.spec.trial)
     return Kept(_divided(runs, _asked(folder / SETTINGS)), finished, missing, others)
 
 
