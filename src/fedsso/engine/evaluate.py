@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..data import Federation
-from ..objective import Backend
 from ..objective.losses import mse
-from .gather import Gather
 from .metrics import Metric, hits
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .gather import Gather
+    from ..objective import Backend
+    from ..data import Federation
 
 PIECE = 2048  # rows widened at a time
 Rows = Tensor | list[Tensor]

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Batch
-from ..data import Federation
 from ..support.rng import key
-from .rounds import Ints, Rounds
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .rounds import Ints, Rounds
+    from ..data import Federation
 
 Floats = NDArray[np.float64]
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,20 +25,22 @@ from torch import Tensor, nn
 
 from ..algorithm import Algorithm, Cohort, Phase
 from ..algorithm.records import stack
-from ..data import Federation
 from ..errors import InputError
 from ..objective import Layout, buffers_of, objective, ravel
-from ..objective.losses import RowLoss
 from ..support.intake import Damaged
 from ..support.trees import Tree, named_leaves, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator, Rows
 from .gather import BUDGET, Chunk, Gather
 from .ledger import Ledger
-from .metrics import Metric
 from .rounds import Ints, Plan, Rounds
-from .settings import Settings
 from .uplink import Errors, part_of, uplink
+
+if TYPE_CHECKING:
+    from .settings import Settings
+    from ..data import Federation
+    from .metrics import Metric
+    from ..objective.losses import RowLoss
 
 log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum

@@ -8,12 +8,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TYPE_CHECKING
 
 from torch import nn
 
-from ..algorithm import Algorithm
-from ..data import Federation
 from ..engine.settings import options as run_options
 from ..errors import InputError, integer
 from .execute import Progress, execute, printer
@@ -37,6 +35,10 @@ from .results import Results
 from .run import SPEC, Run, is_done, load_run, run_folders
 from .spec import Spec, specify
 from .sweep import PARTS, Means, Question, answer, plan_sweep, read_sweep
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
+    from ..data import Federation
 
 log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])

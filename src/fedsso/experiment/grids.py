@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
-from ..algorithm import Algorithm
 from ..algorithm.records import fields_of, to_dict
 from ..algorithms import ALGORITHMS, make
 from ..errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
 
 ALPHA = (0.0001, 0.0003, 0.0007, 0.001, 0.003, 0.007, 0.01, 0.03, 0.07, 0.1, 0.3, 0.7)
 ETA = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)

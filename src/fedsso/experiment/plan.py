@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm
 from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS, make
-from ..data import Federation
 from ..engine import checkpoint
 from ..engine.settings import Settings, options
 from ..engine.simulate import admit, fitted
@@ -34,6 +33,9 @@ from .grids import grid
 from .problem import Problem, pose
 from .run import CHECKPOINT, SPEC, TRACE
 from .spec import Spec, specify
+
+if TYPE_CHECKING:
+    from ..data import Federation
 
 PLAN = "plan.toml"  # the runs of a comparison, until each has its folder
 VARIED = ("local_steps", "batch_size")  # options of which a sweep may list several values

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from ..algorithm import Batch
 from ..data import Federation
 from ..engine.metrics import Metric, metric
 from ..engine.rounds import Rounds
-from ..engine.settings import Loss, Settings
 from ..engine.simulate import Job
 from ..errors import InputError
 from ..objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
@@ -30,6 +29,9 @@ from ..objective.losses import cross_entropy, row_loss
 from ..support.fingerprint import describe
 from ..support.intake import Damaged, read_bytes
 from ..support.seal import check as check_seal
+
+if TYPE_CHECKING:
+    from ..engine.settings import Loss, Settings
 
 log = logging.getLogger("fedsso")
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from ..algorithm import Algorithm
 from ..errors import InputError, one_of
 from ..support.files import to_toml
 from .grids import tried
@@ -28,6 +27,7 @@ from .spec import FREE, Spec
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from ..algorithm import Algorithm
     import pandas as pd
 
     from ..data import Federation

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Algorithm
-from ..data import Federation
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..engine.evaluate import Evaluator
@@ -29,11 +27,13 @@ from ..objective import buffers_into, buffers_of, objective, ravel, unravel_into
 from ..support.files import write_atomic
 from ..support.intake import Damaged, inside, is_file, is_folder, read_text
 from ..support.lock import Lock
-from .problem import Problem
 from .spec import Spec
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from ..data import Federation
+    from ..algorithm import Algorithm
+    from .problem import Problem
     import pandas as pd
 
 log = logging.getLogger("fedsso")

@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor, nn
 
 from .. import models
-from ..algorithm import Algorithm
 from ..algorithm.records import changed, fields_of, to_dict
 from ..algorithm.schedule import decay_of
 from ..algorithms import ALGORITHMS, make, name_of
@@ -30,6 +29,9 @@ from ..support.intake import Unreadable, user_path
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..version import __version__
 from .problem import Problem, default_loss, outputs_of, pose
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
 
 log = logging.getLogger("fedsso")
 FREE = ("device",)  # may change without making it another run

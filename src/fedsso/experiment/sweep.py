@@ -11,12 +11,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 from torch import nn
 
-from ..algorithm import Algorithm
-from ..data import Federation
 from ..errors import InputError, integer, number, one_of
 from ..objective.losses import mse
 from ..support.files import check_writable
@@ -26,10 +24,14 @@ from ..support.seal import read_sealed_toml
 from .execute import Progress, begin, chunks
 from .plan import Planned, check, plan
 from .results import Results
-from .run import Run
-from .spec import Spec
 from .store import Held, add_settings, held, put_aside_damaged, read, read_all
 from .workers import in_order, in_processes
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from .spec import Spec
+    from ..algorithm import Algorithm
+    from .run import Run
 
 PARTS = "parts"  # folder of the traces below that of the sweep
 TRIALS = "trials.csv"  # list of a finished sweep's trials

@@ -18,9 +18,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from ..errors import InputError
 from .losses import RowLoss, draw
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..algorithm import Batch
 
 BLOCK = 1 << 22  # numbers that a block of a Hessian's columns may take
 

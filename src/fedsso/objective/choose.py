@@ -13,8 +13,11 @@ from .backend import Backend, ravel
 from .chained import Chained
 from .dense import Dense
 from .looped import Looped
-from .losses import RowLoss
 from .vmapped import Vmapped
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .losses import RowLoss
 
 ENGINES = ("auto", "stacked", "loop")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

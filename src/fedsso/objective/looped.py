@@ -13,8 +13,11 @@ from torch import Tensor, nn
 
 from ..algorithm import Batch
 from .backend import Backend, buffers_into, buffers_of, by_trial, columns, mirrored
-from .losses import RowLoss
 from .modes import by_classes, differentiable_twice, seeded
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .losses import RowLoss
 
 
 class Looped(Backend):

@@ -4,15 +4,17 @@ mapped over all of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from .backend import Backend
-from .losses import RowLoss
 from .modes import by_classes, differentiable_twice
+
+if TYPE_CHECKING:
+    from .losses import RowLoss
+    from ..algorithm import Batch
 
 
 class Vmapped(Backend):
