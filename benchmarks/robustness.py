@@ -23,8 +23,9 @@ from fedsso.algorithm import Algorithm
 from fedsso.algorithms import make
 from fedsso.errors import InputError, unknown
 from fedsso.experiment.grids import ALPHA, grid
+from fedsso.experiment.plan import Question
 from fedsso.experiment.results import Results
-from fedsso.experiment.sweep import Means, Question, run_grid
+from fedsso.experiment.sweep import Means, run_grid
 from fedsso.experiment.workers import OutOfTime
 
 SEEDS = (0, 1, 2)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..objective.losses import mse
 from .metrics import Metric, hits
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .gather import Gather
-    from ..objective import Backend
     from ..data import Federation
+    from ..objective import Backend
+    from .gather import Gather
 
 PIECE = 2048  # rows widened at a time
 Rows = Tensor | list[Tensor]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +17,10 @@ from torch import Tensor
 
 from ..algorithm import Batch
 from ..support.rng import key
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .rounds import Ints, Rounds
     from ..data import Federation
+    from .rounds import Ints, Rounds
 
 Floats = NDArray[np.float64]
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients

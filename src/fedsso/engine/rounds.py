@@ -8,7 +8,7 @@ client's position in its stream.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 from ..support.rng import generator
 
 if TYPE_CHECKING:
-    from .settings import Settings
     from ..data import Federation
+    from .settings import Settings
 
 Ints = NDArray[np.int64]
 

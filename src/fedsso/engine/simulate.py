@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm, Cohort, Phase
 from ..algorithm.records import stack
 from ..errors import InputError
-from ..objective import Layout, buffers_of, objective, ravel
+from ..objective.backend import Layout, buffers_of, ravel
+from ..objective.choose import objective
 from ..support.intake import Damaged
 from ..support.trees import Tree, named_leaves, tree_map
 from .checkpoint import Reader, of_text
@@ -37,10 +38,10 @@ from .rounds import Ints, Plan, Rounds
 from .uplink import Errors, part_of, uplink
 
 if TYPE_CHECKING:
-    from .settings import Settings
     from ..data import Federation
-    from .metrics import Metric
     from ..objective.losses import RowLoss
+    from .metrics import Metric
+    from .settings import Settings
 
 log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum

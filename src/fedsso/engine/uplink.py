@@ -9,7 +9,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from ..maths.compress import Compressor, compressor
 from ..support.trees import Tree, leaves, tree_map
 
 if TYPE_CHECKING:
-    from ..objective import Layout
     from ..algorithm import Algorithm, Phase
+    from ..objective import Layout
 
 Errors = dict[str, Tensor]
 """e [trials, d] by exchange, place in the upload and client."""

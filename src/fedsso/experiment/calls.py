@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..engine.settings import options as run_options
+from ..engine.settings import with_options
 from ..errors import InputError, integer
+from ..support.lock import locked
 from .execute import Progress, execute, printer
 from .plan import (
     Planned,
+    Question,
     below,
     check,
     complete_plan,
     folder_of,
     grid_of,
-    locked,
     plan,
+    plan_sweep,
     prepare,
     record_of,
     records_of,
@@ -32,38 +33,18 @@ from .plan import (
 )
 from .problem import pose
 from .results import Results
-from .run import SPEC, Run, is_done, load_run, run_folders
-from .spec import Spec, specify
-from .sweep import PARTS, Means, Question, answer, plan_sweep, read_sweep
+from .revive import problem_of, specify
+from .run import Run, is_done, load_run, run_folders
+from .spec import SPEC, Spec
+from .store import PARTS
+from .sweep import Means, answer, read_sweep
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
     from ..data import Federation
 
 log = logging.getLogger("fedsso")
-F = TypeVar("F", bound=Callable[..., Any])
 CHECKPOINT_EVERY = 10
-
-
-def with_options(function: F) -> F:
-    """Give a function that takes run options their names, defaults and explanations.
-
-    `help(function)` then shows every option, and editors complete them.
-    """
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind
-        )
-        for one in run_options()
-    ]
-    made: Any = function
-    made.__signature__ = signature.replace(parameters=[*own, *shared])
-    lines = [f"    {one.name} (default {one.default!r}): {one.doc}" for one in run_options()]
-    text = inspect.getdoc(function) or ""
-    made.__doc__ = "\n".join([text, "", "Run options, all by keyword:", "", *lines])
-    return function
 
 
 @with_options
@@ -242,7 +223,7 @@ def _planned_again(
     data: dict[str, Federation] = {}
     for batch in batches:
         spec = specs[batch[0]]
-        problem = spec.problem(federation or data.get(spec.digest), model)
+        problem = problem_of(spec, federation or data.get(spec.digest), model)
         data[spec.digest] = problem.fed
         planned += [Planned(specs[one], specs[one].record, problem, one) for one in batch]
     return planned

@@ -28,7 +28,8 @@ from ..engine.simulate import fitted
 from ..engine.uplink import Errors, uplink
 from ..errors import InputError, integer
 from ..maths.compress import compressor
-from ..objective import Layout, objective, ravel
+from ..objective.backend import Layout, ravel
+from ..objective.choose import objective
 from ..objective.losses import cross_entropy
 from ..support.trees import nbytes, tree_map
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from .. import models
 from ..algorithm import Batch
-from ..data import Federation
+from ..data.federation import Federation
 from ..engine.metrics import Metric, metric
 from ..engine.rounds import Rounds
 from ..engine.simulate import Job
 from ..errors import InputError
-from ..objective import Backend, buffers_into, buffers_of, objective, ravel, unravel_into
+from ..objective.backend import Backend, buffers_into, buffers_of, ravel, unravel_into
+from ..objective.choose import objective
 from ..objective.losses import cross_entropy, row_loss
 from ..support.fingerprint import describe
 from ..support.intake import Damaged, read_bytes
@@ -60,6 +61,11 @@ class Problem(Job):
     def start(self) -> str:
         """Identity of the initial model: its architecture, every parameter and every buffer."""
         return hashlib.sha256(describe(self.module).encode()).hexdigest()
+
+    def without_memory(self) -> Tensor:
+        """One trial's model [1, d] that takes no memory, to measure states of algorithms with."""
+        x = ravel(self.module)
+        return torch.empty(1, len(x), dtype=x.dtype, device="meta")
 
     def _sample(self) -> tuple[Backend, Tensor, Batch]:
         """The objective on the CPU, the initial model and two rows, to try things out."""

@@ -22,14 +22,14 @@ import numpy as np
 from ..errors import InputError, one_of
 from ..support.files import to_toml
 from .grids import tried
-from .run import SPEC, Run
-from .spec import FREE, Spec
+from .run import Run
+from .spec import FREE, SPEC, Spec
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from ..algorithm import Algorithm
     import pandas as pd
 
+    from ..algorithm import Algorithm
     from ..data import Federation
     from ..report.figures import Heat
     from ..report.page import Entry, Holding, Recipe

@@ -14,13 +14,13 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from .losses import RowLoss, draw
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..algorithm import Batch

@@ -12,7 +12,7 @@ Later ones are a product for each client and trial.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,8 @@ from .backend import Backend, by_trial
 from .dense import are_distinct, is_plain, sequence
 
 if TYPE_CHECKING:
-    from .losses import RowLoss
     from ..algorithm import Batch
+    from .losses import RowLoss
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)

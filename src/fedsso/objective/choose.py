@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from .chained import Chained
 from .dense import Dense
 from .looped import Looped
 from .vmapped import Vmapped
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .losses import RowLoss

@@ -7,6 +7,7 @@ torch.func cannot batch (LSTM), and convolutions on a CPU, which are faster this
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from ..algorithm import Batch
 from .backend import Backend, buffers_into, buffers_of, by_trial, columns, mirrored
 from .modes import by_classes, differentiable_twice, seeded
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .losses import RowLoss

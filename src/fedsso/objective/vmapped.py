@@ -4,7 +4,7 @@ mapped over all of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from .backend import Backend
 from .modes import by_classes, differentiable_twice
 
 if TYPE_CHECKING:
-    from .losses import RowLoss
     from ..algorithm import Batch
+    from .losses import RowLoss
 
 
 class Vmapped(Backend):

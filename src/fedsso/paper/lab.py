@@ -12,8 +12,9 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..data import Federation
 from ..experiment.execute import Progress
+from ..experiment.plan import Question
 from ..experiment.results import Results, Setting
-from ..experiment.sweep import Means, Question, run_grid
+from ..experiment.sweep import Means, run_grid
 from .tasks import METHODS, SEEDS, Task
 
 SWEEPS = "sweeps"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ from ..data import Federation, datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
 from ..experiment.results import Results, entries, holding, recipe
-from ..experiment.run import CHECKPOINT, SPEC, TRACE, Run, is_done, load_run, run_folders
-from ..experiment.spec import Spec
-from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Kept, read_sweep
+from ..experiment.revive import federation_of
+from ..experiment.run import Run, is_done, load_run, run_folders
+from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
+from ..experiment.store import PARTS, SETTINGS, TRIALS
+from ..experiment.sweep import Kept, read_sweep
 from ..experiment.trace import Trace
 from ..support.files import to_toml
 from ..support.intake import (
@@ -304,7 +306,7 @@ def _runs(path: Path) -> Source:
         results = Results(runs)
         curves += [entry._replace(data=digest) for entry in entries(results)]
         recipes += [(digest, recipe(setting)) for setting in results.settings()]
-        federations[digest] = Data(runs[0].spec.data, runs[0].spec.federation)
+        federations[digest] = Data(runs[0].spec.data, partial(federation_of, runs[0].spec))
     return Source(_name(path), curves, notes, recipes, federations)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..experiment.results import ACCURACY, LAST, Results, Setting
-from ..experiment.sweep import DIGITS, TRIALS
+from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
 from . import figures, tables
 
