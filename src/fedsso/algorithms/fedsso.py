@@ -63,11 +63,11 @@ GUARDS = ("adaptive", "none")
 
 
 class Seen(NamedTuple):
-    """What the trace tells about the last round; all [trials, 1]."""
+    """What the trace tells about the last round; all [trials, 1] in float64."""
 
     ys: Tensor  # y^T s
-    overridden: Tensor  # whether the pair entered with an enforced curvature
-    skipped: Tensor  # whether there was a step, but its pair did not enter
+    overridden: Tensor  # 1 if the pair entered with an enforced curvature, else 0
+    skipped: Tensor  # 1 if there was a step, but its pair did not enter, else 0
     grad_norm: Tensor  # |g|
     alpha: Tensor  # the client step
 
@@ -286,8 +286,8 @@ def _seen(
     judged = not reset
     return Seen(
         ys=pair.rho,
-        overridden=pair.overridden & judged,
-        skipped=pair.skipped & judged,
+        overridden=(pair.overridden & judged).double(),
+        skipped=(pair.skipped & judged).double(),
         grad_norm=size,
         alpha=alpha * torch.ones_like(size),
     )
@@ -296,8 +296,7 @@ def _seen(
 def _nothing_seen(x: Tensor) -> Seen:
     """Before the first round from the models x [trials, d]."""
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    never = zero.bool()
-    return Seen(ys=zero, overridden=never, skipped=never, grad_norm=zero, alpha=zero)
+    return Seen(ys=zero, overridden=zero, skipped=zero, grad_norm=zero, alpha=zero)
 
 
 def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:
