@@ -47,9 +47,10 @@ def modules() -> list[Module]:
 def docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
     """Texts that stand as statements, which is what docstrings are."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            yield node
 
 
 def documentation(module: Module) -> set[int]:
