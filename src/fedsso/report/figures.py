@@ -260,7 +260,7 @@ LEGIBLE = 0.3  # the narrowest cell that holds a number
 
 
 def heat_maps(path: str | Path, maps: Sequence[Heat], *, title: str, most: int) -> None:
-    """A map of its grid for each algorithm: the darker, the fewer of `most` rounds a setting needs."""
+    """A map of each algorithm's grid: the darker, the fewer of `most` rounds are needed."""
     if not maps:
         raise InputError("there is no map to draw; give at least one")
     integer("most", most, 1)

@@ -57,7 +57,7 @@ class Numbers(TypedDict):
 
 
 def numbers(curves: Sequence[Curve], targets: Sequence[float]) -> list[Numbers]:
-    """First rounds that reach each target, megabytes, final accuracy and divergence of each curve."""
+    """Rounds to each target, megabytes, final accuracy and divergence of each curve."""
     return [_numbers(curve, sorted(set(targets))) for curve in curves]
 
 
