@@ -26,7 +26,8 @@ from ..experiment.trace import Trace
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_text
 from ..version import __version__
-from .tables import Curve, Numbers, Style, default_targets, numbers, rounds_table, styles
+from .styles import Style, styles
+from .tables import Curve, Numbers, default_targets, numbers, rounds_table
 
 ASSETS = Path(__file__).with_name("assets")
 MARK = (
