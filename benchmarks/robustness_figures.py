@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsso.paper.tasks import TASKS
-from fedsso.report import tables as report
-from fedsso.report.figures import GREY, SMALL
+from fedsso.report import plots
+from fedsso.report.styles import GREY, SMALL, Style, shade, style
 from fedsso.support import picture
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {
 WIDTH = 11  # inches
 
 
-def look(method: str) -> report.Style:
+def look(method: str) -> Style:
     """The colour and dashes of its algorithm; FedSSO as published is darker than ours."""
-    base = report.style("fedsso" if method in FEDSSO else method)
-    return base._replace(color=report.shade(base.color, -0.45)) if method == "published" else base
+    base = style("fedsso" if method in FEDSSO else method)
+    return base._replace(color=shade(base.color, -0.45)) if method == "published" else base
 
 
 def _panels(figure: Figure, across: int, tasks: Sequence[str]) -> tuple[int, list[Axes]]:
@@ -78,8 +78,8 @@ def _finals(figure: Figure, found: Sequence[Score]) -> None:
         "Final values: one setting of FedSSO, "
         "of each rival the best of its grid in every row; right is better"
     )
-    report.heading(figure, title)
-    rows = report.legend(figure, _keys(list(found[0]["methods"])), WIDTH)
+    plots.heading(figure, title)
+    rows = plots.legend(figure, _keys(list(found[0]["methods"])), WIDTH)
     figure.set_size_inches(WIDTH, 0.6 + 2.75 * down + 0.22 * rows)
 
 
@@ -97,7 +97,7 @@ def _marker(name: str) -> dict[str, Any]:
     """A dot, hollow where the algorithm's line is dashed; a dumbbell for a range."""
     color, dashes = look(name)
     if name == "default":
-        return {"color": report.shade(color, 0.45), "lw": 2.5, "marker": "o", "ms": 5}
+        return {"color": shade(color, 0.45), "lw": 2.5, "marker": "o", "ms": 5}
     inside = color if dashes == "-" else "white"
     return {
         "color": color,
@@ -213,14 +213,14 @@ def _curves(figure: Figure, found: Sequence[Score]) -> None:
     down, panels = _panels(figure, 3, [one["task"] for one in found])
     for axes, one in zip(panels, found, strict=True):
         _course(axes, one)
-    report.heading(
+    plots.heading(
         figure,
         "25 % of the clients in each round: "
         "FedSSO with one setting, rivals with the best of their grids",
     )
     lines = [name for name in found[0]["methods"] if name != "default"]
-    keys = report.keys([NAMES.get(name, name) for name in lines], [look(name) for name in lines])
-    rows = report.legend(figure, [*keys, _band_key()], WIDTH)
+    keys = plots.keys([NAMES.get(name, name) for name in lines], [look(name) for name in lines])
+    rows = plots.legend(figure, [*keys, _band_key()], WIDTH)
     figure.set_size_inches(WIDTH, 0.6 + 2.7 * down + 0.22 * rows)
 
 
@@ -234,13 +234,13 @@ def _course(axes: Axes, one: Score) -> None:
     lines = {name: np.array(own, float) for name, own in one["curves"].items()}
     at, low, high = (lines.pop(name) for name in ("round", "low", "high"))
     axes.grid(True)
-    report.round_axis(axes)
-    report.accuracy_axis(axes, [one["target"]])  # a loss then has its own scale
+    plots.round_axis(axes)
+    plots.accuracy_axis(axes, [one["target"]])  # a loss then has its own scale
     accuracy, drawn = one["metric"] == ACCURACY, [low, high, *lines.values()]
     if accuracy:
         axes.set_ylim(*_heights([low, lines["auto"]], drawn, one["target"]))
     else:
-        report.loss_axis(axes, *_depths(drawn, one["target"]))
+        plots.loss_axis(axes, *_depths(drawn, one["target"]))
     axes.fill_between(at, low, high, color=look("default").color, alpha=0.25, lw=0)
     for name, values in lines.items():
         weight: dict[str, Any] = (

@@ -22,20 +22,13 @@ from matplotlib.legend import Legend
 
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.figures import (
-    NEVER,
-    Bar,
-    Dots,
-    Heat,
-    Panel,
-    _heat_maps,
-    _panels,
-    _rounds_bars,
-    heat_maps,
-    panels,
-    rounds_bars,
-)
-from fedsso.report.tables import Curve, legend_shape, style
+from fedsso.report.figures import Bar, Dots, Heat, Panel, heat_maps, panels, rounds_bars
+from fedsso.report.figures.bars import _rounds_bars
+from fedsso.report.figures.maps import _heat_maps
+from fedsso.report.figures.panels import _panels
+from fedsso.report.plots import legend_shape
+from fedsso.report.styles import NEVER, style
+from fedsso.report.tables import Curve
 from fedsso.support.picture import LOOK
 
 NAN = math.nan

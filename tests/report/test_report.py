@@ -18,17 +18,9 @@ from matplotlib.lines import Line2D
 
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.tables import (
-    FAMILIES,
-    Curve,
-    _draw,
-    default_targets,
-    markdown,
-    numbers,
-    plot,
-    rounds_table,
-    style,
-)
+from fedsso.report.plots import _draw, plot
+from fedsso.report.styles import FAMILIES, style
+from fedsso.report.tables import Curve, default_targets, markdown, numbers, rounds_table
 
 NAN = math.nan
 

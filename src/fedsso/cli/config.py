@@ -281,7 +281,7 @@ def _expected(message: str) -> str:
 
 
 def _path(loc: Sequence[int | str], raw: Any) -> tuple[str, ...]:
-    """The keys on the way to a problem, without the names that pydantic gives to a union's members."""
+    """The keys on the way to a problem, without pydantic's names of a union's members."""
     path = []
     for part in loc:
         if isinstance(raw, Mapping) and part in raw:

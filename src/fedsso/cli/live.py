@@ -1,4 +1,4 @@
-"""Runs as they are seen while they train: a dashboard on a terminal, and scalars for TensorBoard."""
+"""Runs while they train: a dashboard on a terminal, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -321,7 +321,10 @@ def check_tensorboard(folder: Path | None) -> Path | None:
         try:
             import tensorboard.summary.writer.event_file_writer  # noqa: F401
         except ImportError as error:
-            message = f"--tensorboard needs a package that is not there: `pip install tensorboard` ({error})"
+            message = (
+                "--tensorboard needs a package that is not there: "
+                f"`pip install tensorboard` ({error})"
+            )
             raise InputError(message) from error
     return folder
 
@@ -357,7 +360,10 @@ class Scalars:
             for spec, trace in zip(specs, traces, strict=True):
                 self._write(spec, trace)
         except OSError as error:
-            message = f"cannot write TensorBoard's files to {self.folder}: {error.strerror}; give another --tensorboard"
+            message = (
+                f"cannot write TensorBoard's files to {self.folder}: {error.strerror}; "
+                "give another --tensorboard"
+            )
             raise InputError(message) from error
 
     def _write(self, spec: Spec, trace: Trace) -> None:

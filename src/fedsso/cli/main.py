@@ -72,7 +72,7 @@ NAMES, SHAPE = Several(click.STRING), Several(click.INT)
 
 
 class Program(TyperGroup):
-    """Turns wrong input, and files and memory that cannot be had, into a message and exit code 2."""
+    """Turns wrong input, and a lack of files or memory, into a message and exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

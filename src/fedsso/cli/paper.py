@@ -33,7 +33,8 @@ from .view import set_logging, watching
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Regenerate a table or figure of the paper. Start with: fedsso paper table2 --quick --out quick",
+    help="Regenerate a table or figure of the paper. "
+    "Start with: fedsso paper table2 --quick --out quick",
 )
 TEACH = """
 
@@ -124,9 +125,16 @@ def _sentence(title: str) -> str:
 
 @app.command("table2", help=_help("table2", COMMANDS["table2"].title))
 def _table2(
-    quick: Quick = False, out: Out = None, device: Device = "auto", blocks: Blocks = None, slow: Slow = False,
-    jobs: Jobs = None, minutes: Minutes = None, data_dir: DataDir = None, verbose: Verbose = False,
-) -> None:  # fmt: skip
+    quick: Quick = False,
+    out: Out = None,
+    device: Device = "auto",
+    blocks: Blocks = None,
+    slow: Slow = False,
+    jobs: Jobs = None,
+    minutes: Minutes = None,
+    data_dir: DataDir = None,
+    verbose: Verbose = False,
+) -> None:
     _prepare(data_dir, verbose)
     command = partial(table2, blocks=blocks or (), slow=slow)
     conduct("table2", command, How(quick, out, device, jobs, minutes))
@@ -134,9 +142,14 @@ def _table2(
 
 def _add(name: str, entry: Entry) -> None:
     def run(
-        quick: Quick = False, out: Out = None, device: Device = "auto", jobs: Jobs = None, minutes: Minutes = None,
-        data_dir: DataDir = None, verbose: Verbose = False,
-    ) -> None:  # fmt: skip
+        quick: Quick = False,
+        out: Out = None,
+        device: Device = "auto",
+        jobs: Jobs = None,
+        minutes: Minutes = None,
+        data_dir: DataDir = None,
+        verbose: Verbose = False,
+    ) -> None:
         _prepare(data_dir, verbose)
         conduct(name, entry.command, How(quick, out, device, jobs, minutes))
 

@@ -1,4 +1,4 @@
-"""What `run`, `compare` and `sweep` do before they run: check everything, then write the settings."""
+"""What `run`, `compare` and `sweep` do first: check everything, then write the settings."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from .screen import say, tell
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, a trace.csv.",
+        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, "
+        "a trace.csv.",
         metavar="RUN...",
     ),
 ]

@@ -24,7 +24,7 @@ WIDE = 200  # columns of a table that goes to a pipe, which has no width
 
 
 def visible(text: str) -> str:
-    """The text with every control character but the end of a line written out, as Python writes it."""
+    """The text with control characters, except the end of a line, as Python writes them."""
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 

@@ -1,4 +1,4 @@
-"""What the command line shows: the rounds as they end, tables of the result, and how a run ended."""
+"""What the command line shows: rounds as they end, tables of results, and how a run ended."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def watching(
 
 
 def _left_alone(error: InputError) -> bool:
-    """Whether the processes of a sweep are gone: a signal to the whole group ends them before us."""
+    """Whether a sweep's processes are gone: a signal to the whole group ends them before us."""
     return isinstance(error.__cause__, EOFError | ConnectionError)
 
 
@@ -151,7 +151,7 @@ def show(
     as_json: bool,
     left_out: Mapping[str, str],
 ) -> None:
-    """The result as a table, or as one JSON document; `left_out` says why an algorithm was not run."""
+    """The result as a table or as JSON; `left_out` says why an algorithm was not run."""
     curves = runs.curves()
     targets = report.default_targets(curves) if targets is None else targets
     if as_json:

@@ -277,9 +277,9 @@ class Results(Sequence[Run]):
 
     def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
         """Draw accuracy and loss over rounds, with the seeds as a band."""
-        from ..report import tables
+        from ..report import plot
 
-        tables.plot(self.curves(), path, title=title, targets=targets)
+        plot(self.curves(), path, title=title, targets=targets)
 
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.

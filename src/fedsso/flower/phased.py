@@ -73,7 +73,7 @@ class PhasedStrategy(Recorded):
     """What samples nodes, evaluates, and averages metrics."""
     record: Algorithm
     """The algorithm with its hyper-parameters."""
-    protocol: Protocol
+    work: Settings
     """How clients draw their mini-batches."""
     local_steps: int
     """How many local steps a client makes in a round."""

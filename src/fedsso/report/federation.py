@@ -35,13 +35,16 @@ def skew(fed: Federation) -> dict[str, float]:
 
     clients, rows       N and n
     rows_min ...        the least, the median and the most of n_i
-    size_gini           sum_ij |n_i - n_j| / (2 N n): 0 for equal sizes, 1 - 1/N when one client holds everything;
-                        unlike the coefficient of variation it is bounded, so federations of any size compare
+    size_gini           sum_ij |n_i - n_j| / (2 N n): 0 for equal sizes, 1 - 1/N when one holds
+                        everything; unlike the coefficient of variation it is bounded, so
+                        federations of any size compare
     largest_share       max_i n_i / n
-    label_skew          mean_i D_i with D_i = 1/2 sum_c |q_ic - q_c|, the total-variation distance: 0 for all alike
+    label_skew          mean_i D_i with D_i = 1/2 sum_c |q_ic - q_c|, the total-variation distance:
+                        0 for all alike
     label_skew_max      max_i D_i, the client least like the federation
     labels_held         mean_i of the number of labels with q_ic > 0
-    effective_labels    exp(mean_i H_i) with H_i = -sum_c q_ic ln q_ic: labels held, were all held equally
+    effective_labels    exp(mean_i H_i) with H_i = -sum_c q_ic ln q_ic: labels held, were all held
+                        equally
     """
     rows = _rows(fed)
     figures = {
@@ -142,7 +145,7 @@ def _name_column(names: Sequence[str], most: int) -> list[str]:
 
 
 def _columns(name: str) -> int:
-    """Columns of a terminal that a text takes: two for each Chinese, Japanese or Korean character."""
+    """Columns that a text takes: two for each Chinese, Japanese or Korean character."""
     return sum(2 if east_asian_width(c) in "WF" else 1 for c in name)
 
 
@@ -219,7 +222,8 @@ def _sentences(fed: Federation) -> list[str]:
         return [sizes]
     return [
         sizes,
-        f"Label skew {f['label_skew']:.3f} (0: all alike, near 1: disjoint), worst client {f['label_skew_max']:.3f}; "
+        f"Label skew {f['label_skew']:.3f} (0: all alike, near 1: disjoint), "
+        f"worst client {f['label_skew_max']:.3f}; "
         f"a client holds {f['labels_held']:.3g} of {fed.classes} labels on average, "
         f"as many as {f['effective_labels']:.3g} held equally.",
     ]
@@ -244,7 +248,7 @@ def picture(fed: Federation, path: str | Path, title: str = "") -> Path:
 
 
 def _size(fed: Federation) -> tuple[float, float]:
-    """Inches: a line for each client as long as lines can be read, columns that keep labels apart."""
+    """Inches: a line for each client while lines can be read, columns that part labels."""
     lines = fed.clients
     panel = (
         lines * min(0.3, max(0.16, 5.4 / lines))

@@ -26,7 +26,8 @@ from ..experiment.trace import Trace
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_text
 from ..version import __version__
-from .tables import Curve, Numbers, Style, default_targets, numbers, rounds_table, styles
+from .styles import Style, styles
+from .tables import Curve, Numbers, default_targets, numbers, rounds_table
 
 ASSETS = Path(__file__).with_name("assets")
 MARK = (
@@ -49,7 +50,10 @@ DIAGNOSTICS = {
 }
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 SMALLEST = 4  # settings of a grid that is worth a map
-ENDS = "The final accuracy of a sweep's setting is that of the sweep's table: the mean of the last evaluations."
+ENDS = (
+    "The final accuracy of a sweep's setting is that of the sweep's table: "
+    "the mean of the last evaluations."
+)
 MOST_CLIENTS = 200  # drawn one by one; of more the largest and the smallest
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -302,7 +306,7 @@ class _View:
         )
 
     def cards(self) -> Iterator[str]:
-        """The main findings, each with its sentence; of different federations none that compares."""
+        """The main findings, each with its sentence; no comparison of different federations."""
         if not self.apart:
             yield from self._findings()
         lost = sum(len(n["diverged"]) for n in self.numbers)
@@ -366,7 +370,8 @@ class _View:
         every = list(range(len(self.curves)))
         if len(self.shown) == len(every):
             return said + self._table(every, "Rounds to an accuracy")
-        rest = f"<details><summary>All {len(every)} settings</summary>{self._table(every, 'All settings')}</details>"
+        whole = self._table(every, "All settings")
+        rest = f"<details><summary>All {len(every)} settings</summary>{whole}</details>"
         one_each = len(self.shown) == len(self.best(self.front))
         best = f"Best setting of each algorithm{' on each data set' * self.apart}"
         return said + self._table(self.shown, best if one_each else "Drawn at first") + rest
@@ -399,9 +404,8 @@ class _View:
         self, i: int, values: Sequence[float | str | None], top: Sequence[float | None]
     ) -> str:
         label, *texts = self.rows[i].values()
-        cells = [
-            f'<th scope="row" data-value="{escape(label)}">{_swatch(self.looks[i])}{escape(label)}</th>'
-        ]
+        name = f"{_swatch(self.looks[i])}{escape(label)}"
+        cells = [f'<th scope="row" data-value="{escape(label)}">{name}</th>']
         for text, value, best in zip(texts, values[1:], top[1:], strict=True):
             mark = ' class="best"' if best is not None and value == best else ""
             cells.append(
@@ -625,7 +629,8 @@ def _rounds(value: float | None) -> str:
 def _header(name: str) -> str:
     """A sorted column begins with its best: few rounds, few bytes, much accuracy."""
     first = "descending" if name == "final accuracy" else "ascending"
-    return f'<th scope="col" aria-sort="none" data-first="{first}"><button type="button">{escape(name)}</button></th>'
+    button = f'<button type="button">{escape(name)}</button>'
+    return f'<th scope="col" aria-sort="none" data-first="{first}">{button}</th>'
 
 
 def _best(name: str, values: Sequence[float | str | None]) -> float | None:

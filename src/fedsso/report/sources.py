@@ -142,7 +142,7 @@ def _sources(paths: Sequence[Path], with_data: bool) -> tuple[list[Source], list
 
 
 def _places(path: Path, levels: int) -> list[Path]:
-    """A run, a sweep or a trace; or a folder with runs in it, and what lies in its other folders."""
+    """A run, a sweep, a trace, or a folder of runs and what lies in its other folders."""
     if is_file(path):
         return [path.parent if path.name == TRACE and is_file(path.parent / SPEC) else path]
     if _is_sweep(path) or is_file(path / SPEC):

@@ -12,7 +12,7 @@ import numpy as np
 from ..experiment.results import ACCURACY, LAST, Results, Setting
 from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
-from . import figures, tables
+from . import figures, plots, tables
 
 TABLE = "table.md"
 CURVES = "curves.png"
@@ -99,7 +99,7 @@ def draw(folder: Path, results: Results) -> None:
     """Draw the curves of the best settings, and every grid as a map."""
     target = results.target
     curves = [setting.curve() for setting in results.winners().values()]
-    tables.plot(curves, folder / CURVES, targets=[] if target is None else [target])
+    plots.plot(curves, folder / CURVES, targets=[] if target is None else [target])
     path = folder / GRID
     if path.is_file():
         path.unlink()

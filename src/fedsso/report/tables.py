@@ -1,28 +1,36 @@
-"""Traces become tables and pictures."""
+"""Traces become numbers, and numbers become a table.
+
+A curve stands for one setting of an algorithm: a trace for each seed. Two questions are asked of
+it. How many rounds, and how many bytes, did it take until the test accuracy first reached a target?
+And how accurate was the model at the end? `numbers` answers in plain numbers, `rounds_table` in
+text, and `markdown` puts the text into a table.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Mapping, Sequence
 from math import floor, log10
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment.trace import Trace
-from ..support import picture
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from ..experiment.trace import Trace
+
+DASH = "–"  # stands for what was not reached
+SHARES = (0.5, 0.8, 0.9, 0.95)  # of the way to the best accuracy, where the default targets lie
+# Steps to which the first two and the last two targets are rounded; finer ones if these do not do.
+STEPS = ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001))
 
 
 class Curve(NamedTuple):
-    """Several seeds of one setting; `algorithm` is the registry's name and decides the colour."""
+    """Several seeds of one setting.
+
+    `algorithm` is the name that the algorithm has in the registry. It decides the colour.
+    """
 
     label: str
     traces: tuple[Trace, ...]
@@ -41,11 +49,18 @@ class Stat(TypedDict):
 
 
 class Megabytes(Stat):
+    """The megabytes until `target` was reached, as a statistic over the seeds."""
+
     target: float
 
 
 class Numbers(TypedDict):
-    """One curve as plain numbers; megabytes are 10^6 bytes of the whole federation, both ways."""
+    """One curve as plain numbers.
+
+    `rounds_to` has one entry for each target, by the target as text. A megabyte is 10^6 bytes, and
+    the whole federation is counted, in both directions. `diverged` lists the rounds in which seeds
+    diverged.
+    """
 
     label: str
     algorithm: str
@@ -57,22 +72,30 @@ class Numbers(TypedDict):
 
 
 def numbers(curves: Sequence[Curve], targets: Sequence[float]) -> list[Numbers]:
-    """First rounds that reach each target, megabytes, final accuracy and divergence of each curve."""
-    return [_numbers(curve, sorted(set(targets))) for curve in curves]
+    """Rounds to each target, megabytes, final accuracy and divergence of each curve.
+
+    The targets are accuracies in (0, 1]. They are sorted, and doubles are dropped.
+    """
+    ascending = sorted(set(targets))
+    return [_numbers(curve, ascending) for curve in curves]
 
 
 def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
+    """The numbers of one curve; the targets are in ascending order."""
     check(curve)
+    traces = curve.traces
+    rounds_to = {}
+    for target in targets:
+        reached = [trace.rounds_to(target) for trace in traces]
+        rounds_to[name_of(target)] = _stat(reached)
     return {
         "label": curve.label,
         "algorithm": curve.algorithm,
-        "seeds": len(curve.traces),
-        "rounds_to": {
-            _name(t): _stat([trace.rounds_to(t) for trace in curve.traces]) for t in targets
-        },
-        "megabytes": _megabytes(curve.traces, targets),
-        "final_accuracy": _stat([trace.final() for trace in curve.traces]),
-        "diverged": [trace.diverged for trace in curve.traces if trace.diverged is not None],
+        "seeds": len(traces),
+        "rounds_to": rounds_to,
+        "megabytes": _megabytes(traces, targets),
+        "final_accuracy": _stat([trace.final() for trace in traces]),
+        "diverged": [trace.diverged for trace in traces if trace.diverged is not None],
     }
 
 
@@ -82,335 +105,183 @@ def check(curve: Curve) -> None:
         raise InputError(f"curve {curve.label!r} has no traces; give at least one")
 
 
-def _name(target: float) -> str:
-    """0.9 as 0.90, but 0.885 in full."""
+def name_of(target: float) -> str:
+    """A target as text with at least two decimals: 0.9 as 0.90, but 0.885 in full."""
     return max(f"{target:.2f}", f"{target:g}", key=len)
 
 
 def _stat(values: Sequence[float | None]) -> Stat:
+    """The statistic of the values that are there: None, NaN and infinity are left out."""
     found = np.array([v for v in values if v is not None and np.isfinite(v)])
+    count = len(found)
     return {
-        "mean": float(found.mean()) if len(found) else None,
-        "sd": float(found.std(ddof=1)) if len(found) > 1 else None,
-        "count": len(found),
+        "mean": float(found.mean()) if count else None,
+        "sd": float(found.std(ddof=1)) if count > 1 else None,
+        "count": count,
     }
 
 
 def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes | None:
-    """What the highest target that every seed reaches has cost."""
+    """The cost of the highest target that every seed reaches; None if there is no such target."""
     for target in reversed(targets):
         spent = [trace.bytes_to(target) for trace in traces]
         if None not in spent:
-            return {**_stat([b / 1e6 for b in spent if b is not None]), "target": target}
+            stat = _stat([count / 1e6 for count in spent if count is not None])
+            return {**stat, "target": target}
     return None
 
 
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
-    """Four round accuracies on the way from the initial model's to the best one reached."""
-    every = [series([trace], "test_accuracy")[1][0] for curve in curves for trace in curve.traces]
-    reached = [values[(values >= 0) & (values <= 1)] for values in every]
-    reached = [values for values in reached if len(values)]
+    """Four round accuracies on the way from the initial model's to the best one reached.
+
+    There are fewer if four different ones do not fit in between, and none if no trace has an
+    accuracy.
+    """
+    reached = _accuracies(curves)
     if not reached:
         return ()
-    start, best = max(values[0] for values in reached), max(values.max() for values in reached)
-    for coarse, fine in ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001)):
-        steps = zip((0.5, 0.8, 0.9, 0.95), (coarse, coarse, fine, fine), strict=True)
-        targets = sorted(
-            {_round_down(start + share * (best - start), step) for share, step in steps}
-        )
+    start = max(values[0] for values in reached)
+    best = max(values.max() for values in reached)
+    targets: list[float] = []
+    for coarse, fine in STEPS:
+        steps = (coarse, coarse, fine, fine)
+        found = set()
+        for share, step in zip(SHARES, steps, strict=True):
+            found.add(_round_down(start + share * (best - start), step))
+        targets = sorted(found)
         if len(targets) == 4 and targets[0] > start:
             break
-    return tuple(t for t in targets if t > start)
+    return tuple(target for target in targets if target > start)
+
+
+def _accuracies(curves: Sequence[Curve]) -> list[NDArray[Any]]:
+    """The test accuracies of each trace that has some."""
+    found = []
+    for curve in curves:
+        for trace in curve.traces:
+            _, values = series([trace], "test_accuracy")
+            known = values[0]
+            within = known[(known >= 0) & (known <= 1)]
+            if len(within):
+                found.append(within)
+    return found
 
 
 def _round_down(value: float, step: float) -> float:
+    """The greatest multiple of the step that is not above the value."""
     return round(floor(value / step + 1e-9) * step, 3)
+
+
+def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One column of several traces on common rounds.
+
+    Returns:
+        The rounds where some seed has a finite value, and the values [seeds, rounds], NaN where a
+        seed has none.
+    """
+    finite = [np.isfinite(trace[metric]) for trace in traces]
+    measured: list[Any] = []
+    for trace, known in zip(traces, finite, strict=True):
+        measured += trace["round"][known].tolist()
+    rounds = np.unique(measured)
+    values = np.full((len(traces), len(rounds)), np.nan)
+    for row, trace, known in zip(values, traces, finite, strict=True):
+        places = np.searchsorted(rounds, trace["round"][known])
+        row[places] = trace[metric][known]
+    return rounds, values
 
 
 # ---- the table ----
 
 
 def rounds_table(curves: Sequence[Curve], targets: Sequence[float]) -> list[dict[str, str]]:
-    """The numbers as text, one row for each curve; a dash marks what was not reached."""
-    return [_row(n) for n in numbers(curves, targets)]
+    """The numbers as text, one row for each curve; a dash marks what was not reached.
+
+    A row maps the names of the columns to their texts: the label, the rounds to each target, the
+    megabytes and the final accuracy. With several seeds a text is "mean ± standard deviation".
+    """
+    return [_row(one) for one in numbers(curves, targets)]
 
 
-def _row(n: Numbers) -> dict[str, str]:
-    return {
-        "algorithm": n["label"],
-        **{f"rounds to {t}": _rounds(stat, n["seeds"]) for t, stat in n["rounds_to"].items()},
-        "megabytes": _cost(n["megabytes"]),
-        "final accuracy": _final(n),
-    }
+def _row(one: Numbers) -> dict[str, str]:
+    """One row of the table, by the names of the columns."""
+    row = {"algorithm": one["label"]}
+    for target, stat in one["rounds_to"].items():
+        row[f"rounds to {target}"] = _rounds(stat, one["seeds"])
+    row["megabytes"] = _cost(one["megabytes"])
+    row["final accuracy"] = _final(one)
+    return row
 
 
 def _rounds(stat: Stat, seeds: int) -> str:
-    if stat["count"] < seeds:
-        return f"– ({stat['count']}/{seeds})" if stat["count"] else "–"
+    """Rounds to a target; where some seeds miss it, how many of them reach it."""
+    count = stat["count"]
+    if not count:
+        return DASH
+    if count < seeds:
+        return f"{DASH} ({count}/{seeds})"
     return _spread(stat, 0 if seeds == 1 else 1)
 
 
 def _cost(stat: Megabytes | None) -> str:
-    return (
-        f"{_spread(stat, _decimals(stat['mean'] or 0))} (to {_name(stat['target'])})"
-        if stat
-        else "–"
-    )
+    """Megabytes, and the target that they were spent for."""
+    if stat is None:
+        return DASH
+    decimals = _decimals(stat["mean"] or 0)
+    return f"{_spread(stat, decimals)} (to {name_of(stat['target'])})"
 
 
 def _decimals(value: float) -> int:
-    """Decimals that show three figures."""
+    """How many decimals show three figures of a number."""
     return max(0, 2 - floor(log10(value))) if value else 0
 
 
-def _final(n: Numbers) -> str:
-    stat, rounds = n["final_accuracy"], n["diverged"]
-    share = f" ({stat['count']}/{n['seeds']})" if 0 < stat["count"] < n["seeds"] else ""
-    value = [_spread(stat, 4) + share] if stat["count"] or not rounds else []
-    where = f"round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
-    return ", ".join(value + [f"diverged in {where}"] * bool(rounds))
+def _final(one: Numbers) -> str:
+    """The accuracy at the end and, if seeds diverged, in which rounds."""
+    stat = one["final_accuracy"]
+    lost = one["diverged"]
+    told = []
+    if stat["count"] or not lost:
+        some = 0 < stat["count"] < one["seeds"]
+        share = f" ({stat['count']}/{one['seeds']})" if some else ""
+        told.append(_spread(stat, 4) + share)
+    if lost:
+        word = "rounds" if len(lost) > 1 else "round"
+        told.append(f"diverged in {word} {', '.join(map(str, lost))}")
+    return ", ".join(told)
 
 
 def _spread(stat: Stat, decimals: int) -> str:
+    """Mean ± standard deviation; the mean alone where there is one seed."""
     if stat["mean"] is None:
-        return "–"
-    sd = "" if stat["sd"] is None else f" ± {stat['sd']:,.{decimals}f}"
-    return f"{stat['mean']:,.{decimals}f}{sd}"
+        return DASH
+    mean = f"{stat['mean']:,.{decimals}f}"
+    if stat["sd"] is None:
+        return mean
+    return f"{mean} ± {stat['sd']:,.{decimals}f}"
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """A Markdown table, first column to the left and the others to the right."""
+    """A Markdown table of rows that have the same keys, which become its heading.
+
+    The first column is set to the left, the others to the right.
+
+    >>> print(markdown([{"algorithm": "fedavg", "rounds": "12"}]), end="")
+    | algorithm | rounds |
+    | --- | ---: |
+    | fedavg | 12 |
+    """
     if not rows:
         return ""
-    rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
-    cells = [list(rows[0]), rule, *(list(row.values()) for row in rows)]
-    return "".join(
-        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |\n" for line in cells
-    )
+    names = list(rows[0])
+    rule = ["---"] + ["---:"] * (len(names) - 1)
+    lines = [names, rule]
+    for row in rows:
+        lines.append(list(row.values()))
+    return "".join(_markdown_line(cells) for cells in lines)
 
 
-# ---- the picture ----
-
-# hues that colour-blind readers tell apart; relatives share one and differ in their dashes
-FAMILIES = {
-    "#D55E00": ("fedsso", "fedsophia", "fednew"),
-    "#0072B2": ("fedavg", "fedprox", "fednova", "fedavgm"),
-    "#009E73": ("feddane", "dane", "done", "giant"),
-    "#CC79A7": ("fednl", "fednl-ls", "fednl-pp"),
-    "#E69F00": ("fedac", "stem", "anderson"),
-    "#56B4E9": ("scaffold", "localnewton", "fedpm"),
-    "#882255": ("fedadam", "fedyogi", "fedadagrad"),
-    "#6B6B6B": ("fedsgd", "ldsgd", "fedper"),
-}
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-CROSS: dict[str, Any] = {
-    "marker": "X",
-    "markersize": 9,
-    "markeredgecolor": "white",
-    "linestyle": "none",
-}
-
-
-class Style(NamedTuple):
-    color: str
-    linestyle: Any
-
-
-def style(algorithm: str) -> Style:
-    """The colour and dashes of an algorithm, the same in every picture."""
-    for color, names in FAMILIES.items():
-        if algorithm in names:
-            return Style(color, DASHES[names.index(algorithm)])
-    number = int.from_bytes(blake2b(algorithm.encode(), digest_size=4).digest(), "big")
-    return Style(
-        list(FAMILIES)[number % len(FAMILIES)], DASHES[number // len(FAMILIES) % len(DASHES)]
-    )
-
-
-def styles(curves: Sequence[Curve]) -> Iterator[Style]:
-    """Curves of one algorithm go from a dark shade to a light one."""
-    count, seen = Counter(c.algorithm for c in curves), Counter[str]()
-    for curve in curves:
-        place, of = seen[curve.algorithm], count[curve.algorithm]
-        seen[curve.algorithm] += 1
-        base = style(curve.algorithm)
-        yield (
-            base._replace(color=shade(base.color, 0.9 * place / (of - 1) - 0.4)) if of > 1 else base
-        )
-
-
-def shade(color: str, light: float) -> str:
-    """Mixed with white for light > 0, with black for light < 0."""
-    goal = 255 if light > 0 else 0
-    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(p + abs(light) * (goal - p)):02X}" for p in parts)
-
-
-def plot(
-    curves: Sequence[Curve], path: str | Path, *, title: str = "", targets: Sequence[float] = ()
-) -> None:
-    """Test accuracy and training loss over rounds: the seeds' mean as a line, their range as a
-    band; what was measured only once has no curve."""
-    if not curves:
-        raise InputError("there is no curve to draw; give at least one")
-    picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
-
-
-def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
-    metrics = ("test_accuracy", "train_loss")
-    shown = [
-        m for m in metrics if any(len(series(curve.traces, m)[0]) > 1 for curve in curves)
-    ] or metrics
-    looks, width = list(styles(curves)), 10 if len(shown) > 1 else 6
-    for axes, metric in zip(
-        figure.subplots(1, len(shown), sharex=True, squeeze=False)[0], shown, strict=True
-    ):
-        axes.grid(True)
-        round_axis(axes)
-        if metric == "test_accuracy":
-            accuracy_axis(axes, targets)
-        else:
-            loss_axis(axes, *loss_range(curves))
-        for curve, look in zip(curves, looks, strict=True):
-            lines(axes, curve, look, metric)
-    heading(figure, title)
-    labels = [curve.label for curve in curves]
-    rows = legend(figure, [*keys(labels, looks), *marks(curves)], width)
-    figure.set_size_inches(width, 4.1 + 0.22 * rows)
-
-
-def heading(figure: Figure, title: str) -> None:
-    """A title in the upper left corner, where there is one."""
-    if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
-
-
-def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
-    """Mean and range of the seeds that stayed finite; each of the others alone, thin, up to a
-    cross."""
-    rounds, values = series([t for t in curve.traces if t.diverged is None], metric)
-    if len(rounds):
-        marker: dict[str, Any] = {"marker": "o", "markersize": 3} if len(rounds) <= 25 else {}
-        axes.plot(rounds, np.nanmean(values, axis=0), lw=1.8, **look._asdict(), **marker)
-        low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-        axes.fill_between(rounds, low, high, color=look.color, alpha=0.2, lw=0)
-    for trace in curve.traces:
-        if trace.diverged is not None:
-            rounds, values = series([trace], metric)
-            finite = (
-                rounds < trace.diverged
-            )  # from there on the accuracy is a 0 that stands for nothing
-            _lost(axes, rounds[finite], values[0, finite], look)
-
-
-def _lost(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
-    if len(rounds):
-        axes.plot(rounds, values, lw=1.2, **look._asdict())
-        end = np.clip(values[-1], *axes.get_ylim())  # the cross stays in sight
-        axes.plot(rounds[-1], end, color=look.color, zorder=5, clip_on=False, **CROSS)
-
-
-def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The rounds where some seed has a value, and the values [seeds, rounds], NaN where a seed has
-    none."""
-    finite = [np.isfinite(trace[metric]) for trace in traces]
-    rounds = np.unique(
-        [r for t, f in zip(traces, finite, strict=True) for r in t["round"][f].tolist()]
-    )
-    values = np.full((len(traces), len(rounds)), np.nan)
-    for row, t, f in zip(values, traces, finite, strict=True):
-        row[np.searchsorted(rounds, t["round"][f])] = t[metric][f]
-    return rounds, values
-
-
-def round_axis(axes: Axes) -> None:
-    """Communication rounds from left to right."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    axes.margins(x=0.015)
-
-
-def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
-    """Test accuracy, the targets as dotted lines with their names."""
-    axes.set_ylabel("test accuracy")
-    where = axes.get_yaxis_transform()
-    for target in targets:
-        axes.axhline(target, color="#888888", lw=0.8, ls=(0, (2, 3)), zorder=1)
-        axes.text(
-            1.01, target, _name(target), transform=where, va="center", fontsize=8, color="#777777"
-        )
-
-
-def loss_axis(axes: Axes, low: float, high: float) -> None:
-    """Training loss in logarithmic scale, with numbers one can read."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    axes.set_yscale("log", nonpositive="mask")
-    axes.set(ylabel="training loss (log scale)", ylim=(low, high))
-    few = MaxNLocator(6) if high / low < 4 else LogLocator(subs=(1, 2, 5))
-    axes.yaxis.set_major_locator(few if high / low < 400 else LogLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The positive losses with a margin, cut where only runs that diverge would be seen."""
-    traces = [trace for curve in curves for trace in curve.traces]
-    calm = [loss for trace in traces if trace.diverged is None for loss in _losses(trace)]
-    wild = [loss for trace in traces if trace.diverged is not None for loss in _losses(trace)]
-    every = [*calm, *wild] or [1.0]
-    low, high = min(every), min(max(every), 10 * max(calm or wild[:1] or every))
-    margin = max((high / low) ** 0.05, 1.02)
-    return low / margin, high * margin
-
-
-def _losses(trace: Trace) -> list[float]:
-    """The positive ones, within what an axis can show."""
-    values = series([trace], "train_loss")[1]
-    return [float(v) for v in np.clip(values[values > 0], 1e-30, 1e30)]
-
-
-def keys(labels: Sequence[str], looks: Sequence[Style]) -> list[Any]:
-    """Lines for a legend."""
-    from matplotlib.lines import Line2D
-
-    return [
-        Line2D([], [], lw=1.8, label=label, **look._asdict())
-        for label, look in zip(labels, looks, strict=True)
-    ]
-
-
-def marks(curves: Sequence[Curve]) -> list[Any]:
-    """What bands and crosses mean, for a legend, where the curves have any."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    found: list[Any] = []
-    if any(len(curve.traces) > 1 for curve in curves):
-        found.append(Patch(color="#888888", alpha=0.3, lw=0, label="range over seeds"))
-    if any(trace.diverged is not None for curve in curves for trace in curve.traces):
-        found.append(Line2D([], [], color="#444444", label="diverged", **CROSS))
-    return found
-
-
-def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
-    """Below the panels of a figure that is `width` inches wide; returns how many rows it takes."""
-    rows, columns = legend_shape(
-        [0.7 + 0.08 * len(handle.get_label()) for handle in handles], width - 0.4
-    )
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.6
-    )
-    return rows
-
-
-def legend_shape(widths: Sequence[float], room: float) -> tuple[int, int]:
-    """The fewest rows, and their columns, that hold entries of these widths, which go down column
-    by column."""
-    for rows in range(1, len(widths)):
-        columns = -(-len(widths) // rows)
-        if sum(float(own.max()) for own in np.array_split(np.array(widths), columns)) <= room:
-            return rows, columns
-    return len(widths), 1
+def _markdown_line(cells: Sequence[str]) -> str:
+    """One line of a Markdown table; a bar within a cell is escaped."""
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |\n"

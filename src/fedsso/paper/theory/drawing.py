@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...report.tables import FAMILIES
+from ...report.styles import FAMILIES
 from .points import ALPHAS, ROUNDS, TAU
 from .rates import EXACT, KAPPA, KAPPA_BAR, LINE, NOISY, RESET
 from .watch import Array, Fact
