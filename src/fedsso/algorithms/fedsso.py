@@ -283,11 +283,15 @@ def _seen(
     A pair that a reset drops counts neither as overridden nor as skipped.
     """
     size = products[..., 2, 2:].sqrt()
-    judged = not reset
+    overridden = pair.overridden.double()
+    skipped = pair.skipped.double()
+    if reset:
+        overridden = torch.zeros_like(overridden)
+        skipped = torch.zeros_like(skipped)
     return Seen(
         ys=pair.rho,
-        overridden=(pair.overridden & judged).double(),
-        skipped=(pair.skipped & judged).double(),
+        overridden=overridden,
+        skipped=skipped,
         grad_norm=size,
         alpha=alpha * torch.ones_like(size),
     )
