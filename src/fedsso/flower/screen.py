@@ -590,8 +590,8 @@ def _fill_metrics(good: Sequence[Good]) -> dict[int, str]:
     """
     blank: dict[int, str] = {}
     for name in good[0].metrics if good else ():
-        fine = []
-        others = []
+        fine: list[Good] = []
+        others: list[Good] = []
         for reply in good:
             group = fine if _is_finite(reply.metrics[name]) else others
             group.append(reply)
