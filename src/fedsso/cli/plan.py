@@ -18,7 +18,7 @@ from ..experiment.plan import Planned, suited
 from ..experiment.plan import plan as plan_runs
 from ..experiment.run import CHECKPOINT, TRACE
 from ..experiment.sweep import Question, check_target, judging
-from ..report.page import check_targets
+from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from . import config as cli_config
 from .live import check_tensorboard

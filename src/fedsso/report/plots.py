@@ -63,7 +63,12 @@ def plot(
     picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
 
 
-def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
+def _draw(
+    figure: Figure,
+    curves: Sequence[Curve],
+    title: str,
+    targets: Sequence[float],
+) -> None:
     """Draw all panels, the heading and the legend, then choose the size of the figure."""
     shown = [metric for metric in METRICS if _has_curve(curves, metric)] or METRICS
     looks = list(styles(curves))
@@ -121,18 +126,34 @@ def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
             _lost(axes, rounds[finite], values[0, finite], look)
 
 
-def _mean_and_range(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
+def _mean_and_range(
+    axes: Axes,
+    rounds: NDArray[Any],
+    values: NDArray[Any],
+    look: Style,
+) -> None:
     """A line and a band for the values [seeds, rounds] of one setting."""
     marker: dict[str, Any] = {}
     if len(rounds) <= FEW:
         marker = {"marker": "o", "markersize": 3}
-    axes.plot(rounds, np.nanmean(values, axis=0), lw=1.8, **look._asdict(), **marker)
+    axes.plot(
+        rounds,
+        np.nanmean(values, axis=0),
+        lw=1.8,
+        **look._asdict(),
+        **marker,
+    )
     low = np.nanmin(values, axis=0)
     high = np.nanmax(values, axis=0)
     axes.fill_between(rounds, low, high, color=look.color, alpha=0.2, lw=0)
 
 
-def _lost(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
+def _lost(
+    axes: Axes,
+    rounds: NDArray[Any],
+    values: NDArray[Any],
+    look: Style,
+) -> None:
     """A run that diverged: a thin line with a cross at its end."""
     if not len(rounds):
         return

@@ -66,7 +66,12 @@ class _Line(NamedTuple):
     look: Style
 
 
-def panels(path: str | Path, columns: Sequence[Panel], *, title: str = "") -> None:
+def panels(
+    path: str | Path,
+    columns: Sequence[Panel],
+    *,
+    title: str = "",
+) -> None:
     """Draw training loss above test accuracy, a column for each panel, one legend for all.
 
     The suffix of the path decides the format: .png, .pdf or .svg.
@@ -244,7 +249,10 @@ def _settings(axes: Axes, lines: Sequence[_Line], width: float) -> int:
     return rows
 
 
-def _handles(columns: Sequence[Panel], drawn: Sequence[Sequence[_Line]]) -> list[Any]:
+def _handles(
+    columns: Sequence[Panel],
+    drawn: Sequence[Sequence[_Line]],
+) -> list[Any]:
     """The entries of the legend: names, what bands and crosses mean, and each kind of dots."""
     looks: dict[tuple[str, str], Style] = {}
     curves: list[Curve] = []
