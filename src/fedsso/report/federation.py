@@ -224,7 +224,16 @@ def _label_columns(
     top = float(grouped.max())
     lines = [_heading(grouped.shape[1], per, wide)]
     for i in shown:
-        lines.append("".join(_cell(q, top, wide) for q in grouped[i]))
+        lines.append(
+            "".join(
+                _cell(
+                    q,
+                    top,
+                    wide,
+                )
+                for q in grouped[i]
+            )
+        )
     bounds = []
     for shade, edge in zip(SHADES[:-1], EDGES, strict=True):
         bounds.append(f"{shade} < {top * edge:.2g}")
@@ -255,7 +264,11 @@ def _heading(columns: int, per: int, wide: int) -> str:
     return text[:whole].ljust(whole)
 
 
-def _bars(fed: Federation, shown: Sequence[int], length: int) -> list[str]:
+def _bars(
+    fed: Federation,
+    shown: Sequence[int],
+    length: int,
+) -> list[str]:
     """Training rows dark and test rows light; the largest client's bar has the whole length."""
     rows = rows_of(fed)
     train = fed.train_sizes.cpu()

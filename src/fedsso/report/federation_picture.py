@@ -32,7 +32,11 @@ LABELS = 100  # the same
 THICK = 0.72  # of a bar, in parts of the distance between two
 
 
-def picture(fed: Federation, path: str | Path, title: str = "") -> Path:
+def picture(
+    fed: Federation,
+    path: str | Path,
+    title: str = "",
+) -> Path:
     """Draw who holds how many rows of which label, beside the clients' sizes.
 
     Where targets are real numbers, there are the sizes alone. The suffix of the path decides the
@@ -54,7 +58,12 @@ def _draw(figure: Figure, fed: Federation, title: str) -> None:
         _sizes(sizes, fed)
         return
     matrix = min(wide - 3.6, max(2.8, 0.64 * fed.classes))
-    labels, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[matrix, wide - matrix])
+    labels, sizes = figure.subplots(
+        1,
+        2,
+        sharey=True,
+        width_ratios=[matrix, wide - matrix],
+    )
     _client_axis(labels, fed)
     _label_axis(labels, fed.classes)
     _sizes(sizes, fed)
@@ -92,7 +101,14 @@ def _head(figure: Figure, fed: Federation, title: str) -> None:
     inch = 1 / figure.get_figheight()
     own = title or _name(fed)
     own = cut(own, int(8 * figure.get_figwidth()))
-    figure.text(0.012, 1 - 0.1 * inch, own, va="top", fontsize=13, fontweight="bold")
+    figure.text(
+        0.012,
+        1 - 0.1 * inch,
+        own,
+        va="top",
+        fontsize=13,
+        fontweight="bold",
+    )
     said = " · ".join(_numbers(fed))
     figure.text(0.012, 1 - 0.36 * inch, said, va="top", color="#555555")
 
@@ -129,7 +145,13 @@ def _client_axis(axes: Axes, fed: Federation) -> None:
         points = 9 if fed.clients <= 30 else 7
         axes.set_yticks(range(fed.clients), names, fontsize=points)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
+        axes.yaxis.set_major_locator(
+            MaxNLocator(
+                8,
+                steps=[1, 2, 5, 10],
+                integer=True,
+            )
+        )
     axes.tick_params(length=0)
 
 
@@ -141,7 +163,13 @@ def _label_axis(axes: Axes, classes: int) -> None:
     if classes <= 25:
         axes.set_xticks(range(classes))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(14, steps=[1, 2, 5, 10], integer=True))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(
+                14,
+                steps=[1, 2, 5, 10],
+                integer=True,
+            )
+        )
 
 
 def _row_axis(axes: Axes, most: int) -> None:
@@ -153,7 +181,13 @@ def _row_axis(axes: Axes, most: int) -> None:
 
     axes.set(xlim=(0, 1.02 * most), xlabel="rows")
     ticks = 4 if most < 100_000 else 3
-    axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(
+            ticks,
+            steps=[1, 2, 2.5, 5, 10],
+            integer=True,
+        )
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(length=0)
 
@@ -228,7 +262,12 @@ def _sizes(axes: Axes, fed: Federation) -> None:
     if fed.clients <= CLIENTS:
         text: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
         for i, n in enumerate(rows):
-            axes.annotate(f"{n:,}", (n, i), (3, -0.5), **text)
+            axes.annotate(
+                f"{n:,}",
+                (n, i),
+                (3, -0.5),
+                **text,
+            )
     else:
         axes.grid(True, axis="x")
     axes.legend(
@@ -252,7 +291,14 @@ def _bars_between(
         return
     count = len(start)
     if count <= CLIENTS:
-        axes.barh(range(count), end - start, THICK, start, color=color, label=label)
+        axes.barh(
+            range(count),
+            end - start,
+            THICK,
+            start,
+            color=color,
+            label=label,
+        )
         return
     axes.stairs(
         end,

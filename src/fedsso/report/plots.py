@@ -159,7 +159,14 @@ def _lost(
         return
     axes.plot(rounds, values, lw=1.2, **look._asdict())
     end = np.clip(values[-1], *axes.get_ylim())  # the cross stays in sight
-    axes.plot(rounds[-1], end, color=look.color, zorder=5, clip_on=False, **CROSS)
+    axes.plot(
+        rounds[-1],
+        end,
+        color=look.color,
+        zorder=5,
+        clip_on=False,
+        **CROSS,
+    )
 
 
 # ---- axes ----
@@ -170,7 +177,13 @@ def round_axis(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(
+            6,
+            steps=[1, 2, 5, 10],
+            integer=True,
+        )
+    )
     axes.margins(x=0.015)
 
 
@@ -180,7 +193,13 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
     where = axes.get_yaxis_transform()
     text: dict[str, Any] = {"va": "center", "fontsize": 8, "color": "#777777"}
     for target in targets:
-        axes.axhline(target, color="#888888", lw=0.8, ls=(0, (2, 3)), zorder=1)
+        axes.axhline(
+            target,
+            color="#888888",
+            lw=0.8,
+            ls=(0, (2, 3)),
+            zorder=1,
+        )
         axes.text(1.01, target, name_of(target), transform=where, **text)
 
 
@@ -238,7 +257,15 @@ def keys(labels: Sequence[str], looks: Sequence[Style]) -> list[Any]:
 
     found = []
     for label, look in zip(labels, looks, strict=True):
-        found.append(Line2D([], [], lw=1.8, label=label, **look._asdict()))
+        found.append(
+            Line2D(
+                [],
+                [],
+                lw=1.8,
+                label=label,
+                **look._asdict(),
+            )
+        )
     return found
 
 

@@ -184,7 +184,13 @@ def _together(
             if len(sources) > 1:
                 words.append(f"({one.name})")
             origin = " ".join(words)
-            found.append(entry._replace(curve=curve, origin=origin, data=names[entry.data]))
+            found.append(
+                entry._replace(
+                    curve=curve,
+                    origin=origin,
+                    data=names[entry.data],
+                )
+            )
         for data, recipe in one.recipes:
             title = shown.get((recipe.title, data), recipe.title)
             recipes.append(recipe._replace(title=title))

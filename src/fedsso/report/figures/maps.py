@@ -114,7 +114,12 @@ def _check_heat(heat: Heat, most: int) -> None:
 # ---- the whole figure ----
 
 
-def _heat_maps(figure: Figure, maps: Sequence[Heat], title: str, most: int) -> None:
+def _heat_maps(
+    figure: Figure,
+    maps: Sequence[Heat],
+    title: str,
+    most: int,
+) -> None:
     """Place the maps, draw them, and write the heading and the key."""
     figure.set_layout_engine("none")  # cells of equal size: every place is known
     longest = max(len(heat.columns) for heat in maps)

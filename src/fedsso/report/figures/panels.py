@@ -128,7 +128,13 @@ def _lines(columns: Sequence[Panel]) -> list[list[_Line]]:
         for curve in panel.curves:
             name, _ = names[curve.label]
             first.setdefault((name, curve.algorithm), curve)
-    looks = dict(zip(first, styles(list(first.values())), strict=True))
+    looks = dict(
+        zip(
+            first,
+            styles(list(first.values())),
+            strict=True,
+        )
+    )
     found = []
     for panel in columns:
         own = []
@@ -172,7 +178,12 @@ def _divided(label: str) -> tuple[str, str]:
 # ---- a column ----
 
 
-def _column(loss: Axes, accuracy: Axes, panel: Panel, lines: Sequence[_Line]) -> None:
+def _column(
+    loss: Axes,
+    accuracy: Axes,
+    panel: Panel,
+    lines: Sequence[_Line],
+) -> None:
     """Draw the two panels of a column."""
     for axes in (loss, accuracy):
         axes.grid(True)

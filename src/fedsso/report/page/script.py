@@ -87,7 +87,11 @@ class _Arrays:
 # ---- curves ----
 
 
-def _curve(view: View, i: int, arrays: _Arrays) -> dict[str, Any]:
+def _curve(
+    view: View,
+    i: int,
+    arrays: _Arrays,
+) -> dict[str, Any]:
     """One curve: how it looks, its numbers, and its traces."""
     curve = view.curves[i]
     one = view.numbers[i]

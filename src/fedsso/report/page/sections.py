@@ -137,7 +137,12 @@ def _fastest(view: View, target: float) -> str:
     if said:
         text += f"; {', '.join(said)}"
     title = f"Fewest rounds to {target:g}"
-    return _card(title, _rounds(view.hits[first, target]), text, view.looks[first])
+    return _card(
+        title,
+        _rounds(view.hits[first, target]),
+        text,
+        view.looks[first],
+    )
 
 
 def _saved(view: View, target: float) -> Iterator[str]:
@@ -165,7 +170,12 @@ def _saved(view: View, target: float) -> Iterator[str]:
     yield _card("Bytes against FedAvg", share, text, view.looks[i])
 
 
-def _card(name: str, value: str, text: str, look: Style | None = None) -> str:
+def _card(
+    name: str,
+    value: str,
+    text: str,
+    look: Style | None = None,
+) -> str:
     """A card: its name, a large value, and a sentence with the mark of a curve."""
     mark = "" if look is None else _swatch(look)
     return (
@@ -276,7 +286,12 @@ def _best(name: str, values: Sequence[Cell]) -> float | None:
     return min(found, default=None)
 
 
-def _cells(view: View, i: int, values: Sequence[Cell], top: Sequence[float | None]) -> str:
+def _cells(
+    view: View,
+    i: int,
+    values: Sequence[Cell],
+    top: Sequence[float | None],
+) -> str:
     """The cells of a row, each with the value that it is sorted by."""
     label, *texts = view.rows[i].values()
     name = f"{_swatch(view.looks[i])}{escape(label)}"
