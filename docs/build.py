@@ -28,7 +28,7 @@ from fedsso.algorithms import ALGORITHMS
 from fedsso.data import TABLES, datasets, load
 from fedsso.engine.settings import options
 from fedsso.experiment.costs import Row, costs
-from fedsso.report.federation import picture
+from fedsso.report.federation_picture import picture
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"

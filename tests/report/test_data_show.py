@@ -23,7 +23,8 @@ from matplotlib.transforms import Bbox
 from fedsso.data import Federation, load
 from fedsso.data.federation import label_skew
 from fedsso.errors import InputError
-from fedsso.report.federation import LINES, SHADES, _draw, _row_axis, picture, skew, text
+from fedsso.report.federation import LINES, SHADES, skew, text
+from fedsso.report.federation_picture import _draw, _row_axis, picture
 from fedsso.support.picture import LOOK
 
 

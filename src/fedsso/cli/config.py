@@ -30,7 +30,7 @@ from ..engine.settings import Settings, options
 from ..errors import InputError, unknown
 from ..experiment.grids import grid, tried
 from ..models import MODELS
-from ..report.page import check_targets
+from ..report.page.content import check_targets
 from ..support.intake import read_bytes, read_toml, user_path
 from ..support.seal import check as check_seal
 

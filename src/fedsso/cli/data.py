@@ -23,8 +23,9 @@ from rich.text import Text
 from ..data import TABLES, DataSet, data_folder, datasets, load
 from ..data.fetch import fetch
 from ..errors import InputError, one_of
-from ..report import federation as show
-from ..support import picture
+from ..report.federation import skew, text
+from ..report.federation_picture import picture
+from ..support.picture import MARK
 from . import config as cli_config
 from .options import WithData
 from .replace import check_file
@@ -214,17 +215,17 @@ def show_data(
     fed = load(wish.pop("dataset", "digits"), **wish)
     how = str(fed.source.get("partition", fed.source.get("kind")))
     path = out or Path(f"{fed.source['name']}-{how}.png")
-    check_file(path, picture.MARK, "a picture")
-    show.picture(fed, path)
+    check_file(path, MARK, "a picture")
+    picture(fed, path)
     if as_json:
         counts = fed.label_counts().tolist() if fed.classes else None
         figures = {
             "source": dict(fed.source),
-            **show.skew(fed),
+            **skew(fed),
             "label_counts": counts,
             "notes": fed.notes,
         }
         print_json({**figures, "picture": str(path)})
         return
-    tell(show.text(fed, max(40, output.width)))
+    tell(text(fed, max(40, output.width)))
     tell(f"picture: {path}")

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..experiment.plan import Planned, Question, check_target, judging, suited
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
-from ..report.page import check_targets
+from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from . import config as cli_config
 from .live import check_tensorboard

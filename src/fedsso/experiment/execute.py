@@ -108,7 +108,7 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
 def chunks(
     planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
 ) -> Iterator[list[int]]:
-    """Indices of runs that are batched together; finished ones keep their place among the others."""
+    """Indices of runs that are batched together; finished ones keep their place among them."""
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]

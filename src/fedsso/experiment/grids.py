@@ -32,7 +32,7 @@ OWN: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def axes(name: str) -> dict[str, tuple[float, ...]]:
-    """What is tuned of an algorithm, and the values that are tried: α at least, where it has one."""
+    """The hyper-parameters of an algorithm that are tuned, with the values that are tried."""
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     if name in OWN:

@@ -205,7 +205,7 @@ class Run:
 def load_run(
     folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
 ) -> Run:
-    """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
+    """Read a finished run's folder; where the model was your own module, give it as `model`."""
     folder = Path(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(

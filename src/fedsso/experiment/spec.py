@@ -140,7 +140,8 @@ class Spec:
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
             if data and not isinstance(data.get("name"), str):
                 raise InputError(
-                    'this spec.toml is not one of a run: [data] must name its data set: dataset = "..."'
+                    "this spec.toml is not one of a run: [data] must name its data set: "
+                    'dataset = "..."'
                 )
             short = inner["label"]
             if not isinstance(short, dict) or not all(

@@ -1,4 +1,4 @@
-"""A federation to look at: figures of its skew, a picture in plain text and one for a paper.
+"""A federation to look at: numbers that tell how unequal its clients are, and a table in text.
 
 Symbols: N clients, n_i rows of client i (training and test together), n all rows, q_ic the share of
 label c among the rows of client i, q_c its share among all rows.
@@ -9,44 +9,48 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unicodedata import east_asian_width
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from ..data.federation import Federation, label_skew
+from ..data.federation import label_skew
 from ..errors import integer
-from ..support.picture import draw
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from torch import Tensor
 
-# ---- the figures ----
+    from ..data.federation import Federation
+
+SHADES = "·░▒▓█"
+EDGES = (0.05, 0.25, 0.5, 0.75)  # between the shades, in parts of the largest share
+LINES = 40  # clients shown one by one; of more only the largest and the smallest
+BAR = 10  # columns that the bar of rows has at least
+
+# ---- numbers ----
 
 
 def skew(fed: Federation) -> dict[str, float]:
-    """How unequal the clients are, in a few numbers; those of labels are left out where targets are
-    real.
+    """How unequal the clients are, in a few numbers.
 
     clients, rows       N and n
     rows_min ...        the least, the median and the most of n_i
-    size_gini           sum_ij |n_i - n_j| / (2 N n): 0 for equal sizes, 1 - 1/N when one holds
-                        everything; unlike the coefficient of variation it is bounded, so
-                        federations of any size compare
+    size_gini           sum_ij |n_i - n_j| / (2 N n): 0 for equal sizes, 1 - 1/N when one client
+                        holds everything. Unlike the coefficient of variation it is bounded, so
+                        federations of any size compare.
     largest_share       max_i n_i / n
-    label_skew          mean_i D_i with D_i = 1/2 sum_c |q_ic - q_c|, the total-variation distance:
-                        0 for all alike
+    label_skew          mean_i D_i with D_i = 1/2 sum_c |q_ic - q_c|, the total-variation
+                        distance: 0 if all clients are alike
     label_skew_max      max_i D_i, the client least like the federation
     labels_held         mean_i of the number of labels with q_ic > 0
-    effective_labels    exp(mean_i H_i) with H_i = -sum_c q_ic ln q_ic: labels held, were all held
-                        equally
+    effective_labels    exp(mean_i H_i) with H_i = -sum_c q_ic ln q_ic: how many labels a client
+                        would hold if it held all of them equally
+
+    Where targets are real numbers, there are no numbers of labels.
     """
-    rows = _rows(fed)
+    rows = rows_of(fed)
     figures = {
         "clients": fed.clients,
         "rows": int(rows.sum()),
@@ -56,64 +60,90 @@ def skew(fed: Federation) -> dict[str, float]:
         "size_gini": _gini(rows),
         "largest_share": int(rows.max()) / int(rows.sum()),
     }
-    return figures | _label_figures(fed.label_counts().cpu().double()) if fed.classes else figures
+    if fed.classes:
+        figures |= _label_figures(fed.label_counts().cpu().double())
+    return figures
 
 
-def _rows(fed: Federation) -> Tensor:
-    """n_i."""
+def rows_of(fed: Federation) -> Tensor:
+    """n_i: the rows of each client."""
     return (fed.train_sizes + fed.test_sizes).cpu()
 
 
+def shares_of(fed: Federation) -> NDArray[np.float64]:
+    """q_ic: the share of each label among the rows of each client, [clients, labels]."""
+    counts = fed.label_counts().cpu().double()
+    q: NDArray[np.float64] = (counts / counts.sum(1, keepdim=True)).numpy()
+    return q
+
+
 def _gini(rows: Tensor) -> float:
-    """The double sum over pairs as one sum over the sizes in ascending order."""
-    ascending, N = rows.sort().values.double(), len(rows)
+    """The Gini coefficient; the double sum over pairs is one sum over the sizes in order."""
+    ascending = rows.sort().values.double()
+    N = len(rows)
     rank = torch.arange(1, N + 1)
     return float(((2 * rank - N - 1) * ascending).sum() / (N * ascending.sum()))
 
 
 def _label_figures(counts: Tensor) -> dict[str, float]:
-    q, D = counts / counts.sum(1, keepdim=True), label_skew(counts)
+    """The numbers of labels, from the rows of each client and label."""
+    q = counts / counts.sum(1, keepdim=True)
+    D = label_skew(counts)
+    held = (counts > 0).sum(1).double()
+    H = torch.special.entr(q).sum(1)
     return {
         "label_skew": float(D.mean()),
         "label_skew_max": float(D.max()),
-        "labels_held": float((counts > 0).sum(1).double().mean()),
-        "effective_labels": float(torch.special.entr(q).sum(1).mean().exp()),
+        "labels_held": float(held.mean()),
+        "effective_labels": float(H.mean().exp()),
     }
 
 
-# ---- the picture in plain text ----
-
-SHADES = "·░▒▓█"
-EDGES = (0.05, 0.25, 0.5, 0.75)  # between the shades, in parts of the largest share
-LINES = 40  # clients shown one by one; of more only the largest and the smallest
-BAR = 10  # columns that the bar of rows has at least
+# ---- the table in text ----
 
 
 def text(fed: Federation, width: int = 100) -> str:
-    """One line for each client, its labels as shades and its rows as a bar, then the figures; no
-    line is wider."""
+    """A table with one line for each client, and below it the numbers in words.
+
+    A line has the client's labels as shades and its rows as a bar. No line is wider than `width`
+    columns of a terminal, of which there must be at least 40.
+    """
     table, legend = _table(fed, integer("width", width, 40))
-    notes = [f"note: {note}" for note in fed.notes]
-    below = [line for said in (*legend, *_sentences(fed), *notes) for line in _wrapped(said, width)]
-    return "\n".join([*_wrapped(repr(fed), width), "", *table, "", *below])
+    lines = [*_wrapped(repr(fed), width), "", *table, ""]
+    for said in (*legend, *_sentences(fed)):
+        lines += _wrapped(said, width)
+    for note in fed.notes:
+        lines += _wrapped(f"note: {note}", width)
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A sentence as lines that are not too wide."""
+    return textwrap.wrap(line, width, subsequent_indent="  ")
 
 
 def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
-    """Heading and clients, column by column from what is left of the width; and what the signs
-    mean."""
-    rows, names = _rows(fed), _names(fed)
+    """The heading and the clients, and sentences that explain the signs.
+
+    The columns are made one after the other, each from what is left of the width.
+    """
+    rows = rows_of(fed)
     shown = _shown(rows)
-    blocks = [_name_column([names[i] for i in shown], min(16, width // 5))]
+    all_names = names_of(fed)
+    names = _name_column([all_names[i] for i in shown], min(16, width // 5))
     sizes = _right(["rows", *(str(int(rows[i])) for i in shown)])
-    room = width - _columns(blocks[0][0]) - len(sizes[0]) - 4
+    room = width - _columns(names[0]) - len(sizes[0]) - 4
+    blocks = [names]
     legend: list[str] = []
     if fed.classes:
         labels, legend = _label_columns(fed, shown, room - BAR - 2)
         blocks.append(labels)
         room -= len(labels[0]) + 2
-    blocks += [sizes, ["", *_bars(fed, shown, min(40, room))]]
+    bars = ["", *_bars(fed, shown, min(40, room))]
+    blocks += [sizes, bars]
     table = ["  ".join(cells).rstrip() for cells in zip(*blocks, strict=True)]
-    legend += ["Bars: █ training rows, ░ test rows."] if len(fed.test_rows) else []
+    if len(fed.test_rows):
+        legend.append("Bars: █ training rows, ░ test rows.")
     if len(shown) < fed.clients:
         half = LINES // 2
         table.insert(1 + half, "⋮")
@@ -125,32 +155,38 @@ def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
 
 
 def _shown(rows: Tensor) -> list[int]:
-    """All clients in their order, or the largest and the smallest, large first."""
+    """All clients in their order; of many the largest and then the smallest, large first."""
     if len(rows) <= LINES:
         return list(range(len(rows)))
     order: list[int] = rows.argsort(descending=True, stable=True).tolist()
-    return [*order[: LINES // 2], *order[-(LINES // 2) :]]
+    half = LINES // 2
+    return [*order[:half], *order[-half:]]
 
 
-def _names(fed: Federation) -> list[str]:
+# ---- names ----
+
+
+def names_of(fed: Federation) -> list[str]:
     """Names of the clients, or their numbers; what cannot be printed becomes a question mark."""
-    names = fed.client_names or [str(i) for i in range(fed.clients)]
-    return ["".join(c if c.isprintable() else "?" for c in name) for name in names]
+    if not fed.client_names:
+        return [str(i) for i in range(fed.clients)]
+    return [_printable(name) for name in fed.client_names]
+
+
+def _printable(name: str) -> str:
+    """A name with a question mark for each character that cannot be printed."""
+    return "".join(sign if sign.isprintable() else "?" for sign in name)
 
 
 def _name_column(names: Sequence[str], most: int) -> list[str]:
-    short = [_cut(name, most) for name in ("client", *names)]
+    """The heading and the names, cut and then padded to the same width."""
+    short = [cut(name, most) for name in ("client", *names)]
     wide = max(map(_columns, short))
     return [name + " " * (wide - _columns(name)) for name in short]
 
 
-def _columns(name: str) -> int:
-    """Columns that a text takes: two for each Chinese, Japanese or Korean character."""
-    return sum(2 if east_asian_width(c) in "WF" else 1 for c in name)
-
-
-def _cut(name: str, most: int) -> str:
-    """The name, its end replaced by an ellipsis where it is too wide."""
+def cut(name: str, most: int) -> str:
+    """The name, its end replaced by an ellipsis where it is wider than `most` columns."""
     if _columns(name) <= most:
         return name
     while _columns(name) > most - 1:
@@ -158,60 +194,95 @@ def _cut(name: str, most: int) -> str:
     return name + "…"
 
 
+def _columns(name: str) -> int:
+    """Columns that a text takes: two for each Chinese, Japanese or Korean character."""
+    return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in name)
+
+
 def _right(cells: Sequence[str]) -> list[str]:
+    """Cells set to the right, all of the same width."""
     wide = max(map(len, cells))
     return [cell.rjust(wide) for cell in cells]
 
 
-def _label_columns(fed: Federation, shown: Sequence[int], room: int) -> tuple[list[str], list[str]]:
-    """A heading and one line of shades for each client, and what they mean."""
-    per = math.ceil(fed.classes / room)  # neighbouring labels in one column
-    cell = min(3, max(1, room // fed.classes))
-    share = _shares(fed)
-    grouped = np.add.reduceat(share, np.arange(0, fed.classes, per), axis=1)
+# ---- labels and bars ----
+
+
+def _label_columns(
+    fed: Federation,
+    shown: Sequence[int],
+    room: int,
+) -> tuple[list[str], list[str]]:
+    """A heading and a line of shades for each client, and sentences that explain them.
+
+    Where labels outnumber the columns, neighbouring labels share one.
+    """
+    per = math.ceil(fed.classes / room)  # labels in a column
+    wide = min(3, max(1, room // fed.classes))  # columns of the terminal for one of ours
+    starts = np.arange(0, fed.classes, per)
+    grouped = np.add.reduceat(shares_of(fed), starts, axis=1)
     top = float(grouped.max())
-    lines = ["".join(_cell(q, top, cell) for q in grouped[i]) for i in shown]
-    bounds = [f"{shade} < {top * edge:.2g}" for shade, edge in zip(SHADES[:-1], EDGES, strict=True)]
+    lines = [_heading(grouped.shape[1], per, wide)]
+    for i in shown:
+        lines.append(
+            "".join(
+                _cell(
+                    q,
+                    top,
+                    wide,
+                )
+                for q in grouped[i]
+            )
+        )
+    bounds = []
+    for shade, edge in zip(SHADES[:-1], EDGES, strict=True):
+        bounds.append(f"{shade} < {top * edge:.2g}")
     legend = [f"Share of the client's rows: blank none, {', '.join(bounds)}, {SHADES[-1]} more."]
     if per > 1:
         legend.append(f"A column is {per} neighbouring labels, headed by the first.")
-    return [_heading(grouped.shape[1], per, cell), *lines], legend
+    return lines, legend
 
 
-def _shares(fed: Federation) -> NDArray[np.float64]:
-    """q_ic."""
-    counts = fed.label_counts().cpu().double()
-    q: NDArray[np.float64] = (counts / counts.sum(1, keepdim=True)).numpy()
-    return q
+def _cell(share: float, top: float, wide: int) -> str:
+    """A share as a shade, `wide` columns with a gap where there are several."""
+    shade = " "
+    if share:
+        shade = SHADES[int(np.digitize(share / top, EDGES))]
+    return (shade * max(1, wide - 1)).ljust(wide)
 
 
-def _cell(share: float, top: float, cell: int) -> str:
-    shade = SHADES[int(np.digitize(share / top, EDGES))] if share else " "
-    return (shade * max(1, cell - 1)).ljust(cell)
-
-
-def _heading(columns: int, per: int, cell: int) -> str:
+def _heading(columns: int, per: int, wide: int) -> str:
     """Labels above their columns, at even steps that leave a blank between two."""
-    wide = len(str((columns - 1) * per)) + 1
-    step = next(s for s in (1, 2, 5, 10, 20, 50, columns) if s * cell >= wide)
-    marks = [str(c * per) for c in range(0, columns, step)]
-    if len(marks[-1]) > columns * cell - (len(marks) - 1) * step * cell:
+    room = len(str((columns - 1) * per)) + 1
+    whole = columns * wide
+    steps = (1, 2, 5, 10, 20, 50, columns)
+    step = next(step for step in steps if step * wide >= room)
+    marks = [str(column * per) for column in range(0, columns, step)]
+    if len(marks[-1]) > whole - (len(marks) - 1) * step * wide:
         marks[-1] = ""  # half a number would be another one
-    return "".join(mark.ljust(step * cell) for mark in marks)[: columns * cell].ljust(
-        columns * cell
-    )
+    text = "".join(mark.ljust(step * wide) for mark in marks)
+    return text[:whole].ljust(whole)
 
 
-def _bars(fed: Federation, shown: Sequence[int], length: int) -> list[str]:
+def _bars(
+    fed: Federation,
+    shown: Sequence[int],
+    length: int,
+) -> list[str]:
     """Training rows dark and test rows light; the largest client's bar has the whole length."""
-    rows, train = _rows(fed), fed.train_sizes.cpu()
+    rows = rows_of(fed)
+    train = fed.train_sizes.cpu()
     scale = length / int(rows.max())
-    ends = [(round(int(train[i]) * scale), round(int(rows[i]) * scale)) for i in shown]
-    return [("█" * dark + "░" * (end - dark)) or "▏" for dark, end in ends]
+    found = []
+    for i in shown:
+        dark = round(int(train[i]) * scale)
+        end = round(int(rows[i]) * scale)
+        found.append("█" * dark + "░" * (end - dark) or "▏")
+    return found
 
 
 def _sentences(fed: Federation) -> list[str]:
-    """The figures in words."""
+    """The numbers in words."""
     f = skew(fed)
     sizes = (
         f"Rows of a client: {f['rows_min']} to {f['rows_max']}, median {f['rows_median']:g}; Gini "
@@ -220,181 +291,10 @@ def _sentences(fed: Federation) -> list[str]:
     )
     if not fed.classes:
         return [sizes]
-    return [
-        sizes,
+    labels = (
         f"Label skew {f['label_skew']:.3f} (0: all alike, near 1: disjoint), "
         f"worst client {f['label_skew_max']:.3f}; "
         f"a client holds {f['labels_held']:.3g} of {fed.classes} labels on average, "
-        f"as many as {f['effective_labels']:.3g} held equally.",
-    ]
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    return textwrap.wrap(line, width, subsequent_indent="  ")
-
-
-# ---- the picture ----
-
-TRAIN, TEST = "#0072B2", "#9CCBE8"  # one hue, dark and light: told apart by everybody and in print
-PIXELS = 1000  # lines of a heat map that a picture can show
-HEAD = 0.6  # inches for the two lines above the panels
-CLIENTS, LABELS = 60, 100  # that have room for bubbles; more become a heat map
-
-
-def picture(fed: Federation, path: str | Path, title: str = "") -> Path:
-    """Who holds how many rows of which label, beside the clients' sizes, as PNG, PDF or SVG by the
-    path's suffix."""
-    return draw(path, lambda figure: _draw(figure, fed, title))
-
-
-def _size(fed: Federation) -> tuple[float, float]:
-    """Inches: a line for each client while lines can be read, columns that part labels."""
-    lines = fed.clients
-    panel = (
-        lines * min(0.3, max(0.16, 5.4 / lines))
-        if lines <= CLIENTS
-        else min(9.0, max(5.0, 0.02 * lines))
+        f"as many as {f['effective_labels']:.3g} held equally."
     )
-    wide = min(14.0, 10 + 0.08 * max(0, fed.classes - 25)) if fed.classes else 8.0
-    return wide, panel + HEAD + 1.1
-
-
-def _draw(figure: Figure, fed: Federation, title: str) -> None:
-    wide, high = _size(fed)
-    figure.set_size_inches(wide, high)
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - HEAD / high))  # type: ignore[union-attr, call-arg]
-    _head(figure, fed, title)
-    if not fed.classes:
-        sizes = figure.subplots()
-        _client_axis(sizes, fed)
-        _sizes(sizes, fed)
-        return
-    matrix = min(wide - 3.6, max(2.8, 0.64 * fed.classes))
-    labels, sizes = figure.subplots(1, 2, sharey=True, width_ratios=[matrix, wide - matrix])
-    _client_axis(labels, fed)
-    _label_axis(labels, fed.classes)
-    _sizes(sizes, fed)
-    figure.draw_without_rendering()  # the panels get their sizes, which the bubbles need
-    (_bubbles if _few(fed) else _heat_map)(labels, fed)
-
-
-def _few(fed: Federation) -> bool:
-    """Whether there is room for bubbles."""
-    return fed.clients <= CLIENTS and fed.classes <= LABELS
-
-
-def _head(figure: Figure, fed: Federation, title: str) -> None:
-    """Data set and partition, or the user's title; below it the federation in numbers."""
-    f, partition = skew(fed), fed.source.get("partition")
-    own = title or (f"{fed.name}, partition {partition}" if partition else fed.name)
-    said = [f"{fed.clients:,} client{'s' * (fed.clients > 1)}", f"{f['rows']:,} rows"]
-    said += [f"label skew {f['label_skew']:.3f}"] if fed.classes else ["real targets"]
-    said += (
-        [f"area of a bubble: rows, {fed.label_counts().max():,} at most"]
-        if fed.classes and _few(fed)
-        else []
-    )
-    inch = 1 / figure.get_figheight()
-    own = _cut(own, int(8 * figure.get_figwidth()))
-    figure.text(0.012, 1 - 0.1 * inch, own, va="top", fontsize=13, fontweight="bold")
-    figure.text(0.012, 1 - 0.36 * inch, " · ".join(said), va="top", color="#555555")
-
-
-def _client_axis(axes: Axes, fed: Federation) -> None:
-    """The first client on top; names where the lines are wide enough for them."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set(ylim=(fed.clients - 0.5, -0.5), ylabel="client")
-    if fed.clients <= CLIENTS:
-        names = [_cut(name, 24) for name in _names(fed)]
-        axes.set_yticks(range(fed.clients), names, fontsize=9 if fed.clients <= 30 else 7)
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
-    axes.tick_params(length=0)
-
-
-def _label_axis(axes: Axes, classes: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set(xlim=(-0.6, classes - 0.4), xlabel="label")
-    if classes <= 25:
-        axes.set_xticks(range(classes))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(14, steps=[1, 2, 5, 10], integer=True))
-
-
-def _bubbles(axes: Axes, fed: Federation) -> None:
-    """A circle for each label of a client, its area the rows, the largest as wide as a line; never
-    less than a dot."""
-    from matplotlib.collections import EllipseCollection
-
-    counts = fed.label_counts().cpu().numpy()
-    clients, labels = counts.nonzero()
-    wide = 0.95 * np.maximum(np.sqrt(counts[clients, labels] / counts.max()), 0.12)
-    places = np.column_stack([labels, clients])
-    circles: dict[str, Any] = {
-        "units": _narrow(axes),
-        "offsets": places,
-        "offset_transform": axes.transData,
-    }
-    axes.add_collection(
-        EllipseCollection(wide, wide, np.zeros_like(wide), color=TRAIN, lw=0, **circles)
-    )
-    axes.grid(True)
-
-
-def _narrow(axes: Axes) -> str:
-    """The direction in which neighbours are closer."""
-    x, y = np.abs(np.diff(axes.transData.transform([(0, 0), (1, 1)]), axis=0)[0])
-    return "x" if x < y else "y"
-
-
-def _heat_map(axes: Axes, fed: Federation) -> None:
-    """The share of each label in a client's rows; where clients outnumber pixels, the mean of
-    neighbours."""
-    lines = np.array_split(_shares(fed), min(fed.clients, PIXELS))
-    box = (-0.5, fed.classes - 0.5, fed.clients - 0.5, -0.5)
-    q = np.array([line.mean(0) for line in lines])
-    image = axes.imshow(q, cmap="Blues", vmin=0, interpolation="nearest", aspect="auto", extent=box)
-    what = "share of the client's rows" + ", mean of neighbours" * (fed.clients > PIXELS)
-    axes.figure.colorbar(image, ax=axes, label=what, pad=0.01, aspect=40)
-
-
-def _sizes(axes: Axes, fed: Federation) -> None:
-    """Training and test rows of each client, one after the other."""
-    train, rows = fed.train_sizes.cpu().numpy(), _rows(fed).numpy()
-    parts = {"training": (np.zeros_like(train), train, TRAIN), "test": (train, rows, TEST)}
-    for name, (start, end, colour) in parts.items():
-        if (start < end).any():
-            _bars_between(axes, start, end, color=colour, label=name)
-    _row_axis(axes, int(rows.max()))
-    if fed.clients <= CLIENTS:
-        for i, n in enumerate(rows):
-            axes.annotate(
-                f"{n:,}", (n, i), (3, -0.5), textcoords="offset points", va="center", fontsize=8
-            )
-    else:
-        axes.grid(True, axis="x")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0.2)
-
-
-def _bars_between(axes: Axes, start: NDArray[Any], end: NDArray[Any], **look: Any) -> None:
-    """A bar for each client; a single outline where there are many."""
-    if len(start) <= CLIENTS:
-        axes.barh(range(len(start)), end - start, 0.72, start, **look)
-    else:
-        edges = np.arange(len(start) + 1) - 0.5
-        axes.stairs(end, edges, baseline=start, orientation="horizontal", fill=True, **look)
-
-
-def _row_axis(axes: Axes, most: int) -> None:
-    """Few enough ticks for long numbers; the layout makes room for the number beside the longest
-    bar."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set(xlim=(0, 1.02 * most), xlabel="rows")
-    axes.xaxis.set_major_locator(
-        MaxNLocator(4 if most < 100_000 else 3, steps=[1, 2, 2.5, 5, 10], integer=True)
-    )
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(length=0)
+    return [sizes, labels]

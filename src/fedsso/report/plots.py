@@ -63,7 +63,12 @@ def plot(
     picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
 
 
-def _draw(figure: Figure, curves: Sequence[Curve], title: str, targets: Sequence[float]) -> None:
+def _draw(
+    figure: Figure,
+    curves: Sequence[Curve],
+    title: str,
+    targets: Sequence[float],
+) -> None:
     """Draw all panels, the heading and the legend, then choose the size of the figure."""
     shown = [metric for metric in METRICS if _has_curve(curves, metric)] or METRICS
     looks = list(styles(curves))
@@ -121,24 +126,47 @@ def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
             _lost(axes, rounds[finite], values[0, finite], look)
 
 
-def _mean_and_range(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
+def _mean_and_range(
+    axes: Axes,
+    rounds: NDArray[Any],
+    values: NDArray[Any],
+    look: Style,
+) -> None:
     """A line and a band for the values [seeds, rounds] of one setting."""
     marker: dict[str, Any] = {}
     if len(rounds) <= FEW:
         marker = {"marker": "o", "markersize": 3}
-    axes.plot(rounds, np.nanmean(values, axis=0), lw=1.8, **look._asdict(), **marker)
+    axes.plot(
+        rounds,
+        np.nanmean(values, axis=0),
+        lw=1.8,
+        **look._asdict(),
+        **marker,
+    )
     low = np.nanmin(values, axis=0)
     high = np.nanmax(values, axis=0)
     axes.fill_between(rounds, low, high, color=look.color, alpha=0.2, lw=0)
 
 
-def _lost(axes: Axes, rounds: NDArray[Any], values: NDArray[Any], look: Style) -> None:
+def _lost(
+    axes: Axes,
+    rounds: NDArray[Any],
+    values: NDArray[Any],
+    look: Style,
+) -> None:
     """A run that diverged: a thin line with a cross at its end."""
     if not len(rounds):
         return
     axes.plot(rounds, values, lw=1.2, **look._asdict())
     end = np.clip(values[-1], *axes.get_ylim())  # the cross stays in sight
-    axes.plot(rounds[-1], end, color=look.color, zorder=5, clip_on=False, **CROSS)
+    axes.plot(
+        rounds[-1],
+        end,
+        color=look.color,
+        zorder=5,
+        clip_on=False,
+        **CROSS,
+    )
 
 
 # ---- axes ----
@@ -149,7 +177,13 @@ def round_axis(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("communication round")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(
+            6,
+            steps=[1, 2, 5, 10],
+            integer=True,
+        )
+    )
     axes.margins(x=0.015)
 
 
@@ -159,7 +193,13 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
     where = axes.get_yaxis_transform()
     text: dict[str, Any] = {"va": "center", "fontsize": 8, "color": "#777777"}
     for target in targets:
-        axes.axhline(target, color="#888888", lw=0.8, ls=(0, (2, 3)), zorder=1)
+        axes.axhline(
+            target,
+            color="#888888",
+            lw=0.8,
+            ls=(0, (2, 3)),
+            zorder=1,
+        )
         axes.text(1.01, target, name_of(target), transform=where, **text)
 
 
@@ -217,7 +257,15 @@ def keys(labels: Sequence[str], looks: Sequence[Style]) -> list[Any]:
 
     found = []
     for label, look in zip(labels, looks, strict=True):
-        found.append(Line2D([], [], lw=1.8, label=label, **look._asdict()))
+        found.append(
+            Line2D(
+                [],
+                [],
+                lw=1.8,
+                label=label,
+                **look._asdict(),
+            )
+        )
     return found
 
 

@@ -1,18 +1,27 @@
-"""What a sweep has found: a table of the best settings, a list of all trials, and pictures."""
+"""What a sweep has found: a table of the best settings, a list of all trials, and pictures.
+
+`write` and `draw` put them into the folder of the sweep. `fedsso sweep` prints the same table.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiment.results import ACCURACY, LAST, Results, Setting
+from ..experiment.results import ACCURACY, LAST, Results
 from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
-from . import figures, plots, tables
+from . import figures
+from .plots import plot
+from .tables import default_targets, markdown, rounds_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..experiment.results import Setting
 
 TABLE = "table.md"
 CURVES = "curves.png"
@@ -20,18 +29,8 @@ GRID = "grid.png"
 
 
 def explain_choice(results: Results) -> str:
-    """How the best settings were chosen, in sentences."""
-    count = max(len(setting.seeds) for setting in results.settings())
-    seeds = f"{count} seeds" if count > 1 else "one seed"
-    if results.target is not None:
-        rule = (
-            f"the fewest mean rounds until {results.target:g} is first reached, over {seeds}; a "
-            f"miss counts as never, and among equals the accuracy at the end decides"
-        )
-    elif results.metric() == ACCURACY:
-        rule = f"the best mean accuracy at the end over {seeds}; a run that diverges counts as 0"
-    else:
-        rule = f"the smallest mean test loss at the end over {seeds}"
+    """How the best settings were chosen, in sentences for the reader of the table."""
+    rule = _rule(results)
     rows = "Chosen and judged by the same test rows."
     if results.judged is not None:
         rows = (
@@ -43,26 +42,51 @@ def explain_choice(results: Results) -> str:
     return f"Best setting: {rule}. {rows} Final {what}: {end}."
 
 
+def _rule(results: Results) -> str:
+    """What makes a setting the best one."""
+    count = max(len(setting.seeds) for setting in results.settings())
+    seeds = f"{count} seeds" if count > 1 else "one seed"
+    if results.target is not None:
+        return (
+            f"the fewest mean rounds until {results.target:g} is first reached, over {seeds}; a "
+            f"miss counts as never, and among equals the accuracy at the end decides"
+        )
+    if results.metric() == ACCURACY:
+        return f"the best mean accuracy at the end over {seeds}; a run that diverges counts as 0"
+    return f"the smallest mean test loss at the end over {seeds}"
+
+
 def works(own: Results, target: float | None) -> tuple[int, str]:
-    """How many settings of a grid are of use, and what that means."""
+    """How many settings of a grid are of use, and what that means.
+
+    With a target, these are the settings that reach it with every seed. Without one, these are the
+    settings that do not diverge.
+    """
     if target is None:
-        return sum(not setting.diverged for setting in own.settings()), "do not diverge"
+        calm = [setting for setting in own.settings() if not setting.diverged]
+        return len(calm), "do not diverge"
     return own.working(target), f"reach {target:g} with every seed"
 
 
+# ---- the table of the best settings ----
+
+
 def winners_table(results: Results) -> list[dict[str, str]]:
-    """One row of text for each algorithm: its best setting and how it fares."""
+    """One row of text for each algorithm: its best setting and how it fares.
+
+    A row maps the names of the columns to their texts.
+    """
     target = results.target
     metric = results.metric()
+    what = "final accuracy" if metric == ACCURACY else "final test loss"
     winners = results.winners()
     rows = []
     for name, own in results.algorithms().items():
         best = winners[name]
         row = {"algorithm": name, "best setting": _told(best, own)}
         if target is not None:
-            counted = tables.rounds_table([best.curve()], [target])[0]
+            counted = rounds_table([best.curve()], [target])[0]
             row[f"rounds to {target:g}"] = list(counted.values())[1]
-        what = "final accuracy" if metric == ACCURACY else "final test loss"
         row[what] = _final(best, metric)
         count, meaning = works(own, target)
         row["of the grid"] = f"{count} of {len(own.settings())} {meaning}"
@@ -77,34 +101,45 @@ def _told(best: Setting, own: Results) -> str:
         value = best.spec.hyper[name]
         shown[name] = f"{value:g}" if isinstance(value, float) else str(value)
     shown |= best.spec.short
-    return " ".join(f"{name}={value}" for name, value in shown.items()) or "its defaults"
+    words = [f"{name}={value}" for name, value in shown.items()]
+    return " ".join(words) or "its defaults"
 
 
 def _final(setting: Setting, metric: str) -> str:
-    """Mean and sample standard deviation over the seeds."""
+    """Mean and sample standard deviation over the seeds, and how many of them diverged."""
     values = setting.finals(metric)
-    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-    lost = f", {setting.diverged} of {len(values)} diverged" if setting.diverged else ""
-    return f"{np.mean(values):.4f}{spread}{lost}"
+    text = f"{np.mean(values):.4f}"
+    if len(values) > 1:
+        text += f" ± {np.std(values, ddof=1):.4f}"
+    if setting.diverged:
+        text += f", {setting.diverged} of {len(values)} diverged"
+    return text
+
+
+# ---- files ----
 
 
 def write(folder: Path, results: Results) -> None:
-    """Write the table of the best settings and the list of all trials."""
+    """Write the table of the best settings (table.md) and the list of all trials (trials.csv)."""
     write_atomic(folder / TRIALS, trials_csv(results))
-    text = f"{tables.markdown(winners_table(results))}\n{explain_choice(results)}\n"
-    write_atomic(folder / TABLE, text)
+    table = markdown(winners_table(results))
+    write_atomic(folder / TABLE, f"{table}\n{explain_choice(results)}\n")
 
 
 def draw(folder: Path, results: Results) -> None:
-    """Draw the curves of the best settings, and every grid as a map."""
+    """Draw the curves of the best settings (curves.png) and every grid as a map (grid.png).
+
+    Maps show the rounds to the target of the sweep. A sweep without one takes the highest of the
+    default targets. If nothing was learned there is none, and then there are no maps.
+    """
     target = results.target
     curves = [setting.curve() for setting in results.winners().values()]
-    plots.plot(curves, folder / CURVES, targets=[] if target is None else [target])
+    plot(curves, folder / CURVES, targets=[] if target is None else [target])
     path = folder / GRID
     if path.is_file():
         path.unlink()
-    shown = target or max(tables.default_targets(curves), default=None)
-    if shown is None:  # nothing was learned: there is no accuracy to count rounds to
+    shown = target or max(default_targets(curves), default=None)
+    if shown is None:
         return
     where = " on held-out rows" if results.judged is not None else ""
     title = f"Mean rounds to an accuracy of {shown:g}{where}"
@@ -114,23 +149,8 @@ def draw(folder: Path, results: Results) -> None:
 
 def trials_csv(results: Results) -> str:
     """A line for each trial: first of the settings that were run again, then of the grid."""
-    targets = [] if results.target is None else [results.target]
-    axes = {name: list(own.axes()) for name, own in results.algorithms().items()}
-    parts = [results] if results.judged is None else [results.judged, results]
-    rows: list[dict[str, Any]] = []
-    for part in parts:
-        for setting in part.settings():
-            hyper = setting.spec.hyper
-            varied = {name: hyper[name] for name in axes[setting.algorithm]}
-            told = Results(setting.runs).rows(targets)
-            for row, run in zip(told, setting.runs, strict=True):
-                last = {
-                    "judged_by": run.judged_by,
-                    **varied,
-                    "identity": run.spec.identity[:DIGITS],
-                }
-                rows.append(row | {"setting": setting.label} | last)
-    names: dict[str, None] = {}
+    rows = _trials(results)
+    names: dict[str, None] = {}  # all columns, in their order
     for row in rows:
         names |= dict.fromkeys(row)
     text = io.StringIO()
@@ -138,3 +158,22 @@ def trials_csv(results: Results) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _trials(results: Results) -> list[dict[str, Any]]:
+    """The numbers of each trial, its setting, and the hyper-parameters that its grid varies."""
+    targets = [] if results.target is None else [results.target]
+    axes = {name: list(own.axes()) for name, own in results.algorithms().items()}
+    parts = [results] if results.judged is None else [results.judged, results]
+    rows: list[dict[str, Any]] = []
+    for part in parts:
+        for setting in part.settings():
+            numbers = Results(setting.runs).rows(targets)
+            for row, run in zip(numbers, setting.runs, strict=True):
+                row["setting"] = setting.label
+                row["judged_by"] = run.judged_by
+                for name in axes[setting.algorithm]:
+                    row[name] = setting.spec.hyper[name]
+                row["identity"] = run.spec.identity[:DIGITS]
+                rows.append(row)
+    return rows

@@ -172,7 +172,10 @@ def _round_down(value: float, step: float) -> float:
     return round(floor(value / step + 1e-9) * step, 3)
 
 
-def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def series(
+    traces: Sequence[Trace],
+    metric: str,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """One column of several traces on common rounds.
 
     Returns:
@@ -194,7 +197,10 @@ def series(traces: Sequence[Trace], metric: str) -> tuple[NDArray[Any], NDArray[
 # ---- the table ----
 
 
-def rounds_table(curves: Sequence[Curve], targets: Sequence[float]) -> list[dict[str, str]]:
+def rounds_table(
+    curves: Sequence[Curve],
+    targets: Sequence[float],
+) -> list[dict[str, str]]:
     """The numbers as text, one row for each curve; a dash marks what was not reached.
 
     A row maps the names of the columns to their texts: the label, the rounds to each target, the

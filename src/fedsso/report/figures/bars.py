@@ -68,7 +68,12 @@ def _check_bars(name: str, bars: Sequence[Bar], most: int) -> None:
             )
 
 
-def _rounds_bars(figure: Figure, groups: Sequence[Group], title: str, most: int) -> None:
+def _rounds_bars(
+    figure: Figure,
+    groups: Sequence[Group],
+    title: str,
+    most: int,
+) -> None:
     """Draw all groups, two beside each other where there are three or more."""
     across = 1 if len(groups) < 3 else 2
     lengths = []  # bars of the longest group of each row
@@ -97,13 +102,22 @@ def _rank(bar: Bar) -> float:
     return inf if bar[2] is None else bar[2]
 
 
-def _group(axes: Axes, name: str, bars: Sequence[Bar], most: int) -> None:
+def _group(
+    axes: Axes,
+    name: str,
+    bars: Sequence[Bar],
+    most: int,
+) -> None:
     """Draw the bars of one group, with their numbers beside them."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     axes.grid(True, axis="x")
-    ticks = MaxNLocator(5, steps=[1, 2, 5, 10], integer=True).tick_values(0, most)
+    ticks = MaxNLocator(
+        5,
+        steps=[1, 2, 5, 10],
+        integer=True,
+    ).tick_values(0, most)
     axes.set_xticks([tick for tick in ticks if tick <= most])
     axes.set_xlim(0, 1.28 * most)  # with room for the numbers
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
@@ -117,10 +131,21 @@ def _group(axes: Axes, name: str, bars: Sequence[Bar], most: int) -> None:
             text, end = _never(axes, place, most)
         else:
             text, end = _bar(axes, place, algorithm, mean, sd)
-        axes.text(end + 0.015 * most, place, text, va="center", fontsize=SMALL, fontweight=weight)
+        axes.text(
+            end + 0.015 * most,
+            place,
+            text,
+            va="center",
+            fontsize=SMALL,
+            fontweight=weight,
+        )
 
 
-def _never(axes: Axes, place: int, most: int) -> tuple[str, float]:
+def _never(
+    axes: Axes,
+    place: int,
+    most: int,
+) -> tuple[str, float]:
     """Draw a grey bar; returns what to write, and where."""
     axes.barh(place, most, height=THICK, color=NEVER)
     return f"not with every seed in {most} rounds", 0.0

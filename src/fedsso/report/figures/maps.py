@@ -70,7 +70,13 @@ class _Scale(NamedTuple):
     colours: Colormap
 
 
-def heat_maps(path: str | Path, maps: Sequence[Heat], *, title: str, most: int) -> None:
+def heat_maps(
+    path: str | Path,
+    maps: Sequence[Heat],
+    *,
+    title: str,
+    most: int,
+) -> None:
     """Draw a map of each algorithm's grid.
 
     Args:
@@ -108,7 +114,12 @@ def _check_heat(heat: Heat, most: int) -> None:
 # ---- the whole figure ----
 
 
-def _heat_maps(figure: Figure, maps: Sequence[Heat], title: str, most: int) -> None:
+def _heat_maps(
+    figure: Figure,
+    maps: Sequence[Heat],
+    title: str,
+    most: int,
+) -> None:
     """Place the maps, draw them, and write the heading and the key."""
     figure.set_layout_engine("none")  # cells of equal size: every place is known
     longest = max(len(heat.columns) for heat in maps)
@@ -131,7 +142,10 @@ def _heat_maps(figure: Figure, maps: Sequence[Heat], title: str, most: int) -> N
     _foot(figure, scale, most)
 
 
-def _places(maps: Sequence[Heat], cell: tuple[float, float]) -> list[_Place]:
+def _places(
+    maps: Sequence[Heat],
+    cell: tuple[float, float],
+) -> list[_Place]:
     """Places from left to right, and on to the next row where a map would not fit."""
     wide, high = cell
     places: list[_Place] = []
@@ -206,7 +220,13 @@ def _numbers(axes: Axes, heat: Heat, scale: _Scale) -> None:
         colour = scale.colours(scale.norm(value))[:3]
         bright = np.dot(colour, LUMINANCE) > 0.5
         ink = "#222222" if bright else "white"
-        axes.text(column + 0.5, row + 0.54, f"{value:.0f}", color=ink, **text)
+        axes.text(
+            column + 0.5,
+            row + 0.54,
+            f"{value:.0f}",
+            color=ink,
+            **text,
+        )
 
 
 def _signs(axes: Axes, heat: Heat, *, numbers: bool) -> None:

@@ -66,7 +66,12 @@ class _Line(NamedTuple):
     look: Style
 
 
-def panels(path: str | Path, columns: Sequence[Panel], *, title: str = "") -> None:
+def panels(
+    path: str | Path,
+    columns: Sequence[Panel],
+    *,
+    title: str = "",
+) -> None:
     """Draw training loss above test accuracy, a column for each panel, one legend for all.
 
     The suffix of the path decides the format: .png, .pdf or .svg.
@@ -123,7 +128,13 @@ def _lines(columns: Sequence[Panel]) -> list[list[_Line]]:
         for curve in panel.curves:
             name, _ = names[curve.label]
             first.setdefault((name, curve.algorithm), curve)
-    looks = dict(zip(first, styles(list(first.values())), strict=True))
+    looks = dict(
+        zip(
+            first,
+            styles(list(first.values())),
+            strict=True,
+        )
+    )
     found = []
     for panel in columns:
         own = []
@@ -167,7 +178,12 @@ def _divided(label: str) -> tuple[str, str]:
 # ---- a column ----
 
 
-def _column(loss: Axes, accuracy: Axes, panel: Panel, lines: Sequence[_Line]) -> None:
+def _column(
+    loss: Axes,
+    accuracy: Axes,
+    panel: Panel,
+    lines: Sequence[_Line],
+) -> None:
     """Draw the two panels of a column."""
     for axes in (loss, accuracy):
         axes.grid(True)
@@ -244,7 +260,10 @@ def _settings(axes: Axes, lines: Sequence[_Line], width: float) -> int:
     return rows
 
 
-def _handles(columns: Sequence[Panel], drawn: Sequence[Sequence[_Line]]) -> list[Any]:
+def _handles(
+    columns: Sequence[Panel],
+    drawn: Sequence[Sequence[_Line]],
+) -> list[Any]:
     """The entries of the legend: names, what bands and crosses mean, and each kind of dots."""
     looks: dict[tuple[str, str], Style] = {}
     curves: list[Curve] = []

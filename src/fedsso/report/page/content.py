@@ -1,0 +1,84 @@
+"""What a page is made of: curves, notes, settings to reproduce, and who holds which labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..tables import Curve
+
+
+class Entry(NamedTuple):
+    """A curve, and where it belongs on the page.
+
+    Every algorithm has a map of its grid for each `origin`, and `hyper` places the curve on it. If
+    some entries of an origin lead, its other entries are background: they are on the maps, but in
+    no card, and their curves are drawn only on demand.
+
+    Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
+    accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the last
+    evaluation counts.
+    """
+
+    curve: Curve
+    hyper: Mapping[str, Any] = {}
+    lead: bool = False
+    origin: str = ""
+    data: str = ""
+    ends: tuple[float, ...] = ()
+
+
+class Recipe(NamedTuple):
+    """Settings to reproduce, and the command that takes them from `file`, where there is one."""
+
+    title: str
+    text: str
+    command: str = ""
+    file: str = "spec.toml"
+
+
+class Holding(NamedTuple):
+    """How many rows of each label every client holds; `counts` has the shape [clients, labels]."""
+
+    title: str
+    clients: Sequence[str]
+    counts: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a page is made of.
+
+    `text` is an introduction, in which blank lines part paragraphs. `targets` are the accuracies of
+    the table; None chooses four that suit. The best setting is the one with the fewest rounds to
+    `goal`. Infinity stands for the best accuracy at the end, and None for a target that suits.
+    """
+
+    entries: Sequence[Entry]
+    title: str = ""
+    text: str = ""
+    targets: Sequence[float] | None = None
+    notes: Sequence[str] = ()
+    holdings: Sequence[Holding] = ()
+    recipes: Sequence[Recipe] = ()
+    goal: float | None = None
+
+    @property
+    def curves(self) -> list[Curve]:
+        """All curves in order."""
+        return [entry.curve for entry in self.entries]
+
+
+def check_targets(targets: Sequence[float]) -> None:
+    """Refuse a target that no accuracy can reach."""
+    for target in targets:
+        if not 0 < target <= 1:
+            raise InputError(
+                f"a target is an accuracy above 0 and at most 1, such as 0.9; got {target:g}"
+            )

@@ -1,0 +1,81 @@
+"""The whole page: the template `assets/report.html` with all its parts filled in.
+
+Scripts and styles stand in the page itself. Its content policy allows these scripts only, by their
+hashes, and no access to the network.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ...support.files import write_atomic
+from ...support.intake import read_bytes, read_text
+from . import sections
+from .script import data
+from .view import View
+
+if TYPE_CHECKING:
+    from .content import Content
+
+ASSETS = Path(__file__).parents[1] / "assets"
+MARK = '<meta name="generator" content="fedsso">'
+"""In assets/report.html: it tells our pages from those of others."""
+
+POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def write(path: str | Path, content: Content) -> None:
+    """Write the page to a file; a file that lies there is replaced."""
+    write_atomic(path, page(content))
+
+
+def page(content: Content) -> str:
+    """The whole page as text."""
+    if not content.entries:
+        raise InputError("there is no run to report; give at least one")
+    view = View(content)
+    plotly = gzip.decompress(read_bytes(ASSETS / "plotly-cartesian.min.js.gz")).decode()
+    script = read_text(ASSETS / "report.js")
+    hashes = f"{_hash(plotly)} {_hash(script)}"
+    parts = {
+        "policy": escape(POLICY.format(scripts=hashes)),
+        "title": escape(view.title),
+        "style": read_text(ASSETS / "report.css"),
+        "about": escape(sections.about(view)),
+        "text": sections.paragraphs(content.text),
+        "notes": sections.notes(content.notes),
+        "cards": "\n".join(sections.cards(view)),
+        "tables": sections.tables(view),
+        "recipes": sections.recipes(content.recipes),
+        "data": _json(data(view)),
+        "plotly": plotly,
+        "script": script,
+    }
+    template = Template(read_text(ASSETS / "report.html"))
+    text = template.substitute(parts)
+    return text.encode(errors="replace").decode()  # a path may hold what is no text
+
+
+def _hash(script: str) -> str:
+    """A script's hash in the form that a content policy has."""
+    digest = sha256(script.encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element in which it stands; NaN does not occur in it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text

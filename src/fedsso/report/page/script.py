@@ -1,0 +1,267 @@
+"""The numbers that `assets/report.js` draws: curves, maps of grids, and who holds which labels.
+
+Every series stands in the page once, as base64 of float32, and is known by its place in a list.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .sections import dashes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...experiment.trace import Trace
+    from .content import Entry, Holding
+    from .view import View
+
+METRICS = {
+    "test_accuracy": "Test accuracy",
+    "train_loss": "Training loss",
+    "test_loss": "Test loss",
+}
+DIAGNOSTICS = {
+    "ys": ("yᵀs", "curvature along the last step; negative: the estimate cannot use it as it is"),
+    "grad_norm": ("‖g‖", "length of the averaged gradient"),
+    "radius": ("radius", "the longest step that the guard allows"),
+    "gamma": ("γ", "the estimate starts from I/γ"),
+    "alpha": ("client step α", "as the server chose it"),
+    "overridden": ("overridden pairs", "1: the pair's curvature was replaced by a bound"),
+    "skipped": ("skipped pairs", "1: the pair did not enter the estimate"),
+}
+COUNTS = ("overridden", "skipped")  # diagnostics of which 0 says nothing
+SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
+SMALLEST = 4  # settings of a grid that is worth a map
+MOST_CLIENTS = 200  # drawn one by one; of more the largest and the smallest
+
+Hyper = Mapping[str, Any]
+
+
+def data(view: View) -> dict[str, Any]:
+    """Everything that the script draws, as values that JSON can hold."""
+    arrays = _Arrays()
+    curves = [_curve(view, i, arrays) for i in range(len(view.curves))]
+    present: dict[str, None] = {}  # the columns that some trace has, in their order
+    for curve in curves:
+        for trace in curve["traces"]:
+            present |= dict.fromkeys(trace["columns"])
+    return {
+        "curves": curves,
+        "metrics": _metrics(present),
+        "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
+        "diagnostics": _diagnostics(present),
+        "targets": view.targets,
+        "judged": _judged(view),
+        "maps": list(_maps(view.entries)),
+        "holdings": [_holding(one, arrays) for one in view.content.holdings],
+        "arrays": arrays.texts,
+    }
+
+
+class _Arrays:
+    """A list of series as text, in which equal series stand once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._places: dict[bytes, int] = {}
+
+    def add(self, values: NDArray[Any]) -> int:
+        """The place of a series in the list, to which it is added if it is new.
+
+        What single precision cannot hold becomes infinite, and is not drawn.
+        """
+        with np.errstate(over="ignore"):
+            raw = values.astype("<f4").tobytes()
+        if raw not in self._places:
+            self._places[raw] = len(self.texts)
+            self.texts.append(b64encode(raw).decode())
+        return self._places[raw]
+
+
+# ---- curves ----
+
+
+def _curve(
+    view: View,
+    i: int,
+    arrays: _Arrays,
+) -> dict[str, Any]:
+    """One curve: how it looks, its numbers, and its traces."""
+    curve = view.curves[i]
+    one = view.numbers[i]
+    look = view.looks[i]
+    traces = []
+    for trace in curve.traces:
+        traces.append({"diverged": trace.diverged, "columns": _columns(trace, arrays)})
+    return {
+        "label": curve.label,
+        "algorithm": curve.algorithm,
+        "color": look.color,
+        "dash": dashes(look, 2.2),
+        "shown": i in view.shown,
+        "rounds": [view.hits[i, target] for target in view.targets],
+        "final": one["final_accuracy"]["mean"],
+        "lost": len(one["diverged"]),
+        "traces": traces,
+    }
+
+
+def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
+    """The columns that hold something; bytes and seconds are summed up over the rounds."""
+    found = {"round": trace["round"]}
+    megabytes = np.cumsum(trace["bytes_up"] + trace["bytes_down"]) / 1e6
+    if megabytes.any():
+        found["megabytes"] = megabytes
+    seconds = np.cumsum(np.nan_to_num(trace["seconds"]))
+    if seconds.any():
+        found["seconds"] = seconds
+    for name, column in trace.columns.items():
+        drawn = name.startswith("test_") or name in METRICS or name in DIAGNOSTICS
+        told = column if name in COUNTS else np.isfinite(column)
+        if drawn and told.any():
+            found[name] = column
+    return {name: arrays.add(column) for name, column in found.items()}
+
+
+def _metrics(present: Mapping[str, None]) -> list[dict[str, str]]:
+    """What may be drawn upwards: the usual metrics, then those that the user measured."""
+    names = dict(METRICS)
+    for name in present:
+        if name.startswith("test_") and name not in METRICS:
+            names[name] = name.removeprefix("test_").replace("_", " ")
+    return [{"key": key, "name": name} for key, name in names.items() if key in present]
+
+
+def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
+    """The diagnostics that some trace has, with their names and meanings."""
+    found = []
+    for key, (name, meaning) in DIAGNOSTICS.items():
+        if key in present:
+            found.append({"key": key, "name": name, "about": meaning})
+    return found
+
+
+def _judged(view: View) -> str:
+    """What the maps show at first.
+
+    This is the place of a target to count rounds to, which is the goal or else the highest target.
+    Without targets it is the word for the accuracy at the end.
+    """
+    if not view.targets:
+        return "final"
+    goal = view.content.goal
+    if goal in view.targets:
+        return str(view.targets.index(goal))
+    return str(len(view.targets) - 1)
+
+
+# ---- maps of grids ----
+
+
+def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    """The grid of each algorithm and origin; from the third axis on, a map for each value."""
+    grids: dict[tuple[str, str], dict[int, Hyper]] = {}
+    for i, entry in enumerate(entries):
+        if entry.hyper:
+            key = (entry.curve.algorithm, entry.origin)
+            grids.setdefault(key, {})[i] = entry.hyper
+    for (name, origin), own in grids.items():
+        others = list(_axes(list(own.values())))[2:]
+        values = [_part(hyper, others) for hyper in own.values()]
+        for fixed in _in_order(values):
+            within = {i: hyper for i, hyper in own.items() if _part(hyper, others) == fixed}
+            told = [f"{_symbol(key)}={_tidy(value)}" for key, value in fixed.items()]
+            title = " ".join([name, *told, origin]).strip()
+            yield from _map(title, within)
+
+
+def _part(hyper: Hyper, names: Sequence[str]) -> dict[str, Any]:
+    """Some of the hyper-parameters."""
+    return {name: hyper[name] for name in names}
+
+
+def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
+    """One map, of one line if there is one axis; its cells are places of curves.
+
+    Settings that were picked by hand leave too many cells empty, and have no map.
+    """
+    axes = _axes(list(within.values()))
+    size = prod(map(len, axes.values()))
+    if not axes or len(within) < SMALLEST or size > 1.5 * len(within):
+        return
+    down, across = ["", *axes] if len(axes) == 1 else list(axes)
+    lines = axes.get(down, [None])
+    columns = axes[across]
+    cells: list[list[int | None]] = [[None] * len(columns) for _ in lines]
+    for i, hyper in within.items():
+        line = lines.index(hyper.get(down))
+        column = columns.index(hyper[across])
+        cells[line][column] = i
+    yield {
+        "title": title,
+        "down": _symbol(down),
+        "across": _symbol(across),
+        "rows": [_tidy(value) if down else "" for value in lines],
+        "columns": [_tidy(value) for value in columns],
+        "cells": cells,
+    }
+
+
+def _axes(grid: Sequence[Hyper]) -> dict[str, list[Any]]:
+    """The hyper-parameters with several values: first the client step and the server step."""
+    wide: dict[str, list[Any]] = {}
+    for key in grid[0] if grid else ():
+        if all(key in hyper for hyper in grid):
+            values = _in_order([hyper[key] for hyper in grid])
+            if len(values) > 1:
+                wide[key] = values
+    first = [key for key in ("alpha", "eta") if key in wide]
+    others = [key for key in wide if key not in first]
+    return {key: wide[key] for key in (*first, *others)}
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    """The different values; numbers ascend, then the rest follows as it came."""
+    found = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return sorted(found, key=lambda v: (0, v) if isinstance(v, int | float) else (1, 0))
+
+
+def _symbol(name: str) -> str:
+    """The letter that the paper has for a hyper-parameter, else its name."""
+    return SYMBOLS.get(name, name)
+
+
+def _tidy(value: Any) -> str:
+    """A number with four figures at most."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---- who holds what ----
+
+
+def _holding(holding: Holding, arrays: _Arrays) -> dict[str, Any]:
+    """Who holds which labels; of very many clients the largest and the smallest."""
+    sizes = holding.counts.sum(1)
+    chosen = np.arange(len(sizes))
+    note = ""
+    if len(sizes) > MOST_CLIENTS:
+        half = MOST_CLIENTS // 2
+        order = np.argsort(-sizes, kind="stable")
+        chosen = np.concatenate([order[:half], order[-half:]])
+        note = f"The {half} largest and the {half} smallest of {len(sizes):,} clients."
+    return {
+        "title": holding.title,
+        "note": note,
+        "clients": [holding.clients[i] for i in chosen.tolist()],
+        "labels": holding.counts.shape[1],
+        "counts": arrays.add(holding.counts[chosen].ravel()),
+    }

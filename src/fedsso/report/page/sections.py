@@ -1,0 +1,325 @@
+"""The parts of the page that are written as HTML: cards, tables, notes and settings.
+
+Whatever comes from a user (labels, titles, notes, settings) passes through `escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...version import __version__
+from .view import FEW
+
+if TYPE_CHECKING:
+    from ..styles import Style
+    from ..tables import Curve, Numbers
+    from .content import Recipe
+    from .view import View
+
+ENDS = (
+    "The final accuracy of a sweep's setting is that of the sweep's table: "
+    "the mean of the last evaluations."
+)
+UNITS = ("bytes", "kB", "MB", "GB", "TB")
+BASE = "fedavg"  # the algorithm whose bytes the others are compared with
+
+Cell = float | str | None  # what a cell of a table is sorted by; None: not reached
+
+
+# ---- text, notes, settings ----
+
+
+def paragraphs(text: str) -> str:
+    """The introduction; blank lines part paragraphs."""
+    parts = [part.strip() for part in text.split("\n\n")]
+    return "\n".join(f"<p>{escape(part)}</p>" for part in parts if part)
+
+
+def notes(texts: Sequence[str]) -> str:
+    """What the reader should know about the runs, as a list."""
+    if not texts:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f'<ul class="notes">{items}</ul>'
+
+
+def recipes(every: Sequence[Recipe]) -> str:
+    """The settings to reproduce, each folded up; many of them are folded up together once more."""
+    if not every:
+        return ""
+    blocks = "\n".join(map(_recipe, every))
+    if len(every) > FEW:
+        blocks = f"<details><summary>{len(every)} settings</summary>\n{blocks}\n</details>"
+    return f'<section id="settings"><h2>Settings to reproduce</h2>\n{blocks}\n</section>'
+
+
+def _recipe(recipe: Recipe) -> str:
+    """One block of settings, below the command that takes them."""
+    command = ""
+    if recipe.command:
+        how = f"Save the settings below as {escape(recipe.file)}, then:"
+        code = f"<pre><code>{escape(recipe.command)}</code></pre>"
+        command = f'<p class="hint">{how}</p>{code}'
+    text = f"<pre><code>{escape(recipe.text)}</code></pre>"
+    return f"<details><summary>{escape(recipe.title)}</summary>{command}{text}</details>"
+
+
+# ---- cards ----
+
+
+def about(view: View) -> str:
+    """How much the page shows: settings, runs, rounds, and the version of fedsso."""
+    runs = 0
+    rounds = 0
+    for curve in view.curves:
+        for trace in curve.traces:
+            runs += 1
+            rounds = max(rounds, int(trace["round"].max(initial=0)))
+    parts = [
+        _counted(len(view.curves), "setting"),
+        _counted(runs, "run"),
+        _counted(rounds, "round"),
+        f"fedsso {__version__}",
+    ]
+    return " · ".join(parts)
+
+
+def _counted(count: int, word: str) -> str:
+    """A number and its word, in the plural unless the number is 1."""
+    ending = "" if count == 1 else "s"
+    return f"{count:,} {word}{ending}"
+
+
+def cards(view: View) -> Iterator[str]:
+    """The main findings, each with its sentence; no comparison of different federations."""
+    if not view.apart:
+        yield from _findings(view)
+    lost = sum(len(one["diverged"]) for one in view.numbers)
+    runs = sum(one["seeds"] for one in view.numbers)
+    text = "every run stayed finite"
+    if lost:
+        names = [one["algorithm"] for one in view.numbers if one["diverged"]]
+        text = f"of {', '.join(dict.fromkeys(names))}"
+    yield _card("Diverged", f"{lost} of {runs}", text)
+
+
+def _findings(view: View) -> Iterator[str]:
+    """The cards that compare settings."""
+    ends = [i for i in view.front if view.numbers[i]["final_accuracy"]["mean"] is not None]
+    if ends:
+        i = min(ends, key=view.end)
+        best = f"{-view.end(i):.4f}"
+        yield _card("Best final accuracy", best, view.curves[i].label, view.looks[i])
+    if view.target is not None:
+        yield _fastest(view, view.target)
+        yield from _saved(view, view.target)
+
+
+def _fastest(view: View, target: float) -> str:
+    """The setting with the fewest rounds to the target, and the best of three other algorithms."""
+
+    def order(i: int) -> tuple[float, float]:
+        return view.hits[i, target] or 0.0, view.end(i)
+
+    fastest: dict[str, int] = {}
+    able = [i for i in view.front if view.reaches(i, target)]
+    for i in sorted(able, key=order):
+        fastest.setdefault(view.curves[i].algorithm, i)
+    first, *others = fastest.values()
+    said = []
+    for i in others[:3]:
+        said.append(f"{view.curves[i].algorithm} {_rounds(view.hits[i, target])}")
+    text = view.curves[first].label
+    if said:
+        text += f"; {', '.join(said)}"
+    title = f"Fewest rounds to {target:g}"
+    return _card(
+        title,
+        _rounds(view.hits[first, target]),
+        text,
+        view.looks[first],
+    )
+
+
+def _saved(view: View, target: float) -> Iterator[str]:
+    """Bytes until the target, against FedAvg's best setting.
+
+    There is no card where bytes were not counted, or where only one side reaches the target.
+    """
+    spent: dict[int, float] = {}
+    base: list[float] = []  # bytes of FedAvg's settings
+    for i in view.front:
+        cost = _spent(view.curves[i], target)
+        if not cost:
+            continue
+        if view.curves[i].algorithm == BASE:
+            base.append(cost)
+        else:
+            spent[i] = cost
+    if not base or not spent:
+        return
+    usual = min(base)
+    i = min(spent, key=spent.__getitem__)
+    share = f"{spent[i] / usual - 1:+.0%}".replace("-", "−")
+    label = view.curves[i].label
+    text = f"{label}: {_size(spent[i])} to {target:g}, FedAvg {_size(usual)}"
+    yield _card("Bytes against FedAvg", share, text, view.looks[i])
+
+
+def _card(
+    name: str,
+    value: str,
+    text: str,
+    look: Style | None = None,
+) -> str:
+    """A card: its name, a large value, and a sentence with the mark of a curve."""
+    mark = "" if look is None else _swatch(look)
+    return (
+        f'<div class="card"><h3>{escape(name)}</h3><p class="value">{escape(value)}</p>'
+        f"<p>{mark}{escape(text)}</p></div>"
+    )
+
+
+def _spent(curve: Curve, target: float) -> float | None:
+    """Mean bytes until the target; None unless every seed gets there."""
+    spent = [trace.bytes_to(target) for trace in curve.traces]
+    found = [count for count in spent if count is not None]
+    if len(found) < len(spent):
+        return None
+    return float(np.mean(found))
+
+
+def _size(count: float) -> str:
+    """Bytes with three figures, in a unit that suits."""
+    power = int(np.log10(max(count, 1)) // 3)
+    power = min(len(UNITS) - 1, max(0, power))
+    return f"{count / 1000**power:.3g} {UNITS[power]}"
+
+
+def _rounds(value: float | None) -> str:
+    """Rounds with at most one decimal."""
+    return "never" if value is None else f"{round(value, 1):g}"
+
+
+# ---- tables ----
+
+
+def tables(view: View) -> str:
+    """The table of all curves.
+
+    Where not all are drawn at first, those that are come first, and the whole is folded up.
+    """
+    said = ""
+    if any(entry.ends for entry in view.entries):
+        said = f'<p class="hint">{ENDS}</p>'
+    every = list(range(len(view.curves)))
+    if len(view.shown) == len(every):
+        return said + _table(view, every, "Rounds to an accuracy")
+    title = "Drawn at first"
+    if len(view.shown) == len(view.best(view.front)):
+        title = "Best setting of each algorithm"
+        if view.apart:
+            title += " on each data set"
+    whole = _table(view, every, "All settings")
+    rest = f"<details><summary>All {len(every)} settings</summary>{whole}</details>"
+    return said + _table(view, view.shown, title) + rest
+
+
+def _table(view: View, places: Sequence[int], title: str) -> str:
+    """A table of some curves; the best of each column is marked unless data sets differ."""
+    names = list(view.rows[0])
+    head = "".join(_header(name) for name in names)
+    cells = {i: _values(view.numbers[i]) for i in places}
+    rivals = [] if view.apart else places
+    top = []
+    for column, name in enumerate(names):
+        top.append(_best(name, [cells[i][column] for i in rivals]))
+    lines = []
+    for i in places:
+        lines.append(f"<tr>{_cells(view, i, cells[i], top)}</tr>")
+    body = "\n".join(lines)
+    caption = ""
+    if len(view.shown) < len(view.curves):
+        caption = f"<caption>{escape(title)}</caption>"
+    return (
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape(title)}">'
+        f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _header(name: str) -> str:
+    """The head of a column, and which way to sort it first.
+
+    The best comes first: few rounds, few bytes, much accuracy.
+    """
+    first = "descending" if name == "final accuracy" else "ascending"
+    button = f'<button type="button">{escape(name)}</button>'
+    return f'<th scope="col" aria-sort="none" data-first="{first}">{button}</th>'
+
+
+def _values(one: Numbers) -> list[Cell]:
+    """What a row is sorted by, cell by cell."""
+    cells: list[Cell] = [one["label"]]
+    for stat in one["rounds_to"].values():
+        whole = stat["count"] == one["seeds"]
+        cells.append(stat["mean"] if whole else None)
+    cost = one["megabytes"]
+    cells.append(None if cost is None else cost["mean"])
+    cells.append(one["final_accuracy"]["mean"])
+    return cells
+
+
+def _best(name: str, values: Sequence[Cell]) -> float | None:
+    """The best of a column with several rows.
+
+    Megabytes have none: those of each row are for a target of its own.
+    """
+    if len(values) < 2 or name == "megabytes":
+        return None
+    found = [value for value in values if isinstance(value, int | float)]
+    if name == "final accuracy":
+        return max(found, default=None)
+    return min(found, default=None)
+
+
+def _cells(
+    view: View,
+    i: int,
+    values: Sequence[Cell],
+    top: Sequence[float | None],
+) -> str:
+    """The cells of a row, each with the value that it is sorted by."""
+    label, *texts = view.rows[i].values()
+    name = f"{_swatch(view.looks[i])}{escape(label)}"
+    cells = [f'<th scope="row" data-value="{escape(label)}">{name}</th>']
+    for text, value, best in zip(texts, values[1:], top[1:], strict=True):
+        is_best = best is not None and value == best
+        mark = ' class="best"' if is_best else ""
+        key = "" if value is None else value
+        cells.append(f'<td{mark} data-value="{key}">{escape(text)}</td>')
+    return "".join(cells)
+
+
+# ---- the mark of a curve ----
+
+
+def dashes(look: Style, scale: float) -> list[float]:
+    """The lengths of dashes and gaps in pixels; none for a plain line."""
+    if look.linestyle == "-":
+        return []
+    _, lengths = look.linestyle
+    return [round(scale * length, 1) for length in lengths]
+
+
+def _swatch(look: Style) -> str:
+    """A short line in the style of a curve."""
+    lengths = " ".join(f"{length:g}" for length in dashes(look, 2))
+    return (
+        '<svg class="swatch" width="26" height="10" aria-hidden="true">'
+        f'<line x1="1" y1="5" x2="25" y2="5" stroke="{look.color}" data-color="{look.color}" '
+        f'stroke-width="3" stroke-dasharray="{lengths}"/></svg>'
+    )

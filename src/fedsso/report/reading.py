@@ -1,0 +1,352 @@
+"""What one path holds: a run, a folder of runs, a sweep, a run on Flower, or a bare trace.
+
+`source` looks at the files and reads them. Folders may come from somebody else. What they hold is
+read within limits, and their settings are not followed to other files unless the user says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..algorithms import ALGORITHMS
+from ..data import datasets, load
+from ..engine import checkpoint
+from ..errors import InputError
+from ..experiment.results import Results, entries, recipe
+from ..experiment.revive import federation_of
+from ..experiment.run import Run, is_done, load_run, run_folders
+from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
+from ..experiment.store import PARTS, SETTINGS, TRIALS
+from ..experiment.sweep import Kept, read_sweep
+from ..experiment.trace import Trace
+from ..support.files import to_toml
+from ..support.intake import (
+    inside,
+    is_file,
+    is_folder,
+    opened,
+    parse_json,
+    read_bytes,
+    zip_archive,
+)
+from ..support.seal import check as check_seal
+from ..support.seal import read_sealed_toml
+from .page.content import Entry, Recipe
+from .tables import Curve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..data import Federation
+
+HELP = (
+    "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir "
+    "of a run on Flower, "
+    "or a trace.csv"
+)
+PATHS = {"files", "data_dir", "vectors"}  # settings of a federation that name files
+
+
+class Data(NamedTuple):
+    """A federation's settings, which are empty for arrays of one's own, and how to load it."""
+
+    table: Mapping[str, Any]
+    load: Callable[[], Federation]
+
+    @property
+    def named(self) -> bool:
+        """Whether it comes from the own data folder, by the name of a data set.
+
+        If so, no path that somebody else chose is read.
+        """
+        if PATHS & self.table.keys():
+            return False
+        name = self.table.get("name")
+        return any(one.name == name and bool(one.forms) for one in datasets())
+
+
+class Source(NamedTuple):
+    """What one path holds.
+
+    Entries and recipes name their federation by its key in `federations`: its digest, or its
+    settings where there is no digest. The key is "" where the federation is unknown. `goal` is the
+    target of a sweep, infinity where the sweep has none, and None where the path is no sweep.
+    """
+
+    name: str
+    entries: list[Entry]
+    notes: list[str]
+    recipes: list[tuple[str, Recipe]]
+    federations: dict[str, Data]
+    goal: float | None = None
+
+
+def source(path: Path, with_data: bool = False) -> Source:
+    """Read what a path holds; the files in it decide what it is.
+
+    `with_data` allows to read the files that the settings of a sweep name.
+    """
+    if is_file(path):
+        return _trace(path)
+    if not is_folder(path):
+        what = "neither a file nor a folder" if path.exists() else "not there"
+        raise InputError(f"there is no run: {path} is {what}; {HELP}")
+    if is_sweep(path):
+        return _sweep(path, with_data)
+    if is_file(path / SPEC) or has_runs(path):
+        return _runs(path)
+    if is_file(path / TRACE):
+        return _trace(path / TRACE)
+    raise InputError(f"{path} holds nothing to report: {HELP}")
+
+
+def has_runs(path: Path) -> bool:
+    """Whether there are run folders in a folder."""
+    return any(is_folder(one) and is_file(one / SPEC) for one in inside(path))
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a folder is a sweep's, or holds parts of one without runs beside them."""
+    if is_folder(path / PARTS):
+        return True
+    if is_file(path / SPEC) or has_runs(path):
+        return False
+    return any(_is_part(file) for file in inside(path) if file.suffix == ".npz")
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a file of arrays is a sweep's: a part says what its trials are."""
+    try:
+        with opened(path) as file, zip_archive(file) as archive:
+            return "meta.npy" in archive.namelist()
+    except Exception:  # zipfile lets through whatever damaged bytes lead to
+        return False
+
+
+def name_of(path: Path) -> str:
+    """A short name: the last two parts of a path."""
+    parts = [part for part in path.parts if part not in (".", "..", "/")]
+    return "/".join(parts[-2:]) or str(path)
+
+
+# ---- run folders ----
+
+
+def _runs(path: Path) -> Source:
+    """The runs of a folder, grouped by their federations."""
+    found: dict[str, list[Run]] = {}  # by the digest of the federation
+    notes = []
+    for folder in run_folders(path):
+        spec = Spec.load(folder / SPEC)
+        trace, note = _whole_or_part(folder, spec)
+        if note:
+            notes.append(note)
+        if trace is not None:
+            found.setdefault(spec.digest, []).append(Run(spec, trace))
+    if not found:
+        raise InputError(
+            f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it"
+        )
+    curves: list[Entry] = []
+    recipes: list[tuple[str, Recipe]] = []
+    federations = {}
+    for digest, runs in found.items():
+        results = Results(runs)
+        curves += [entry._replace(data=digest) for entry in entries(results)]
+        recipes += [(digest, recipe(setting)) for setting in results.settings()]
+        spec = runs[0].spec
+        federations[digest] = Data(spec.data, partial(federation_of, spec))
+    return Source(name_of(path), curves, notes, recipes, federations)
+
+
+def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
+    """A run's trace as far as it goes, and a note if the run is not finished."""
+    if is_done(folder, spec):
+        return load_run(folder).trace, ""
+    again = f"`fedsso resume {folder}` completes it."
+    nothing = f"{folder} has no round yet; {again}"
+    if not is_file(folder / TRACE):
+        return None, nothing
+    trace = _ended(Trace.load(folder / TRACE, spec.options["eval_every"]))
+    if not len(trace):
+        return None, nothing
+    done = len(trace) - 1
+    rounds = spec.options["rounds"]
+    note = f"{folder} is not finished: {done} of {rounds} rounds; {again}"
+    if done == rounds:
+        note = f"{folder} has a damaged checkpoint; its trace is shown as it stands, and {again}"
+    return trace, note
+
+
+# ---- sweeps ----
+
+
+def _sweep(path: Path, with_data: bool) -> Source:
+    """A sweep: all settings of its grids, and those that were chosen."""
+    kept = read_sweep(path)
+    settings = path / SETTINGS
+    table = read_sealed_toml(settings) if is_file(settings) else {}
+    federations = _sweep_data(table, with_data)
+    data = next(iter(federations), "")
+    curves = [entry._replace(data=data) for entry in _sweep_entries(kept.results)]
+    goal = None
+    if table:
+        goal = math.inf if kept.results.target is None else kept.results.target
+    notes = _sweep_notes(path, kept)
+    recipes = _sweep_recipe(path, table)
+    return Source(name_of(path), curves, notes, recipes, federations, goal)
+
+
+def _sweep_notes(path: Path, kept: Kept) -> list[str]:
+    """What a reader of the page should know about a sweep's folder."""
+    notes = []
+    settings = path / SETTINGS
+    if not kept.finished and is_file(settings):
+        notes.append(
+            f"The sweep in {path} is not finished, and the trials so far are shown: run the same "
+            f"`fedsso sweep` command again to complete it."
+        )
+    if is_file(settings) and check_seal(read_bytes(settings)) is None:
+        notes.append(
+            f"{settings} carries no checksum: an earlier version wrote it, or somebody changed it."
+        )
+    if kept.missing:
+        notes.append(
+            f"{kept.missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
+            f"run the same `fedsso sweep` command again to have them."
+        )
+    if kept.others:
+        notes.append(
+            f"{path} holds {kept.others} more trials, of another sweep or of one under way; they "
+            f"are not shown."
+        )
+    if kept.results.judged is not None:
+        notes.append(
+            "Settings were chosen by held-out training rows, on which the grids are judged; the "
+            "best of each algorithm was then run on all training rows and is judged by the test "
+            "rows."
+        )
+    return notes
+
+
+def _sweep_entries(results: Results) -> list[Entry]:
+    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead."""
+    found = []
+    if results.judged is not None:
+        for entry in entries(results.judged):
+            found.append(entry._replace(hyper={}, lead=True))
+    held_out = results[0].judged_by == "val"
+    for entry in entries(results):
+        if held_out:
+            shown = f"{entry.curve.label} on held-out rows"
+            entry = entry._replace(curve=entry.curve._replace(label=shown))
+        found.append(entry)
+    return found
+
+
+def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
+    """The settings of the whole sweep, where its folder has them."""
+    if not table:
+        return []
+    title = f"{name_of(path)}, the whole sweep"
+    command = f"fedsso sweep --config {SETTINGS}"
+    return [("", Recipe(title, to_toml(table), command, SETTINGS))]
+
+
+def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
+    """The federation of a sweep by its digest, as runs have it.
+
+    Its settings take the place of the digest where the federation must not or cannot be loaded.
+    """
+    data = table.get("data")
+    if not isinstance(data, dict):
+        return {}
+    named = {"name" if key == "dataset" else key: value for key, value in data.items()}
+    found = Data(named, cache(lambda: _loaded(named)))
+    key = json.dumps(named, sort_keys=True, default=str)
+    if found.named or with_data:
+        with suppress(InputError):
+            key = found.load().digest()
+    return {key: found}
+
+
+def _loaded(table: Mapping[str, Any]) -> Federation:
+    """The federation of a table of settings; InputError where they are none."""
+    try:
+        return load(**table)
+    except TypeError as error:
+        raise InputError(f"these are no settings of a data set ({error})") from None
+
+
+# ---- runs on Flower, bare traces ----
+
+
+def _trace(path: Path) -> Source:
+    """A trace alone.
+
+    A run on Flower leaves a checkpoint beside it, which tells the algorithm and its settings. Of
+    any other trace the algorithm is guessed from the words of its path.
+    """
+    try:
+        trace = Trace.load(path)
+    except InputError as error:
+        raise InputError(f"{error}; {HELP}") from error
+    if not len(trace):
+        raise InputError(f"{path} has no round to show")
+    trace = _ended(replace(trace, eval_every=_eval_every(trace)))
+    told = _flower(path.with_name(CHECKPOINT))
+    name = name_of(path.parent if path.name == TRACE else path)
+    algorithm = _algorithm(told, name)
+    label = f"{algorithm} on Flower" if told else name
+    recipes = [("", Recipe(label, told))] if told else []
+    entry = Entry(Curve(label, (trace,), algorithm))
+    return Source(name, [entry], [], recipes, {})
+
+
+def _algorithm(told: str, name: str) -> str:
+    """The algorithm that settings or else the words of a name tell; failing that, the name."""
+    for known, cls in ALGORITHMS.items():
+        if told.startswith(f"{cls.__name__}("):
+            return known
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    for known in ALGORITHMS:
+        if known in words:
+            return known
+    return name
+
+
+def _ended(trace: Trace) -> Trace:
+    """The trace, with the round in which its run diverged.
+
+    A file does not say so, but from that round on the accuracy is 0 and no loss is a number.
+    """
+    going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
+    first = int(going[-1]) + 1 if len(going) else len(trace)
+    if first == len(trace):
+        return trace
+    return replace(trace, diverged=int(trace["round"][first]))
+
+
+def _eval_every(trace: Trace) -> int:
+    """Rounds between evaluations, by the rounds that have one."""
+    tests = [column for name, column in trace.columns.items() if name.startswith("test_")]
+    rounds = trace["round"][np.isfinite(tests).any(0)].tolist()
+    return math.gcd(*rounds) or max(1, int(trace["round"].max()))
+
+
+def _flower(path: Path) -> str:
+    """The settings of a run on Flower as its checkpoint tells them; "" for any other file."""
+    try:
+        about = checkpoint.text_of(checkpoint.load(path)["about"])
+        return str(parse_json(about, path)["settings"])
+    except (InputError, KeyError, TypeError, ValueError):
+        return ""
