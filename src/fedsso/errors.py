@@ -24,6 +24,13 @@ class InputError(ValueError):
     The message is written for the person who holds the data, so it may quote values from a row.
     The attribute `public` is for everybody else, for example the server that a client answers to.
     It gives the kind of problem, the name of a column and a count, but never a value of a row.
+
+    >>> from fedsso import FedAvg
+    >>> try:
+    ...     FedAvg(alpha=-1)
+    ... except InputError as error:
+    ...     print(error)
+    alpha must be > 0 and finite, got alpha=-1; leave it out for the default
     """
 
     kind = "wrong input"

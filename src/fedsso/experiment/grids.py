@@ -42,8 +42,11 @@ def axes(name: str) -> dict[str, tuple[float, ...]]:
 
 
 def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
-    """All records of an algorithm's grid; a list in `values` replaces or adds an axis, anything
-    else is fixed.
+    """All records of an algorithm's grid, which is what `fedsso.sweep` tries for a name.
+
+    Args:
+        name: The algorithm's name in the registry.
+        values: A list replaces or adds an axis of the grid; anything else is a fixed value.
 
     >>> len(grid("fedsso")), len(grid("fedavg", {"alpha": [0.1, 0.3]}))
     (84, 2)

@@ -205,7 +205,20 @@ class Run:
 def load_run(
     folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
 ) -> Run:
-    """Read a finished run's folder; where the model was your own module, give it as `model`."""
+    """Read a finished run's folder.
+
+    Args:
+        folder: What `out=` or `Run.save` wrote.
+        federation: The data, if `Run.clients` is to be asked and they were arrays of your own.
+        model: The architecture, if it was a module of your own.
+
+    >>> import tempfile, fedsso
+    >>> fed = fedsso.load("digits", clients=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fedsso.simulate(fed, "mclr", "fedavg", rounds=2, out=folder)
+    ...     fedsso.load_run(folder).final() == run.final()
+    True
+    """
     folder = Path(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
