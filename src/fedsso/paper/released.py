@@ -46,7 +46,11 @@ def same_setting(task: Task, setting: Setting) -> list[Released]:
     return same
 
 
-def against_released(lab: Lab, task: Task, grids: Mapping[str, Results]) -> list[str]:
+def against_released(
+    lab: Lab,
+    task: Task,
+    grids: Mapping[str, Results],
+) -> list[str]:
     """A heading and a table of the released curves whose setting is in our grids.
 
     For the convex model FedAvg with τ = 1 is added, which our grids do not have. Without any such
@@ -74,7 +78,11 @@ def _single_steps(lab: Lab, task: Task) -> Results:
     return lab.study(task, records, SEEDS[: task.choosing], local_steps=1)
 
 
-def _row(name: str, curve: Released, ours: Setting) -> dict[str, str]:
+def _row(
+    name: str,
+    curve: Released,
+    ours: Setting,
+) -> dict[str, str]:
     """One released curve beside our seeds of the same setting."""
     rounds = np.arange(len(curve.accuracy)) * EVERY
     values = np.stack([trace["test_accuracy"][rounds] for trace in ours.traces])  # [seed, round]

@@ -22,6 +22,7 @@ from .write import save_csv, save_picture, save_text, settings, spread, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ..experiment.results import Setting
     from ..experiment.trace import Trace
@@ -74,7 +75,12 @@ class Block(NamedTuple):
     published: Mapping[str, Setting]  # by algorithm, at the paper's own settings
 
 
-def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
+def write(
+    lab: Lab,
+    blocks: Sequence[Block],
+    slow: bool,
+    name: str,
+) -> None:
     """Write all files of the table: pages, numbers, and pictures."""
     _write_pages(lab, blocks, slow, name)
     _write_numbers(lab, blocks, name)
@@ -87,7 +93,12 @@ def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
 # ---- the page ----
 
 
-def _write_pages(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
+def _write_pages(
+    lab: Lab,
+    blocks: Sequence[Block],
+    slow: bool,
+    name: str,
+) -> None:
     """The page with a section for each block, and the page with a summary."""
     parts = [_head(lab, slow)]
     for block in blocks:
@@ -129,7 +140,8 @@ def _section(lab: Lab, block: Block) -> list[str]:
 
 def _our_seeds(block: Block) -> str:
     """How many seeds our runs at the paper's settings have."""
-    seeds = max((len(setting.seeds) for setting in block.published.values()), default=0)
+    counts = [len(setting.seeds) for setting in block.published.values()]
+    seeds = max(counts, default=0)
     return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
@@ -150,26 +162,37 @@ def _rows(block: Block, count: str) -> list[Row]:
     return rows
 
 
-def _counts(block: Block, setting: Setting, count: str) -> Row:
+def _counts(
+    block: Block,
+    setting: Setting,
+    count: str,
+) -> Row:
     """The cells that all rows of ours have: the setting, rounds to every target, megabytes."""
     row = {"setting": settings(setting)}
     for target in block.task.targets:
-        row[_head_of(block.task, target)] = spread(setting.rounds(target, count))
+        head = _head_of(block.task, target)
+        row[head] = spread(setting.rounds(target, count))
     row["MB"] = spread(_megabytes(block, setting, count), 2)
     return row
 
 
-def _name(block: Block, count: str, name: str) -> str:
+def _name(
+    block: Block,
+    count: str,
+    name: str,
+) -> str:
     """The title of a method, which says so if it has fewer seeds than the rest."""
     title = METHODS[name].title
-    if len(block.chosen[count][name].seeds) < _seeds(block, count):
+    setting = block.chosen[count][name]
+    if len(setting.seeds) < _seeds(block, count):
         return f"{title} (1 seed)"
     return title
 
 
 def _seeds(block: Block, count: str) -> int:
     """The number of seeds of most methods."""
-    return max(len(setting.seeds) for setting in block.chosen[count].values())
+    chosen = block.chosen[count].values()
+    return max(len(setting.seeds) for setting in chosen)
 
 
 def _works(grid: Results, target: float) -> str:
@@ -199,17 +222,27 @@ def _at_an_end(setting: Setting) -> bool:
     η does not count: at η = 1, the whole step, the axis is meant to end.
     """
     for key, values in axes(setting.algorithm).items():
-        if key != "eta" and setting.spec.hyper[key] in (values[0], values[-1]):
+        if key == "eta":
+            continue
+        ends = (values[0], values[-1])
+        if setting.spec.hyper[key] in ends:
             return True
     return False
 
 
 def _head_of(task: Task, target: float) -> str:
     """The head of a target's column; that of the deciding one is bold."""
-    return f"**{target:.2f}**" if target == task.deciding else f"{target:.2f}"
+    head = f"{target:.2f}"
+    if target == task.deciding:
+        return f"**{head}**"
+    return head
 
 
-def _megabytes(block: Block, setting: Setting, count: str) -> list[float | None]:
+def _megabytes(
+    block: Block,
+    setting: Setting,
+    count: str,
+) -> list[float | None]:
     """For each seed, what one client sends and receives until the deciding accuracy.
 
     None where a seed does not reach it.
@@ -220,14 +253,17 @@ def _megabytes(block: Block, setting: Setting, count: str) -> list[float | None]
         if hit is None:
             found.append(None)
         else:
-            found.append(_sent(trace, max(hit, 0)) / block.clients / 1e6)
+            sent = _sent(trace, max(hit, 0))
+            found.append(sent / block.clients / 1e6)
     return found
 
 
 def _sent(trace: Trace, hit: int) -> int:
     """The bytes of all clients up to a round, both ways."""
     spent = trace["round"] <= hit
-    return int(trace["bytes_up"][spent].sum() + trace["bytes_down"][spent].sum())
+    up = trace["bytes_up"][spent].sum()
+    down = trace["bytes_down"][spent].sum()
+    return int(up + down)
 
 
 def _paper_rows(block: Block) -> list[Row]:
@@ -254,7 +290,8 @@ def _their_row(task: Task, published: Published) -> Row:
         "setting": setting,
     }
     for target, hit in zip(task.targets, published.rounds, strict=True):
-        row[_head_of(task, target)] = "–" if hit is None else str(hit)
+        head = _head_of(task, target)
+        row[head] = "–" if hit is None else str(hit)
     row["MB"] = "–"
     if published.bytes is not None:
         row["MB"] = f"{published.bytes / 1e6:.2f}"
@@ -269,10 +306,13 @@ def ranking(block: Block, count: str) -> list[tuple[str, float]]:
 
     Methods that miss it with a seed, or that have fewer seeds than the rest, are left out.
     """
+    seeds = _seeds(block, count)
     means = []
     for name, setting in block.chosen[count].items():
+        if len(setting.seeds) < seeds:
+            continue
         rounds = setting.mean_rounds(block.task.deciding, count)
-        if len(setting.seeds) == _seeds(block, count) and rounds < math.inf:
+        if rounds < math.inf:
             means.append((name, rounds))
     return sorted(means, key=lambda pair: pair[1])
 
@@ -283,12 +323,15 @@ def _first(block: Block, count: str) -> str:
     where = f"{block.task.deciding:.2f}"
     if not order:
         return f"Nobody reaches {where} with every seed."
-    first = [f"{METHODS[name].title} ({rounds:.1f})" for name, rounds in order[:3]]
+    first = []
+    for name, rounds in order[:3]:
+        first.append(f"{METHODS[name].title} ({rounds:.1f})")
     said = [f"First to {where} with every seed: {', then '.join(first)}."]
-    places = {name: place for place, (name, _) in enumerate(order, 1)}
+    names = [name for name, _ in order]
     for name in ("fedsso", "fedsso-default"):
-        if places.get(name, 0) > 3:
-            said.append(f"{METHODS[name].title} is number {places[name]}.")
+        if name in names[3:]:
+            place = names.index(name) + 1
+            said.append(f"{METHODS[name].title} is number {place}.")
     return " ".join([*said, *_misses(block, count)])
 
 
@@ -297,9 +340,10 @@ def _misses(block: Block, count: str) -> list[str]:
     missed = []
     for name, setting in block.chosen[count].items():
         seeds = len(setting.seeds)
-        hits = [hit for hit in setting.rounds(block.task.deciding, count) if hit is not None]
-        if 0 < len(hits) < seeds:
-            missed.append(f"{METHODS[name].title} ({len(hits)} of {seeds})")
+        rounds = setting.rounds(block.task.deciding, count)
+        hits = seeds - rounds.count(None)
+        if 0 < hits < seeds:
+            missed.append(f"{METHODS[name].title} ({hits} of {seeds})")
     if not missed:
         return []
     return [f"The chosen setting gets there with some seeds only: {', '.join(missed)}."]
@@ -314,26 +358,38 @@ def _summary(blocks: Sequence[Block], count: str) -> list[str]:
     rows = []
     for block in blocks:
         order = ranking(block, count)
-        best = [name for name, rounds in order if rounds == order[0][1]]
+        fewest = order[0][1] if order else math.inf
+        best = [name for name, rounds in order if rounds == fewest]
         row = {"block": f"{block.task.title}, {block.task.deciding:.2f}"}
         for name in names:
-            row[METHODS[name].title] = _cell(block, count, name, best)
+            title = METHODS[name].title
+            row[title] = _cell(block, count, name, best)
         rows.append(row)
     return [f"Rounds to the deciding accuracy, counted as {COUNT_NAMES[count]}:", table(rows)]
 
 
-def _cell(block: Block, count: str, name: str, best: Sequence[str]) -> str:
+def _cell(
+    block: Block,
+    count: str,
+    name: str,
+    best: Sequence[str],
+) -> str:
     """Rounds of a method in a block of the summary."""
     if name not in block.chosen[count]:
         return "not run"
-    text = spread(block.chosen[count][name].rounds(block.task.deciding, count))
+    setting = block.chosen[count][name]
+    text = spread(setting.rounds(block.task.deciding, count))
     return f"**{text}**" if name in best else text
 
 
 # ---- plain numbers ----
 
 
-def _write_numbers(lab: Lab, blocks: Sequence[Block], name: str) -> None:
+def _write_numbers(
+    lab: Lab,
+    blocks: Sequence[Block],
+    name: str,
+) -> None:
     """Every run of the chosen settings, and every trial of the grids."""
     numbers: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []
@@ -350,8 +406,9 @@ def _numbers(block: Block) -> list[dict[str, Any]]:
     rows = []
     for count, chosen in block.chosen.items():
         for name, setting in chosen.items():
+            labels = {"block": block.task.name, "chosen by": count, "method": name}
             for row in Results(setting.runs).rows(block.task.targets):
-                rows.append({"block": block.task.name, "chosen by": count, "method": name, **row})
+                rows.append({**labels, **row})
     return rows
 
 
@@ -370,19 +427,27 @@ def _trials(block: Block, name: str) -> list[dict[str, Any]]:
 # ---- pictures ----
 
 
-def _draw_bars(lab: Lab, blocks: Sequence[Block], name: str) -> None:
+def _draw_bars(
+    lab: Lab,
+    blocks: Sequence[Block],
+    name: str,
+) -> None:
     """The picture of rounds to the deciding accuracy, block by block."""
     most = max(_longest(block) for block in blocks)
     bars = [(block.task.title, _bars(block)) for block in blocks]
     what = "the paper's settings" if lab.quick else "the best setting of each algorithm"
     title = f"Rounds until the deciding accuracy is first reached: {what}"
-    path = lab.out / name
-    save_picture(path, lambda where: figures.rounds_bars(where, bars, title=title, most=most))
+
+    def draw(path: Path) -> None:
+        figures.rounds_bars(path, bars, title=title, most=most)
+
+    save_picture(lab.out / name, draw)
 
 
 def _longest(block: Block) -> int:
     """The rounds of the longest run."""
-    return max(len(setting.traces[0]) - 1 for setting in block.chosen[FIRST_HIT].values())
+    settings = block.chosen[FIRST_HIT].values()
+    return max(len(setting.traces[0]) - 1 for setting in settings)
 
 
 def _bars(block: Block) -> list[figures.Bar]:
@@ -404,7 +469,11 @@ def _bars(block: Block) -> list[figures.Bar]:
     return bars
 
 
-def _draw_grids(block: Block, lab: Lab, name: str) -> None:
+def _draw_grids(
+    block: Block,
+    lab: Lab,
+    name: str,
+) -> None:
     """The picture of rounds over every method's grid."""
     task = block.task
     maps = []
@@ -416,5 +485,8 @@ def _draw_grids(block: Block, lab: Lab, name: str) -> None:
         f"{task.title}: rounds to {task.deciding:g} over the grid, "
         f"mean of seeds 0 to {task.choosing - 1}"
     )
-    path = lab.out / f"{name}-grid-{task.name}"
-    save_picture(path, lambda where: figures.heat_maps(where, maps, title=title, most=task.rounds))
+
+    def draw(path: Path) -> None:
+        figures.heat_maps(path, maps, title=title, most=task.rounds)
+
+    save_picture(lab.out / f"{name}-grid-{task.name}", draw)

@@ -89,7 +89,12 @@ def draw(figure: Figure, facts: Sequence[Fact]) -> None:
 # ---- parts of a panel ----
 
 
-def _title(axes: Axes, title: str, x: str, y: str) -> None:
+def _title(
+    axes: Axes,
+    title: str,
+    x: str,
+    y: str,
+) -> None:
     """The title of a panel and the labels of its axes."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(x, fontsize=9)
@@ -127,7 +132,13 @@ def _style(name: str) -> Any:
     return OVER if name == RESET else "-"
 
 
-def _band(axes: Axes, curves: Sequence[Curve], color: str, label: str, end: float) -> None:
+def _band(
+    axes: Axes,
+    curves: Sequence[Curve],
+    color: str,
+    label: str,
+    end: float,
+) -> None:
     """The mean of the seeds that reach round `end`, with their range.
 
     The other seeds are thin lines that stop at a cross.
@@ -139,16 +150,34 @@ def _band(axes: Axes, curves: Sequence[Curve], color: str, label: str, end: floa
         rounds = whole[0][0]
         values = np.array([value for _, value in whole])
         axes.plot(rounds, values.mean(0), **line)
-        axes.fill_between(rounds, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+        axes.fill_between(
+            rounds,
+            values.min(0),
+            values.max(0),
+            color=color,
+            alpha=0.2,
+            lw=0,
+        )
     for k, value in curves:
         if k[-1] != end:
             axes.plot(k, value, color=color, lw=0.7)
             _cross(axes, k, value, color)
 
 
-def _cross(axes: Axes, k: Array, value: Array, color: str) -> None:
+def _cross(
+    axes: Axes,
+    k: Array,
+    value: Array,
+    color: str,
+) -> None:
     """A cross where a run diverged."""
-    axes.plot(k[-1], value[-1], color=color, marker="x", ms=5)
+    axes.plot(
+        k[-1],
+        value[-1],
+        color=color,
+        marker="x",
+        ms=5,
+    )
 
 
 # ---- the panels ----
@@ -160,7 +189,13 @@ def _convex(axes: Axes, book: Book) -> None:
     _logarithmic(axes)
     k, bound = book.curves("bound, corrected schedule")[0]
     for name, color in (("corrected schedule", ORANGE), ("printed schedule", BLUE)):
-        _band(axes, book.curves(f"gap, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"gap, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     axes.plot(k, bound, **DASHED, label="ν/(k+γ), corrected")
     _legend(axes, loc="lower left")
 
@@ -171,7 +206,13 @@ def _rough(axes: Axes, book: Book) -> None:
     _logarithmic(axes)
     k, value = book.curves(f"sum of squared gradient, {LINE}")[0]
     for name, color in SETTINGS.items():
-        _band(axes, book.curves(f"sum of squared gradient, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"sum of squared gradient, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     late = k[k >= 10]
     logarithm = 2 * value.max() * np.log(late) / np.log(late[-1])
     axes.plot(late, logarithm, **DOTTED, label="proportional to ln K")
@@ -189,7 +230,14 @@ def _eigen(axes: Axes, book: Book) -> None:
         largest = book.curves(f"largest eigenvalue of B^-1, {name}")
         label: str | None = name  # of the first line alone
         for k, value in smallest + largest:
-            axes.plot(k, value, color=color, lw=0.9, ls=_style(name), label=label)
+            axes.plot(
+                k,
+                value,
+                color=color,
+                lw=0.9,
+                ls=_style(name),
+                label=label,
+            )
             label = None
             if k[-1] < last:
                 _cross(axes, k, value, color)
@@ -220,7 +268,13 @@ def _lighthouse(axes: Axes, book: Book) -> None:
     _title(axes, "Theorem 1.1: no such point", "x", "derivative")
     x = np.linspace(-40, 40, 400)
     g = float(book.values("g, two functions")[0])
-    axes.plot(x, np.arctan(x) / 4, color=ORANGE, lw=1.6, label="f' = ¼ atan x")
+    axes.plot(
+        x,
+        np.arctan(x) / 4,
+        color=ORANGE,
+        lw=1.6,
+        label="f' = ¼ atan x",
+    )
     axes.axhline(pi / 8, **DASHED, label="sup f' = π/8")
     axes.axhline(g, color=BLUE, lw=1.6, label="g of one round, measured")
     axes.set_ylim(-0.5, 1.1)

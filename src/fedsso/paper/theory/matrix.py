@@ -58,16 +58,29 @@ def flat_pair(cosine: float) -> Flat:
     The product is negative, so the curvature rule overrides cur.
     """
     s = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    y = torch.tensor([[-cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64)
+    sine = (1 - cosine**2) ** 0.5
+    y = torch.tensor([[-cosine, sine]], dtype=torch.float64)
     form = qn.form("bfgs-dense", 1, 1)
     verdict = qn.judge(gram(s, y), LAM, LAM_BAR)
-    matrix = form.step(form.init(s), s, y, s, verdict, 2, False)[0].matrix[0]
+    matrix = form.step(
+        form.init(s),
+        s,
+        y,
+        s,
+        verdict,
+        2,
+        False,
+    )[0].matrix[0]
     det = float(torch.linalg.det(matrix))
     largest = float(torch.linalg.eigvalsh(matrix)[-1])
     return Flat(det, float(verdict.cur), det / largest)  # eigvalsh would round the least one off
 
 
-def formula_error(runs: Sequence[Seen], formula: str, overridden: bool) -> float:
+def formula_error(
+    runs: Sequence[Seen],
+    formula: str,
+    overridden: bool,
+) -> float:
     """The largest error of a formula for the growth of log det B.
 
     `formula` is "exact" or "powell", the paper's. Only pairs that were overridden count, or only
@@ -75,8 +88,10 @@ def formula_error(runs: Sequence[Seen], formula: str, overridden: bool) -> float
     """
     errors = []
     for run in runs:
-        judged = (run["overridden"] == overridden) & np.isfinite(run["grow"])
-        errors.append(np.abs(run["grow"] - run[formula])[judged])
+        grow = run["grow"]
+        judged = (run["overridden"] == overridden) & np.isfinite(grow)
+        off = np.abs(grow - run[formula])
+        errors.append(off[judged])
     return float(np.concatenate(errors).max(initial=0.0))
 
 
@@ -188,11 +203,16 @@ def _flat_rows(flat: Mapping[float, Flat]) -> Rows:
     rows = []
     for c, one in flat.items():
         label = f"c = {c:.0e}: det B, the paper's formula, least eigenvalue"
-        rows.append((label, f"{one.det:.1e}, {one.powell:.1e}, {one.least:.1e}"))
+        values = ", ".join(f"{value:.1e}" for value in one)
+        rows.append((label, values))
     return rows
 
 
-def _facts(claim: str, settings: Mapping[str, list[Seen]], effort: Effort) -> list[Fact]:
+def _facts(
+    claim: str,
+    settings: Mapping[str, list[Seen]],
+    effort: Effort,
+) -> list[Fact]:
     """The shares of failing rounds, and the growth of log det B beside both formulas."""
     facts = []
     for name, runs in settings.items():
@@ -201,7 +221,15 @@ def _facts(claim: str, settings: Mapping[str, list[Seen]], effort: Effort) -> li
             for row in np.flatnonzero(np.isfinite(run["grow"])):
                 k = int(row) + 1
                 for column, quantity in QUANTITIES.items():
-                    facts.append(Fact(claim, f"{quantity}, {name}", seed, k, run[column][row]))
+                    facts.append(
+                        Fact(
+                            claim,
+                            f"{quantity}, {name}",
+                            seed,
+                            k,
+                            run[column][row],
+                        )
+                    )
     return facts
 
 
@@ -215,7 +243,11 @@ def _flat_facts(claim: str, flat: Mapping[float, Flat]) -> list[Fact]:
     return facts
 
 
-def _verdict(calm: Sequence[Seen], wild: Sequence[Seen], flat: Mapping[float, Flat]) -> str:
+def _verdict(
+    calm: Sequence[Seen],
+    wild: Sequence[Seen],
+    flat: Mapping[float, Flat],
+) -> str:
     """What is wrong with the lemma, what is left of it, and how often the inequality fails."""
     floor = LAM / (2 + LAM_BAR)
     kappa = 1 / (DIM + PERIOD * LAM_BAR)
@@ -240,8 +272,10 @@ def _left_out(run: Seen) -> str:
     out = ~counted(run)
     if not out.any():
         return ""
-    size = np.abs(run["plain"])[out].max() / abs(run["plain"][0])
-    square = run["square"][out].min() / run["square"][0]
+    plain = np.abs(run["plain"])
+    squares = run["square"]
+    size = plain[out].max() / plain[0]
+    square = squares[out].min() / squares[0]
     fall = "g falls further than ∇f" if square > 10 * size else "g and ∇f fall alike"
     return (
         f" (the {out.sum()} rounds not judged have |∇fᵀg| ≤ {size:.0e} "

@@ -50,10 +50,22 @@ def record(
 ) -> FedSSO:
     """The paper's algorithm with the schedules (alpha, eta), and with B kept as a matrix."""
     alpha, eta = steps
-    return FedSSO(alpha=alpha, eta=eta, lam=lam, Lam=Lam, R=R, form="bfgs-dense", guard="none")
+    return FedSSO(
+        alpha=alpha,
+        eta=eta,
+        lam=lam,
+        Lam=Lam,
+        R=R,
+        form="bfgs-dense",
+        guard="none",
+    )
 
 
-def every(one: Problem, chosen: FedSSO, effort: Effort) -> list[Seen]:
+def every(
+    one: Problem,
+    chosen: FedSSO,
+    effort: Effort,
+) -> list[Seen]:
     """A run for each seed.
 
     There is one run alone where gradients are exact, because seeds then make no difference.
@@ -64,7 +76,12 @@ def every(one: Problem, chosen: FedSSO, effort: Effort) -> list[Seen]:
     return [watch(one, chosen, effort.rounds, seed) for seed in seeds]
 
 
-def ends(claim: str, setting: str, runs: Sequence[Seen], effort: Effort) -> list[Fact]:
+def ends(
+    claim: str,
+    setting: str,
+    runs: Sequence[Seen],
+    effort: Effort,
+) -> list[Fact]:
     """The smallest and the largest eigenvalue of B^-1 by round, as facts."""
     facts = []
     for seed, run in zip(effort.seeds, runs, strict=False):
@@ -127,10 +144,19 @@ def promise(one: Problem, printed: bool = False) -> Promise:
     bend = MU if printed else L
     noise = beta**2 * Gamma / (contraction - 1)
     nu = max(noise, bend / 2 * (gamma + 1) * away)
-    return Promise(steps, nu, beta_u, float(at(alpha, 1)) * L)
+    return Promise(
+        steps,
+        nu,
+        beta_u,
+        float(at(alpha, 1)) * L,
+    )
 
 
-def convex(dim: int, batch: int | None, effort: Effort) -> Problem:
+def convex(
+    dim: int,
+    batch: int | None,
+    effort: Effort,
+) -> Problem:
     """L2-regularised logistic regression, which meets the assumptions of Theorem 2.1.
 
     It is smooth and strongly convex, and its gradients have a bounded variance.
@@ -184,10 +210,21 @@ class Tested(NamedTuple):
         for seed, run, gap in zip(self.seeds, self.runs, self.gaps, strict=True):
             facts += curve(claim, f"gap, {name}", seed, run["k"], gap)
         k = self.runs[0]["k"]
-        return facts + curve(claim, f"bound, {name}", None, k, self.promise.bound(k))
+        return facts + curve(
+            claim,
+            f"bound, {name}",
+            None,
+            k,
+            self.promise.bound(k),
+        )
 
 
-def in_one_dimension(effort: Effort, *, printed: bool, batch: int | None = 1) -> Tested:
+def in_one_dimension(
+    effort: Effort,
+    *,
+    printed: bool,
+    batch: int | None = 1,
+) -> Tested:
     """Runs in one dimension; mini-batches have one row, gradients are exact with batch=None."""
     one = convex(1, batch, effort)
     _, best = minimiser(one)
@@ -197,7 +234,11 @@ def in_one_dimension(effort: Effort, *, printed: bool, batch: int | None = 1) ->
     return Tested(plan, gaps, runs, effort.seeds[: len(runs)])
 
 
-def in_five_dimensions(batch: int | None, R: int | None, effort: Effort) -> list[Seen]:
+def in_five_dimensions(
+    batch: int | None,
+    R: int | None,
+    effort: Effort,
+) -> list[Seen]:
     """Runs with the corrected schedule, and with the bounds of B^-1 that hold in one dimension."""
     one = convex(5, batch, effort)
     return every(one, record(promise(one).steps, LAM, LAM_BAR, R), effort)
@@ -468,7 +509,12 @@ def floor_slope(rounds: int) -> float:
     return slope(k, 1 / np.cumsum(weights(k)))
 
 
-def _facts_3(claim: str, name: str, one: Descent, effort: Effort) -> list[Fact]:
+def _facts_3(
+    claim: str,
+    name: str,
+    one: Descent,
+    effort: Effort,
+) -> list[Fact]:
     """The curves of one setting, and the eigenvalues of B^-1."""
     facts: list[Fact] = []
     for quantity, curves in (("least", one.least), ("mean", one.mean), ("sum of", one.total)):
@@ -478,7 +524,11 @@ def _facts_3(claim: str, name: str, one: Descent, effort: Effort) -> list[Fact]:
     return facts + ends(claim, name, one.runs, effort)
 
 
-def _rows_3(name: str, one: Descent, effort: Effort) -> Rows:
+def _rows_3(
+    name: str,
+    one: Descent,
+    effort: Effort,
+) -> Rows:
     """The part of the table that belongs to one setting."""
     start = one.least[0][0]
     least = _range([values[-1] for values in one.least])
