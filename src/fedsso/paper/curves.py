@@ -35,7 +35,10 @@ HOW = (
 
 
 class Shown(NamedTuple):
-    """A setting in a figure under its title; with `told` its hyper-parameters follow the title."""
+    """A setting in a figure, under a title.
+
+    With `told` its hyper-parameters follow the title, as in "FedSSO α=0.001 η=1".
+    """
 
     title: str
     setting: Setting
@@ -66,7 +69,11 @@ class Drawn(NamedTuple):
 
 
 def figure(lab: Lab, name: str) -> None:
-    """Run what a figure of `FIGURES` shows, and write its picture, table and numbers."""
+    """Run what a figure of `FIGURES` shows and write it.
+
+    Writes the picture as `name`.png and `name`.pdf, a page with tables as `name`.md, and the
+    numbers of every run as `name`.csv.
+    """
     chosen = FIGURES[name]
     drawn = []
     for number, column in enumerate(chosen.columns, 1):
@@ -80,7 +87,11 @@ def figure(lab: Lab, name: str) -> None:
 
 
 def _best(lab: Lab, column: Column) -> Drawn:
-    """A column in which every method has its best setting."""
+    """Run a column in which every method has its best setting.
+
+    The whole grid of each method is run with the seeds that settings are chosen by; the chosen
+    setting is then run with all seeds.
+    """
     task = TASKS[column.task]
     grids = lab.grids(task, column.methods)
     chosen = {}
@@ -91,7 +102,11 @@ def _best(lab: Lab, column: Column) -> Drawn:
     return Drawn(task, "best settings", _shown(best), [rule])
 
 
-def _rule(lab: Lab, task: Task, grids: Mapping[str, Results]) -> str:
+def _rule(
+    lab: Lab,
+    task: Task,
+    grids: Mapping[str, Results],
+) -> str:
     """How the settings of a column were chosen, and how many reach the deciding accuracy."""
     seeds = f"{task.choosing} seeds"
     if task.choosing == 1 or lab.quick:
@@ -110,7 +125,10 @@ def _shown(settings: Mapping[str, Setting]) -> list[Shown]:
 
 
 def _shares(grids: Mapping[str, Results], target: float) -> str:
-    """How many settings of each tuned method's grid reach the target."""
+    """How many settings of each method's grid reach the target, as text.
+
+    Methods with a single setting are left out.
+    """
     shares = []
     for name, grid in grids.items():
         size = len(grid.settings())
@@ -125,7 +143,10 @@ def _same(
     column: Column,
     alpha: float,
 ) -> Drawn:
-    """A column with one α for all; our default chooses its own."""
+    """Run a column in which all methods have the same client step.
+
+    A method that is not tuned, our default, chooses its own.
+    """
     task = TASKS[column.task]
     records = []
     for name in column.methods:
@@ -141,7 +162,10 @@ def _same(
 
 
 def _title(name: str) -> str:
-    """The title of a method in a figure."""
+    """The title of a method in a figure.
+
+    That our default is not tuned goes without saying there: its label shows α=auto.
+    """
     return METHODS[name].title.removesuffix(", not tuned")
 
 
@@ -155,7 +179,12 @@ def local_updates(lab: Lab, name: str) -> None:
     drawn = []
     for task in (TASKS["mnist-mclr"], TASKS["mnist3-mclr"]):
         lab.note(task.title)
-        found = lab.study(task, [record], lab.seeds, local_steps=taus)
+        found = lab.study(
+            task,
+            [record],
+            lab.seeds,
+            local_steps=taus,
+        )
         runs = []
         for tau, setting in zip(taus, found.settings(), strict=True):
             runs.append(Shown(f"FedSSO τ={tau}", setting, told=False))
@@ -192,7 +221,13 @@ def newton(lab: Lab, name: str) -> None:
     for setting in found.settings():
         runs.append(Shown("FedNL", setting))
     remark = "One seed; α = 0.03 for FedAvg and FedDANE, FedNL with its dampings η."
-    _write(lab, name, "FedNL on a network for text", remark, [Drawn(task, "", runs)])
+    _write(
+        lab,
+        name,
+        "FedNL on a network for text",
+        remark,
+        [Drawn(task, "", runs)],
+    )
 
 
 # ---- what is written ----
@@ -205,7 +240,10 @@ def _write(
     remark: str,
     drawn: Sequence[Drawn],
 ) -> None:
-    """Write the picture, the numbers and the page of a figure."""
+    """Write the picture, the numbers and the page of a figure.
+
+    `drawn` holds the columns from left to right; the page has a section with a table for each.
+    """
     columns = []
     numbers: list[dict[str, Any]] = []
     parts = [f"# {title}"]
@@ -231,7 +269,7 @@ def _write(
 
 
 def _facts(lab: Lab, drawn: Drawn) -> list[str]:
-    """Paragraphs on a column: its data, how settings were chosen, and who diverged."""
+    """Paragraphs on a column: its data, how settings were chosen, and which runs diverged."""
     lost = []
     for run in drawn.runs:
         setting = run.setting
@@ -244,7 +282,10 @@ def _facts(lab: Lab, drawn: Drawn) -> list[str]:
 
 
 def _dots(drawn: Drawn) -> list[figures.Dots]:
-    """The released curves of a column's settings, as far as our runs go."""
+    """The authors' released curves of the settings in a column, as dots for the picture.
+
+    Released curves have 200 rounds; they are cut where ours end.
+    """
     dots = []
     for run in drawn.runs:
         last = len(run.setting.traces[0]) - 1
@@ -258,7 +299,7 @@ def _dots(drawn: Drawn) -> list[figures.Dots]:
 
 
 def _numbers(drawn: Drawn) -> list[dict[str, Any]]:
-    """A row of plain numbers for each run of a column."""
+    """A row of plain numbers for each run of a column, with the column's title in front."""
     runs: list[Run] = []
     for shown in drawn.runs:
         runs += shown.setting.runs

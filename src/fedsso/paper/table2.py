@@ -55,7 +55,10 @@ def table2(
 
 
 def _at_published(task: Task) -> dict[str, Algorithm]:
-    """The paper's own settings of a task, except FedNL's; none for a task it does not have."""
+    """The paper's own settings of a task, by method; none for a task that the paper does not have.
+
+    FedNL is left out: it is slow, and ours has no client step that the paper's α could set.
+    """
     points: dict[str, Algorithm] = {}
     if task.name not in PUBLISHED:
         return points
@@ -71,7 +74,10 @@ def _at_published(task: Task) -> dict[str, Algorithm]:
 
 
 def _untuned(lab: Lab, task: Task) -> Block:
-    """A quick look at a block: the paper's own settings and our default, nothing chosen."""
+    """A quick look at a block: the paper's own settings and our default.
+
+    Nothing is chosen, so each method's grid is its one setting.
+    """
     points = _at_published(task)
     points[OURS] = METHODS[OURS].at()
     if task.convex:  # other processes would take longer to start than they save
@@ -97,7 +103,10 @@ def _tuned(
     task: Task,
     slow: bool,
 ) -> Block:
-    """A whole block: every method's grid and its best settings; a slow method has one seed."""
+    """A whole block: every method's grid, and its best setting for each way of counting.
+
+    The slow method is run on demand alone, and with one seed.
+    """
     dear = _dear(task)
     names = [name for name in METHODS if name not in ("fednl", dear)]
     grids = lab.grids(task, names)
@@ -118,7 +127,7 @@ def _tuned(
 
 
 def _published(lab: Lab, task: Task) -> dict[str, Setting]:
-    """The paper's own settings of a task, run by us.
+    """The paper's own settings of a task, run by us, by method.
 
     The slower model has the seeds of the grid alone.
     """

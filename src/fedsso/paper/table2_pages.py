@@ -81,7 +81,13 @@ def write(
     slow: bool,
     name: str,
 ) -> None:
-    """Write all files of the table: pages, numbers, and pictures."""
+    """Write all files of the table into the lab's folder.
+
+    `name`.md has a section for each block, `name`-summary.md all blocks in one table. `name`.csv
+    has a row for each run of the chosen settings, `name`-trials.csv one for each trial of the
+    grids. Pictures show the rounds of each method and, except in a quick look, the grids. `slow`
+    says whether the slow methods were run, which the page tells.
+    """
     _write_pages(lab, blocks, slow, name)
     _write_numbers(lab, blocks, name)
     _draw_bars(lab, blocks, name)
@@ -99,7 +105,10 @@ def _write_pages(
     slow: bool,
     name: str,
 ) -> None:
-    """The page with a section for each block, and the page with a summary."""
+    """The page with a section for each block, and the page with the summary.
+
+    The summary has a table for each way of counting.
+    """
     parts = [_head(lab, slow)]
     for block in blocks:
         parts += _section(lab, block)
@@ -111,7 +120,10 @@ def _write_pages(
 
 
 def _head(lab: Lab, slow: bool) -> str:
-    """The title and how the table was made."""
+    """The title of the page and how the table was made.
+
+    It tells whether the slow methods are in it.
+    """
     if lab.quick:
         return QUICK_HEAD
     if slow:
@@ -120,7 +132,12 @@ def _head(lab: Lab, slow: bool) -> str:
 
 
 def _section(lab: Lab, block: Block) -> list[str]:
-    """The paragraphs and tables of a block."""
+    """The paragraphs and tables of a block, in their order on the page.
+
+    First the data, then for each way of counting the table and who is first. A block that the paper
+    has goes on with its own settings, and with the authors' released curves; a quick look has too
+    few rounds for these.
+    """
     task = block.task
     parts = [f"## {task.title}", lab.about(task)]
     for count in COUNTS:
@@ -146,7 +163,10 @@ def _our_seeds(block: Block) -> str:
 
 
 def _rows(block: Block, count: str) -> list[Row]:
-    """The table of a block: a row for each method at its best setting."""
+    """The table of a block for one way of counting: a row for each method at its best setting.
+
+    Returns the cells of each row by the head of their column.
+    """
     rows = []
     for name, setting in block.chosen[count].items():
         end = f"{setting.final():.4f}"
@@ -167,7 +187,11 @@ def _counts(
     setting: Setting,
     count: str,
 ) -> Row:
-    """The cells that all rows of ours have: the setting, rounds to every target, megabytes."""
+    """The cells that all rows of ours have.
+
+    These are the setting, the rounds to every target and the megabytes to the deciding one, each as
+    mean ± deviation over the seeds.
+    """
     row = {"setting": settings(setting)}
     for target in block.task.targets:
         head = _head_of(block.task, target)
@@ -181,7 +205,10 @@ def _name(
     count: str,
     name: str,
 ) -> str:
-    """The title of a method, which says so if it has fewer seeds than the rest."""
+    """The title of a method in the table.
+
+    A slow method has one seed where the others have five; then the title says so.
+    """
     title = METHODS[name].title
     setting = block.chosen[count][name]
     if len(setting.seeds) < _seeds(block, count):
@@ -196,7 +223,10 @@ def _seeds(block: Block, count: str) -> int:
 
 
 def _works(grid: Results, target: float) -> str:
-    """How many settings of a grid reach a target, and how many of them never diverge."""
+    """How many settings of a grid reach a target with every seed, as in "12 of 84".
+
+    If some of them diverge afterwards, the number of those that do not is added.
+    """
     reach = grid.working(target)
     last = grid.lasting(target)
     text = f"{reach} of {len(grid.settings())}"
@@ -206,7 +236,10 @@ def _works(grid: Results, target: float) -> str:
 
 
 def _edges(block: Block) -> str:
-    """Which best settings lie at the end of an axis, where a longer axis might do better."""
+    """A sentence on the methods whose best setting lies at the end of an axis, if there are any.
+
+    There a longer axis might have held a better setting.
+    """
     told = []
     for name, setting in block.chosen[FIRST_HIT].items():
         if METHODS[name].tuned and _at_an_end(setting):
@@ -243,9 +276,10 @@ def _megabytes(
     setting: Setting,
     count: str,
 ) -> list[float | None]:
-    """For each seed, what one client sends and receives until the deciding accuracy.
+    """For each seed, the megabytes that one client sends and receives until the deciding accuracy.
 
-    None where a seed does not reach it.
+    All clients send the same, so these are the federation's bytes over the number of clients. None
+    where a seed does not reach the accuracy.
     """
     hits = setting.rounds(block.task.deciding, count)
     found: list[float | None] = []
@@ -267,7 +301,11 @@ def _sent(trace: Trace, hit: int) -> int:
 
 
 def _paper_rows(block: Block) -> list[Row]:
-    """For each row of the paper: ours counted both ways, and the paper's."""
+    """The table of the paper's own settings.
+
+    For each row of the paper there are up to three: ours counted in both ways, where we ran it, and
+    the paper's numbers.
+    """
     rows = []
     for row in PUBLISHED[block.task.name].rows:
         ours = block.published.get(row.algorithm)
@@ -281,7 +319,7 @@ def _paper_rows(block: Block) -> list[Row]:
 
 
 def _their_row(task: Task, published: Published) -> Row:
-    """A row of the paper's table in the form of ours."""
+    """A row of the paper's table in the form of ours, with a dash where a target is not reached."""
     setting = f"α={published.alpha:g}"
     if published.eta is not None:
         setting += f" η={published.eta:g}"
@@ -318,7 +356,11 @@ def ranking(block: Block, count: str) -> list[tuple[str, float]]:
 
 
 def _first(block: Block, count: str) -> str:
-    """Sentences on who gets there first, where FedSSO is, and whose setting misses with seeds."""
+    """Sentences on who gets to the deciding accuracy first.
+
+    They name the first three methods, the place of FedSSO if it is not among them, and the methods
+    whose chosen setting misses the accuracy with some seeds.
+    """
     order = ranking(block, count)
     where = f"{block.task.deciding:.2f}"
     if not order:
@@ -336,7 +378,10 @@ def _first(block: Block, count: str) -> str:
 
 
 def _misses(block: Block, count: str) -> list[str]:
-    """A sentence on the methods whose chosen setting gets there with some seeds only, if any."""
+    """A sentence on the methods whose chosen setting gets there with some seeds only, if any.
+
+    A setting is chosen with the first seeds and may miss with the others.
+    """
     missed = []
     for name, setting in block.chosen[count].items():
         seeds = len(setting.seeds)
@@ -350,7 +395,11 @@ def _misses(block: Block, count: str) -> list[str]:
 
 
 def _summary(blocks: Sequence[Block], count: str) -> list[str]:
-    """All blocks in one table: rounds to the deciding accuracy, the fewest of a block in bold."""
+    """A heading and a table of all blocks for one way of counting.
+
+    A row is a block, a column a method; a cell holds the rounds to the deciding accuracy, the
+    fewest of a block in bold.
+    """
     run: set[str] = set()
     for block in blocks:
         run.update(block.chosen[count])
@@ -374,7 +423,10 @@ def _cell(
     name: str,
     best: Sequence[str],
 ) -> str:
-    """Rounds of a method in a block of the summary."""
+    """One cell of the summary: the rounds of a method in a block.
+
+    `best` lists the methods with the fewest rounds, which are bold.
+    """
     if name not in block.chosen[count]:
         return "not run"
     setting = block.chosen[count][name]
@@ -390,7 +442,7 @@ def _write_numbers(
     blocks: Sequence[Block],
     name: str,
 ) -> None:
-    """Every run of the chosen settings, and every trial of the grids."""
+    """Write the plain numbers: every run of the chosen settings, and every trial of the grids."""
     numbers: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []
     for block in blocks:
@@ -402,7 +454,10 @@ def _write_numbers(
 
 
 def _numbers(block: Block) -> list[dict[str, Any]]:
-    """A row for each run of the chosen settings, with the rounds to every target."""
+    """A row for each run of the chosen settings, with the rounds to every target.
+
+    A setting that is chosen by both ways of counting is there twice.
+    """
     rows = []
     for count, chosen in block.chosen.items():
         for name, setting in chosen.items():
@@ -413,7 +468,11 @@ def _numbers(block: Block) -> list[dict[str, Any]]:
 
 
 def _trials(block: Block, name: str) -> list[dict[str, Any]]:
-    """A row for each trial of a grid, with the deciding target alone, which heads do not name."""
+    """A row for each trial of a method's grid, with the rounds to the deciding accuracy alone.
+
+    The heads of the columns do not name that accuracy, because it differs between blocks that share
+    a file.
+    """
     deciding = block.task.deciding
     rows = []
     for trial in block.grids[name].rows([deciding]):
@@ -432,7 +491,10 @@ def _draw_bars(
     blocks: Sequence[Block],
     name: str,
 ) -> None:
-    """The picture of rounds to the deciding accuracy, block by block."""
+    """The picture of rounds to the deciding accuracy, with a group of bars for each block.
+
+    Bars of methods that miss it reach to the end of the longest run.
+    """
     most = max(_longest(block) for block in blocks)
     bars = [(block.task.title, _bars(block)) for block in blocks]
     what = "the paper's settings" if lab.quick else "the best setting of each algorithm"
@@ -451,7 +513,11 @@ def _longest(block: Block) -> int:
 
 
 def _bars(block: Block) -> list[figures.Bar]:
-    """A bar for each method; without a height if a seed misses the deciding accuracy."""
+    """A bar for each method: title, algorithm, mean rounds and their deviation.
+
+    There is no mean if a seed misses the deciding accuracy; then the title says how many seeds
+    reach it.
+    """
     bars: list[figures.Bar] = []
     for name, setting in block.chosen[FIRST_HIT].items():
         method = METHODS[name]
@@ -474,7 +540,7 @@ def _draw_grids(
     lab: Lab,
     name: str,
 ) -> None:
-    """The picture of rounds over every method's grid."""
+    """The picture of a block's grids: a heat map of rounds for each method that is tuned."""
     task = block.task
     maps = []
     for method, grid in block.grids.items():

@@ -42,7 +42,10 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def save_text(path: Path, *parts: str) -> None:
     """Write paragraphs and tables as a Markdown file; empty parts are left out."""
-    blocks = [part.rstrip("\n") + "\n" for part in parts if part]
+    blocks = []
+    for part in parts:
+        if part:
+            blocks.append(part.rstrip("\n") + "\n")
     write_atomic(path, "\n".join(blocks))
 
 
@@ -59,7 +62,8 @@ def settings(setting: Setting) -> str:
     """
     shown = {}
     for name in axes(setting.algorithm):
-        shown[name] = _short(setting.spec.hyper[name])
+        value = setting.spec.hyper[name]
+        shown[name] = _short(value)
     for name, text in setting.spec.short.items():
         if name not in SAID:
             shown[name] = text
@@ -104,4 +108,6 @@ def _single(value: float, decimals: int) -> str:
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows as a Markdown table, or the word "none" where there are no rows."""
-    return markdown(rows) if rows else "none\n"
+    if not rows:
+        return "none\n"
+    return markdown(rows)

@@ -34,21 +34,36 @@ SMALL = ALPHAS[-3:]  # the client steps for which the distance is proportional t
 
 
 def model(
-    fed: Federation, record: FedSSO | FedAvg, rounds: int, tau: int, **options: Any
+    fed: Federation,
+    record: FedSSO | FedAvg,
+    rounds: int,
+    tau: int,
+    **options: Any,
 ) -> Tensor:
     """The model [d] after some rounds with exact gradients."""
-    fixed: dict[str, Any] = {
-        "batch_size": None,
-        "dtype": "float64",
-        "eval_every": rounds,
-        "device": "cpu",
-    }
-    run = simulate(fed, "linear", record, rounds=rounds, local_steps=tau, **fixed, **options)
+    run = simulate(
+        fed,
+        "linear",
+        record,
+        rounds=rounds,
+        local_steps=tau,
+        batch_size=None,
+        dtype="float64",
+        eval_every=rounds,
+        device="cpu",
+        **options,
+    )
     x: Tensor = run.x
     return x
 
 
-def averaged_gradient(fed: Federation, x: Tensor, alpha: float, tau: int, **options: Any) -> Tensor:
+def averaged_gradient(
+    fed: Federation,
+    x: Tensor,
+    alpha: float,
+    tau: int,
+    **options: Any,
+) -> Tensor:
     """FedSSO's averaged gradient g at x, which is minus its first step.
 
     With tau = 1 it is the gradient of f.
@@ -60,8 +75,18 @@ def averaged_gradient(fed: Federation, x: Tensor, alpha: float, tau: int, **opti
 # ---- the Lighthouse point ----
 
 
-def local_points(fed: Federation, x: Tensor, alpha: float, tau: int, **options: Any) -> Tensor:
-    """The points [clients, tau, d] at which the clients take their gradients, x first."""
+def local_points(
+    fed: Federation,
+    x: Tensor,
+    alpha: float,
+    tau: int,
+    **options: Any,
+) -> Tensor:
+    """The points [clients, tau, d] at which the clients take their gradients in a round from x.
+
+    The first point of every client is x. The simulator does not show local models, so each client
+    is run alone with 1, 2, ... local steps.
+    """
     every = []  # FedAvg of one client and one round takes its local steps alone
     for i in range(fed.clients):
         rows = fed.rows_of(i)
@@ -76,7 +101,10 @@ def local_points(fed: Federation, x: Tensor, alpha: float, tau: int, **options: 
 
 
 def residual_at_mean(fed: Federation, alpha: float) -> float:
-    """||grad f(m) - g|| at the mean m of all local points of a round from zero."""
+    """||grad f(m) - g|| at the mean m of all local points of a round from zero.
+
+    For quadratics with a common Hessian it is zero: then m is the Lighthouse point.
+    """
     x = fed.x.new_zeros(fed.x.shape[1])
     mean = local_points(fed, x, alpha, TAU).mean((0, 1))
     g = averaged_gradient(fed, x, alpha, TAU)
@@ -84,10 +112,10 @@ def residual_at_mean(fed: Federation, alpha: float) -> float:
 
 
 def on_a_line() -> tuple[float, bool]:
-    """Look for the point in one dimension, on a convex function, with the secant method.
+    """Look for the Lighthouse point of a convex function of one variable with the secant method.
 
-    Returns |f'(x) - g| where the method ends, and whether g lies between the slopes at the outer
-    local points.
+    Returns |f'(x) - g| where the method ends, and whether g lies between the slopes of f at the
+    outermost local points, so that there must be such a point between them.
     """
     alpha = 1.0
     fed = labelled(1, 1.0, 1)
@@ -124,9 +152,11 @@ def bowl(outputs: Tensor, factor: Tensor) -> Tensor:
 
 
 def two_bowls() -> tuple[float, float]:
-    """A round of two large steps from -0.1 with f_1' = atan and f_2' = -atan/2.
+    """One round on two functions of one variable for which there is no Lighthouse point.
 
-    Returns the averaged gradient g, and the mean slope in the second step.
+    They have f_1' = atan and f_2' = -atan/2, so |f'| = |atan|/4 < pi/8. From -0.1 two large steps
+    take the clients far to both sides, where their slopes add up instead of cancelling. Returns the
+    averaged gradient g, and the mean slope in the second step.
     """
     first = ([[1.0]], [1.0])  # one row x = 1, whose label is the factor of `bowl`
     second = ([[1.0]], [-0.5])
@@ -138,7 +168,10 @@ def two_bowls() -> tuple[float, float]:
 
 
 def lighthouse(_: Effort) -> Section:
-    """Theorem 1.1 where it holds, and a federation for which it does not."""
+    """Test Theorem 1.1 where it holds, and on a federation for which it does not.
+
+    Nothing here is random, so there is one round whatever the effort.
+    """
     claim = "Theorem 1.1"
     own = random_quadratic(4, 0, dim=5, condition=10.0)
     A, b = parts(own)
@@ -204,7 +237,10 @@ def fixed_point(
     alpha: float,
     tau: int,
 ) -> Tensor:
-    """FedAvg's fixed point [d]: sum_i p_i (I - (I - alpha A_i)^tau) (x - b_i) = 0."""
+    """FedAvg's fixed point [d] on a federation of quadratics, for client step alpha and tau steps.
+
+    It solves sum_i p_i (I - (I - alpha A_i)^tau) (x - b_i) = 0: there the clients' moves cancel.
+    """
     A, b = parts(fed)
     eye = torch.eye(A.shape[-1], dtype=A.dtype)
     power = torch.linalg.matrix_power(eye - alpha * A, tau)
@@ -244,14 +280,18 @@ def end(
 
 
 def bias(effort: Effort) -> Section:
-    """FedSSO's limit for several client steps, and for one local step."""
+    """Where FedSSO ends for several client steps, and for one local step.
+
+    Every seed is another draw of the problem.
+    """
     feds = [random_quadratic(10, seed, dim=10, condition=10.0) for seed in effort.seeds]
     found: Ends = {}
     for alpha in ALPHAS:
         found[alpha] = [end(fed, alpha, TAU, effort) for fed in feds]
     single = [end(fed, ALPHAS[0], 1, effort) for fed in feds]
     slopes = _slopes(found, len(feds))
-    away = max(one.fixed for one in chain.from_iterable(found.values()))
+    every = chain.from_iterable(found.values())
+    away = max(one.fixed for one in every)
     near = max(one.minimiser for one in single)
     return Section(
         "Where FedSSO ends up: FedAvg's fixed point",
@@ -269,7 +309,10 @@ def bias(effort: Effort) -> Section:
 
 
 def _slopes(found: Ends, problems: int) -> list[float]:
-    """For each problem, the slope of log distance to the minimiser on log alpha."""
+    """For each problem, the slope of log distance to the minimiser on log alpha.
+
+    It is 1 where the distance is proportional to alpha, which is expected for small alpha alone.
+    """
     x = np.log(SMALL)
     slopes = []
     for i in range(problems):

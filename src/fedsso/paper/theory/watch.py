@@ -129,7 +129,10 @@ def labelled(
     scale: float,
     copies: int,
 ) -> Federation:
-    """The rows of `problem`, each as often as `copies` says."""
+    """The rows of `problem`, each as often as `copies` says.
+
+    The draws depend on `dim` alone, so that federations with and without copies hold the same rows.
+    """
     draw = generator(0, "theory", f"rows {dim}")
 
     def client() -> tuple[Tensor, Tensor]:
@@ -171,7 +174,7 @@ def whole(problem: Problem, simulation: Trials) -> tuple[Backend, Batch]:
 
 
 def minimiser(problem: Problem) -> tuple[Tensor, float]:
-    """x* [d] and f* of a strongly convex f, by Newton's method."""
+    """x* [d] and f* of a strongly convex f, by Newton's method from the initial model."""
     simulation = problem.simulation(FedSSO(), 1, 0)
     f, batch = whole(problem, simulation)
     x = simulation.server.x[None].clone()
@@ -247,7 +250,10 @@ def _round(
     old: State,
     now: Trials,
 ) -> Round:
-    """What is seen of the round between the server's states `old` and `now`."""
+    """What is seen of the round that led from the server's state `old` to `now`.
+
+    f and its gradient are those at the model the round began with, over all rows.
+    """
     new: State = now.server
     value, grads = f.value_and_grad(old.x[None], batch)
     grad = grads[0, 0]
