@@ -27,36 +27,42 @@ class Entry(NamedTuple):
 
 
 def _table2(lab: Lab) -> None:
+    """Table 2, all blocks; the command line can choose some of them."""
     from .table2 import table2
 
     table2(lab)
 
 
 def _table3(lab: Lab) -> None:
+    """Table 3, which needs the folder alone: nothing is trained."""
     from .table3 import table3
 
     table3(lab.out)
 
 
 def _figure(lab: Lab, name: str) -> None:
+    """A figure that is described by data alone, see `figures`."""
     from .curves import figure
 
     figure(lab, name)
 
 
 def _newton(lab: Lab) -> None:
+    """The figure of FedNL on a small network for text."""
     from .curves import newton
 
     newton(lab, "fig-fednl")
 
 
 def _local_updates(lab: Lab) -> None:
+    """The figure on the number of local steps."""
     from .curves import local_updates
 
     local_updates(lab, "fig-tau")
 
 
 def _theory(lab: Lab) -> None:
+    """The theory's claims, tested on small problems."""
     from .theory import theory
 
     theory(lab.out, quick=lab.quick, note=lab.note)

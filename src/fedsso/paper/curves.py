@@ -7,7 +7,6 @@ instead of three. They are then run with five seeds, the same α with three.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.results import Results
@@ -21,8 +20,10 @@ from .write import save_csv, save_picture, save_text, settings, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ..experiment.results import Setting
+    from ..experiment.run import Run
     from .lab import Lab
 
 TAUS = (1, 2, 5, 10, 20, 50)
@@ -34,7 +35,10 @@ HOW = (
 
 
 class Shown(NamedTuple):
-    """A setting in a figure under its title; with `told` its hyper-parameters follow the title."""
+    """A setting in a figure, under a title.
+
+    With `told` its hyper-parameters follow the title, as in "FedSSO α=0.001 η=1".
+    """
 
     title: str
     setting: Setting
@@ -59,15 +63,22 @@ class Drawn(NamedTuple):
     @property
     def title(self) -> str:
         """The title of the column."""
-        return f"{self.task.title}: {self.how}" if self.how else self.task.title
+        if not self.how:
+            return self.task.title
+        return f"{self.task.title}: {self.how}"
 
 
 def figure(lab: Lab, name: str) -> None:
-    """Run what a figure of `FIGURES` shows, and write its picture, table and numbers."""
+    """Run what a figure of `FIGURES` shows and write it.
+
+    Writes the picture as `name`.png and `name`.pdf, a page with tables as `name`.md, and the
+    numbers of every run as `name`.csv.
+    """
     chosen = FIGURES[name]
     drawn = []
     for number, column in enumerate(chosen.columns, 1):
-        lab.note(f"column {number} of {len(chosen.columns)}: {TASKS[column.task].title}")
+        title = TASKS[column.task].title
+        lab.note(f"column {number} of {len(chosen.columns)}: {title}")
         if column.alpha is None:
             drawn.append(_best(lab, column))
         else:
@@ -76,47 +87,85 @@ def figure(lab: Lab, name: str) -> None:
 
 
 def _best(lab: Lab, column: Column) -> Drawn:
-    """A column in which every method has its best setting."""
+    """Run a column in which every method has its best setting.
+
+    The whole grid of each method is run with the seeds that settings are chosen by; the chosen
+    setting is then run with all seeds.
+    """
     task = TASKS[column.task]
     grids = lab.grids(task, column.methods)
-    chosen = {name: grid.best(task.deciding) for name, grid in grids.items()}
+    chosen = {}
+    for name, grid in grids.items():
+        chosen[name] = grid.best(task.deciding)
     best = lab.again(task, chosen)
-    seeds = "one seed" if task.choosing == 1 or lab.quick else f"{task.choosing} seeds"
+    rule = _rule(lab, task, grids)
+    return Drawn(task, "best settings", _shown(best), [rule])
+
+
+def _rule(
+    lab: Lab,
+    task: Task,
+    grids: Mapping[str, Results],
+) -> str:
+    """How the settings of a column were chosen, and how many reach the deciding accuracy."""
+    seeds = f"{task.choosing} seeds"
+    if task.choosing == 1 or lab.quick:
+        seeds = "one seed"
     grid = "a thin grid" if lab.quick else "the whole grid"
-    rule = (
+    return (
         f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, "
         "or the best accuracy at the end where that is not reached. "
         f"Settings that reach it: {_shares(grids, task.deciding)}."
     )
-    runs = [Shown(_title(name), setting) for name, setting in best.items()]
-    return Drawn(task, "best settings", runs, [rule])
+
+
+def _shown(settings: Mapping[str, Setting]) -> list[Shown]:
+    """Settings by name of method, under the titles of the methods."""
+    return [Shown(_title(name), setting) for name, setting in settings.items()]
 
 
 def _shares(grids: Mapping[str, Results], target: float) -> str:
-    """How many settings of each tuned method's grid reach the target."""
+    """How many settings of each method's grid reach the target, as text.
+
+    Methods with a single setting are left out.
+    """
     shares = []
     for name, grid in grids.items():
         size = len(grid.settings())
         if size > 1:
-            shares.append(f"{METHODS[name].title} {grid.working(target)} of {size}")
+            works = grid.working(target)
+            shares.append(f"{METHODS[name].title} {works} of {size}")
     return ", ".join(shares)
 
 
-def _same(lab: Lab, column: Column, alpha: float) -> Drawn:
-    """A column with one α for all; our default chooses its own."""
+def _same(
+    lab: Lab,
+    column: Column,
+    alpha: float,
+) -> Drawn:
+    """Run a column in which all methods have the same client step.
+
+    A method that is not tuned, our default, chooses its own.
+    """
     task = TASKS[column.task]
     records = []
     for name in column.methods:
         method = METHODS[name]
-        records.append(method.at(alpha=alpha) if method.tuned else method.records()[0])
-    found = lab.study(task, records, lab.seeds[:3]).settings()
-    pairs = zip(column.methods, found, strict=True)
-    runs = [Shown(_title(name), setting) for name, setting in pairs]
+        if method.tuned:
+            records.append(method.at(alpha=alpha))
+        else:
+            records.append(method.at())
+    seeds = lab.seeds[:3]
+    found = lab.study(task, records, seeds).settings()
+    runs = _shown(dict(zip(column.methods, found, strict=True)))
     return Drawn(task, f"α\u00a0=\u00a0{alpha:g}", runs)
 
 
 def _title(name: str) -> str:
-    """The title of a method in a figure."""
+    """The title of a method in a figure.
+
+    That our default is not tuned goes without saying there: its label shows α=auto.
+    """
     return METHODS[name].title.removesuffix(", not tuned")
 
 
@@ -130,9 +179,14 @@ def local_updates(lab: Lab, name: str) -> None:
     drawn = []
     for task in (TASKS["mnist-mclr"], TASKS["mnist3-mclr"]):
         lab.note(task.title)
-        found = lab.study(task, [record], lab.seeds, local_steps=taus).settings()
+        found = lab.study(
+            task,
+            [record],
+            lab.seeds,
+            local_steps=taus,
+        )
         runs = []
-        for tau, setting in zip(taus, found, strict=True):
+        for tau, setting in zip(taus, found.settings(), strict=True):
             runs.append(Shown(f"FedSSO τ={tau}", setting, told=False))
         drawn.append(Drawn(task, "α\u00a0=\u00a00.001, η\u00a0=\u00a01", runs))
     remark = (
@@ -153,24 +207,43 @@ def newton(lab: Lab, name: str) -> None:
         "FedDANE": METHODS["feddane"].at(alpha=0.03),
         _title("fedsso-default"): METHODS["fedsso-default"].at(),
     }
-    found = lab.study(task, list(beside.values()), SEEDS[:1]).settings()
-    runs = [Shown(title, setting) for title, setting in zip(beside, found, strict=True)]
+    seeds = SEEDS[:1]
+    others = lab.study(task, list(beside.values()), seeds)
+    runs = []
+    for title, setting in zip(beside, others.settings(), strict=True):
+        runs.append(Shown(title, setting))
     damped = METHODS["fednl"].records()
     few = {}
     if lab.quick:
         damped = damped[2:]
         few = {"rounds": 10}
-    for setting in lab.study(task, damped, SEEDS[:1], **few).settings():
+    found = lab.study(task, damped, seeds, **few)
+    for setting in found.settings():
         runs.append(Shown("FedNL", setting))
     remark = "One seed; α = 0.03 for FedAvg and FedDANE, FedNL with its dampings η."
-    _write(lab, name, "FedNL on a network for text", remark, [Drawn(task, "", runs)])
+    _write(
+        lab,
+        name,
+        "FedNL on a network for text",
+        remark,
+        [Drawn(task, "", runs)],
+    )
 
 
 # ---- what is written ----
 
 
-def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn]) -> None:
-    """Write the picture, the numbers and the page of a figure."""
+def _write(
+    lab: Lab,
+    name: str,
+    title: str,
+    remark: str,
+    drawn: Sequence[Drawn],
+) -> None:
+    """Write the picture, the numbers and the page of a figure.
+
+    `drawn` holds the columns from left to right; the page has a section with a table for each.
+    """
     columns = []
     numbers: list[dict[str, Any]] = []
     parts = [f"# {title}"]
@@ -179,35 +252,46 @@ def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn])
     parts += [remark, HOW, f"![{title}]({name}.png)"]
     for column in drawn:
         curves = [run.curve() for run in column.runs]
-        columns.append(figures.Panel(column.title, curves, _dots(column)))
+        dots = _dots(column)
+        columns.append(figures.Panel(column.title, curves, dots))
         numbers += _numbers(column)
         parts.append(f"## {column.title}")
         parts += _facts(lab, column)
-        parts.append(table(report.rounds_table(curves, column.task.targets)))
-    save_picture(lab.out / name, lambda path: figures.panels(path, columns, title=title))
+        rows = report.rounds_table(curves, column.task.targets)
+        parts.append(table(rows))
+
+    def draw(path: Path) -> None:
+        figures.panels(path, columns, title=title)
+
+    save_picture(lab.out / name, draw)
     save_csv(lab.out / f"{name}.csv", numbers)
     save_text(lab.out / f"{name}.md", *parts)
 
 
 def _facts(lab: Lab, drawn: Drawn) -> list[str]:
-    """Paragraphs on a column: its data, how settings were chosen, and who diverged."""
+    """Paragraphs on a column: its data, how settings were chosen, and which runs diverged."""
     lost = []
     for run in drawn.runs:
         setting = run.setting
         if setting.diverged:
             seeds = f"{setting.diverged} of {len(setting.seeds)} seeds"
             lost.append(f"{run.curve().label} ({seeds})")
-    told = ", ".join(lost) or "none"
-    return [lab.about(drawn.task), *drawn.remarks, f"Diverged: {told}."]
+    about = lab.about(drawn.task)
+    diverged = ", ".join(lost) if lost else "none"
+    return [about, *drawn.remarks, f"Diverged: {diverged}."]
 
 
 def _dots(drawn: Drawn) -> list[figures.Dots]:
-    """The released curves of a column's settings, as far as our runs go."""
+    """The authors' released curves of the settings in a column, as dots for the picture.
+
+    Released curves have 200 rounds; they are cut where ours end.
+    """
     dots = []
     for run in drawn.runs:
         last = len(run.setting.traces[0]) - 1
         for curve in same_setting(drawn.task, run.setting):
-            rounds = range(0, last + 1, EVERY)[: len(curve.accuracy)]
+            every = len(curve.accuracy)
+            rounds = range(0, last + 1, EVERY)[:every]
             values = curve.accuracy[: len(rounds)]
             algorithm = run.setting.algorithm
             dots.append(figures.Dots("released by the authors", algorithm, tuple(rounds), values))
@@ -215,7 +299,9 @@ def _dots(drawn: Drawn) -> list[figures.Dots]:
 
 
 def _numbers(drawn: Drawn) -> list[dict[str, Any]]:
-    """A row of plain numbers for each run of a column."""
-    runs = itertools.chain.from_iterable(shown.setting.runs for shown in drawn.runs)
+    """A row of plain numbers for each run of a column, with the column's title in front."""
+    runs: list[Run] = []
+    for shown in drawn.runs:
+        runs += shown.setting.runs
     rows = Results(runs).rows(drawn.task.targets)
     return [{"panel": drawn.title, **row} for row in rows]

@@ -42,9 +42,10 @@ def _quiet(_: str) -> None:
 class Lab:
     """Where, on what and how thoroughly the experiments run.
 
-    `out` is the folder of results, `jobs` the number of processes. Work stops with `OutOfTime` once
-    `time.monotonic()` has reached `deadline`. `progress` hears of every round, `note` of every new
-    part of the work. A quick look has one seed, few rounds and a thin grid.
+    `out` is the folder of results, `device` where runs are computed, `jobs` the number of
+    processes. Work stops with `OutOfTime` once `time.monotonic()` has reached `deadline`.
+    `progress` hears of every round, `note` of every new part of the work. A quick look has one
+    seed, few rounds and a thin grid. `federations` holds the data that were read last.
     """
 
     out: Path
@@ -92,8 +93,8 @@ class Lab:
     ) -> Results:
         """Run algorithms on a task with some seeds, or read what was run before.
 
-        There are τ = 5 local steps with batches of 100, as in the paper; `options` of `simulate`
-        may say otherwise.
+        Returns a run for each record and seed. There are τ = 5 local steps with batches of 100,
+        as in the paper; `options` of `simulate` may say otherwise.
         """
         common = {
             "rounds": self.rounds(task),
@@ -114,9 +115,10 @@ class Lab:
         return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
 
     def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Results]:
-        """The whole grid of every method, with the seeds that settings are chosen by.
+        """Run the whole grid of every method, with the seeds that settings are chosen by.
 
-        All grids are run in one study, so that they share its processes.
+        Returns the runs of each method. All grids are run in one study, so that they share its
+        processes; its settings come back in the order of the records.
         """
         seeds = SEEDS[:1] if self.quick else SEEDS[: task.choosing]
         records = {name: METHODS[name].records(thin=self.quick) for name in methods}
@@ -133,7 +135,10 @@ class Lab:
         return found
 
     def again(self, task: Task, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-        """The chosen settings, run with all seeds."""
+        """Run the chosen settings with all seeds.
+
+        Methods that chose the same setting share its runs.
+        """
         records = {setting.spec.point: setting.record for setting in settings.values()}
         repeated = self.study(task, list(records.values()), self.seeds).settings()
         found = {setting.spec.point: setting for setting in repeated}

@@ -46,7 +46,11 @@ def same_setting(task: Task, setting: Setting) -> list[Released]:
     return same
 
 
-def against_released(lab: Lab, task: Task, grids: Mapping[str, Results]) -> list[str]:
+def against_released(
+    lab: Lab,
+    task: Task,
+    grids: Mapping[str, Results],
+) -> list[str]:
     """A heading and a table of the released curves whose setting is in our grids.
 
     For the convex model FedAvg with τ = 1 is added, which our grids do not have. Without any such
@@ -67,15 +71,26 @@ def against_released(lab: Lab, task: Task, grids: Mapping[str, Results]) -> list
 
 
 def _single_steps(lab: Lab, task: Task) -> Results:
-    """FedAvg with τ = 1 at the client steps of the released curves that start from zero."""
+    """FedAvg with τ = 1, which no grid of ours has, at the client steps of the released curves.
+
+    Only curves that start from zero count, as our runs of the convex model do.
+    """
     curves = released(task.name, "fedavg", 1)
     alphas = sorted({curve.alpha for curve in curves if curve.init == "zero"})
     records = [METHODS["fedavg"].at(alpha=alpha) for alpha in alphas]
     return lab.study(task, records, SEEDS[: task.choosing], local_steps=1)
 
 
-def _row(name: str, curve: Released, ours: Setting) -> dict[str, str]:
-    """One released curve beside our seeds of the same setting."""
+def _row(
+    name: str,
+    curve: Released,
+    ours: Setting,
+) -> dict[str, str]:
+    """One released curve beside our seeds of the same setting.
+
+    They are compared in the rounds that the released curve has, every fifth. Where theirs diverges
+    and all of our seeds do, their accuracies mean nothing and are not compared.
+    """
     rounds = np.arange(len(curve.accuracy)) * EVERY
     values = np.stack([trace["test_accuracy"][rounds] for trace in ours.traces])  # [seed, round]
     theirs = np.array(curve.accuracy)
@@ -102,5 +117,5 @@ def _row(name: str, curve: Released, ours: Setting) -> dict[str, str]:
 
 
 def _range(values: NDArray[np.float64]) -> str:
-    """The smallest and the largest value, as text."""
+    """The smallest and the largest value, as text, with a dash between them."""
     return f"{min(values):.3f}–{max(values):.3f}"

@@ -28,7 +28,12 @@ QUICK = 40  # rounds of a quick look
 OURS = "fedsso-default"
 
 
-def table2(lab: Lab, blocks: Sequence[str] = (), *, slow: bool = False) -> None:
+def table2(
+    lab: Lab,
+    blocks: Sequence[str] = (),
+    *,
+    slow: bool = False,
+) -> None:
     """Run blocks of the table and write the page, the numbers and the pictures.
 
     Without names all blocks are run, in a quick look those of the paper. Some blocks alone are
@@ -42,12 +47,18 @@ def table2(lab: Lab, blocks: Sequence[str] = (), *, slow: bool = False) -> None:
     for number, name in enumerate(names, 1):
         task = TABLE2[name]
         lab.note(f"block {number} of {len(names)}: {task.title}")
-        done.append(_untuned(lab, task) if lab.quick else _tuned(lab, task, slow))
+        if lab.quick:
+            done.append(_untuned(lab, task))
+        else:
+            done.append(_tuned(lab, task, slow))
     write(lab, done, slow, f"{NAME}-part" if blocks else NAME)
 
 
 def _at_published(task: Task) -> dict[str, Algorithm]:
-    """The paper's own settings of a task, except FedNL's; none for a task it does not have."""
+    """The paper's own settings of a task, by method; none for a task that the paper does not have.
+
+    FedNL is left out: it is slow, and ours has no client step that the paper's α could set.
+    """
     points: dict[str, Algorithm] = {}
     if task.name not in PUBLISHED:
         return points
@@ -57,49 +68,75 @@ def _at_published(task: Task) -> dict[str, Algorithm]:
         steps = {"alpha": row.alpha}
         if row.eta is not None:
             steps["eta"] = row.eta
-        points[row.algorithm] = METHODS[row.algorithm].at(**steps)
+        method = METHODS[row.algorithm]
+        points[method.name] = method.at(**steps)
     return points
 
 
 def _untuned(lab: Lab, task: Task) -> Block:
-    """A quick look at a block: the paper's own settings and our default, nothing chosen."""
+    """A quick look at a block: the paper's own settings and our default.
+
+    Nothing is chosen, so each method's grid is its one setting.
+    """
     points = _at_published(task)
     points[OURS] = METHODS[OURS].at()
     if task.convex:  # other processes would take longer to start than they save
         lab = replace(lab, jobs=1)
-    found = lab.study(task, list(points.values()), lab.seeds, rounds=QUICK)
+    found = lab.study(
+        task,
+        list(points.values()),
+        lab.seeds,
+        rounds=QUICK,
+    )
     chosen = dict(zip(points, found.settings(), strict=True))
-    grids = {name: Results(setting.runs) for name, setting in chosen.items()}
-    published = {name: setting for name, setting in chosen.items() if name != OURS}
+    grids = {}
+    for name, setting in chosen.items():
+        grids[name] = Results(setting.runs)
+    published = dict(chosen)
+    del published[OURS]
     clients = lab.federation(task).clients
     return Block(task, clients, grids, dict.fromkeys(COUNTS, chosen), published)
 
 
-def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
-    """A whole block: every method's grid and its best settings; a slow method has one seed."""
+def _tuned(
+    lab: Lab,
+    task: Task,
+    slow: bool,
+) -> Block:
+    """A whole block: every method's grid, and its best setting for each way of counting.
+
+    The slow method is run on demand alone, and with one seed.
+    """
     dear = _dear(task)
-    grids = lab.grids(task, [name for name in METHODS if name not in ("fednl", dear)])
+    names = [name for name in METHODS if name not in ("fednl", dear)]
+    grids = lab.grids(task, names)
     chosen = {}
     for count in COUNTS:
-        best = {name: grid.best(task.deciding, count=count) for name, grid in grids.items()}
+        best = {}
+        for name, grid in grids.items():
+            best[name] = grid.best(task.deciding, count=count)
         chosen[count] = lab.again(task, best)
     if slow:
-        grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
+        records = METHODS[dear].records()
+        whole = lab.study(task, records, SEEDS[:1])
+        grids[dear] = whole
         for count in COUNTS:
-            chosen[count][dear] = grids[dear].best(task.deciding, count=count)
+            chosen[count][dear] = whole.best(task.deciding, count=count)
     clients = lab.federation(task).clients
     return Block(task, clients, grids, chosen, _published(lab, task))
 
 
 def _published(lab: Lab, task: Task) -> dict[str, Setting]:
-    """The paper's own settings of a task, run by us.
+    """The paper's own settings of a task, run by us, by method.
 
     The slower model has the seeds of the grid alone.
     """
     points = _at_published(task)
     if not points:
         return {}
-    seeds = lab.seeds if task.convex else lab.seeds[: task.choosing]
+    seeds = lab.seeds
+    if not task.convex:
+        seeds = seeds[: task.choosing]
     found = lab.study(task, list(points.values()), seeds)
     return dict(zip(points, found.settings(), strict=True))
 

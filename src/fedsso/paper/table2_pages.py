@@ -22,6 +22,7 @@ from .write import save_csv, save_picture, save_text, settings, spread, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from ..experiment.results import Setting
     from ..experiment.trace import Trace
@@ -74,8 +75,19 @@ class Block(NamedTuple):
     published: Mapping[str, Setting]  # by algorithm, at the paper's own settings
 
 
-def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
-    """Write all files of the table: pages, numbers, and pictures."""
+def write(
+    lab: Lab,
+    blocks: Sequence[Block],
+    slow: bool,
+    name: str,
+) -> None:
+    """Write all files of the table into the lab's folder.
+
+    `name`.md has a section for each block, `name`-summary.md all blocks in one table. `name`.csv
+    has a row for each run of the chosen settings, `name`-trials.csv one for each trial of the
+    grids. Pictures show the rounds of each method and, except in a quick look, the grids. `slow`
+    says whether the slow methods were run, which the page tells.
+    """
     _write_pages(lab, blocks, slow, name)
     _write_numbers(lab, blocks, name)
     _draw_bars(lab, blocks, name)
@@ -87,8 +99,16 @@ def write(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
 # ---- the page ----
 
 
-def _write_pages(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> None:
-    """The page with a section for each block, and the page with a summary."""
+def _write_pages(
+    lab: Lab,
+    blocks: Sequence[Block],
+    slow: bool,
+    name: str,
+) -> None:
+    """The page with a section for each block, and the page with the summary.
+
+    The summary has a table for each way of counting.
+    """
     parts = [_head(lab, slow)]
     for block in blocks:
         parts += _section(lab, block)
@@ -100,7 +120,10 @@ def _write_pages(lab: Lab, blocks: Sequence[Block], slow: bool, name: str) -> No
 
 
 def _head(lab: Lab, slow: bool) -> str:
-    """The title and how the table was made."""
+    """The title of the page and how the table was made.
+
+    It tells whether the slow methods are in it.
+    """
     if lab.quick:
         return QUICK_HEAD
     if slow:
@@ -109,7 +132,12 @@ def _head(lab: Lab, slow: bool) -> str:
 
 
 def _section(lab: Lab, block: Block) -> list[str]:
-    """The paragraphs and tables of a block."""
+    """The paragraphs and tables of a block, in their order on the page.
+
+    First the data, then for each way of counting the table and who is first. A block that the paper
+    has goes on with its own settings, and with the authors' released curves; a quick look has too
+    few rounds for these.
+    """
     task = block.task
     parts = [f"## {task.title}", lab.about(task)]
     for count in COUNTS:
@@ -129,12 +157,16 @@ def _section(lab: Lab, block: Block) -> list[str]:
 
 def _our_seeds(block: Block) -> str:
     """How many seeds our runs at the paper's settings have."""
-    seeds = max((len(setting.seeds) for setting in block.published.values()), default=0)
+    counts = [len(setting.seeds) for setting in block.published.values()]
+    seeds = max(counts, default=0)
     return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _rows(block: Block, count: str) -> list[Row]:
-    """The table of a block: a row for each method at its best setting."""
+    """The table of a block for one way of counting: a row for each method at its best setting.
+
+    Returns the cells of each row by the head of their column.
+    """
     rows = []
     for name, setting in block.chosen[count].items():
         end = f"{setting.final():.4f}"
@@ -150,30 +182,51 @@ def _rows(block: Block, count: str) -> list[Row]:
     return rows
 
 
-def _counts(block: Block, setting: Setting, count: str) -> Row:
-    """The cells that all rows of ours have: the setting, rounds to every target, megabytes."""
+def _counts(
+    block: Block,
+    setting: Setting,
+    count: str,
+) -> Row:
+    """The cells that all rows of ours have.
+
+    These are the setting, the rounds to every target and the megabytes to the deciding one, each as
+    mean ± deviation over the seeds.
+    """
     row = {"setting": settings(setting)}
     for target in block.task.targets:
-        row[_head_of(block.task, target)] = spread(setting.rounds(target, count))
+        head = _head_of(block.task, target)
+        row[head] = spread(setting.rounds(target, count))
     row["MB"] = spread(_megabytes(block, setting, count), 2)
     return row
 
 
-def _name(block: Block, count: str, name: str) -> str:
-    """The title of a method, which says so if it has fewer seeds than the rest."""
+def _name(
+    block: Block,
+    count: str,
+    name: str,
+) -> str:
+    """The title of a method in the table.
+
+    A slow method has one seed where the others have five; then the title says so.
+    """
     title = METHODS[name].title
-    if len(block.chosen[count][name].seeds) < _seeds(block, count):
+    setting = block.chosen[count][name]
+    if len(setting.seeds) < _seeds(block, count):
         return f"{title} (1 seed)"
     return title
 
 
 def _seeds(block: Block, count: str) -> int:
     """The number of seeds of most methods."""
-    return max(len(setting.seeds) for setting in block.chosen[count].values())
+    chosen = block.chosen[count].values()
+    return max(len(setting.seeds) for setting in chosen)
 
 
 def _works(grid: Results, target: float) -> str:
-    """How many settings of a grid reach a target, and how many of them never diverge."""
+    """How many settings of a grid reach a target with every seed, as in "12 of 84".
+
+    If some of them diverge afterwards, the number of those that do not is added.
+    """
     reach = grid.working(target)
     last = grid.lasting(target)
     text = f"{reach} of {len(grid.settings())}"
@@ -183,7 +236,10 @@ def _works(grid: Results, target: float) -> str:
 
 
 def _edges(block: Block) -> str:
-    """Which best settings lie at the end of an axis, where a longer axis might do better."""
+    """A sentence on the methods whose best setting lies at the end of an axis, if there are any.
+
+    There a longer axis might have held a better setting.
+    """
     told = []
     for name, setting in block.chosen[FIRST_HIT].items():
         if METHODS[name].tuned and _at_an_end(setting):
@@ -199,20 +255,31 @@ def _at_an_end(setting: Setting) -> bool:
     η does not count: at η = 1, the whole step, the axis is meant to end.
     """
     for key, values in axes(setting.algorithm).items():
-        if key != "eta" and setting.spec.hyper[key] in (values[0], values[-1]):
+        if key == "eta":
+            continue
+        ends = (values[0], values[-1])
+        if setting.spec.hyper[key] in ends:
             return True
     return False
 
 
 def _head_of(task: Task, target: float) -> str:
     """The head of a target's column; that of the deciding one is bold."""
-    return f"**{target:.2f}**" if target == task.deciding else f"{target:.2f}"
+    head = f"{target:.2f}"
+    if target == task.deciding:
+        return f"**{head}**"
+    return head
 
 
-def _megabytes(block: Block, setting: Setting, count: str) -> list[float | None]:
-    """For each seed, what one client sends and receives until the deciding accuracy.
+def _megabytes(
+    block: Block,
+    setting: Setting,
+    count: str,
+) -> list[float | None]:
+    """For each seed, the megabytes that one client sends and receives until the deciding accuracy.
 
-    None where a seed does not reach it.
+    All clients send the same, so these are the federation's bytes over the number of clients. None
+    where a seed does not reach the accuracy.
     """
     hits = setting.rounds(block.task.deciding, count)
     found: list[float | None] = []
@@ -220,18 +287,25 @@ def _megabytes(block: Block, setting: Setting, count: str) -> list[float | None]
         if hit is None:
             found.append(None)
         else:
-            found.append(_sent(trace, max(hit, 0)) / block.clients / 1e6)
+            sent = _sent(trace, max(hit, 0))
+            found.append(sent / block.clients / 1e6)
     return found
 
 
 def _sent(trace: Trace, hit: int) -> int:
     """The bytes of all clients up to a round, both ways."""
     spent = trace["round"] <= hit
-    return int(trace["bytes_up"][spent].sum() + trace["bytes_down"][spent].sum())
+    up = trace["bytes_up"][spent].sum()
+    down = trace["bytes_down"][spent].sum()
+    return int(up + down)
 
 
 def _paper_rows(block: Block) -> list[Row]:
-    """For each row of the paper: ours counted both ways, and the paper's."""
+    """The table of the paper's own settings.
+
+    For each row of the paper there are up to three: ours counted in both ways, where we ran it, and
+    the paper's numbers.
+    """
     rows = []
     for row in PUBLISHED[block.task.name].rows:
         ours = block.published.get(row.algorithm)
@@ -245,7 +319,7 @@ def _paper_rows(block: Block) -> list[Row]:
 
 
 def _their_row(task: Task, published: Published) -> Row:
-    """A row of the paper's table in the form of ours."""
+    """A row of the paper's table in the form of ours, with a dash where a target is not reached."""
     setting = f"α={published.alpha:g}"
     if published.eta is not None:
         setting += f" η={published.eta:g}"
@@ -254,7 +328,8 @@ def _their_row(task: Task, published: Published) -> Row:
         "setting": setting,
     }
     for target, hit in zip(task.targets, published.rounds, strict=True):
-        row[_head_of(task, target)] = "–" if hit is None else str(hit)
+        head = _head_of(task, target)
+        row[head] = "–" if hit is None else str(hit)
     row["MB"] = "–"
     if published.bytes is not None:
         row["MB"] = f"{published.bytes / 1e6:.2f}"
@@ -269,44 +344,62 @@ def ranking(block: Block, count: str) -> list[tuple[str, float]]:
 
     Methods that miss it with a seed, or that have fewer seeds than the rest, are left out.
     """
+    seeds = _seeds(block, count)
     means = []
     for name, setting in block.chosen[count].items():
+        if len(setting.seeds) < seeds:
+            continue
         rounds = setting.mean_rounds(block.task.deciding, count)
-        if len(setting.seeds) == _seeds(block, count) and rounds < math.inf:
+        if rounds < math.inf:
             means.append((name, rounds))
     return sorted(means, key=lambda pair: pair[1])
 
 
 def _first(block: Block, count: str) -> str:
-    """Sentences on who gets there first, where FedSSO is, and whose setting misses with seeds."""
+    """Sentences on who gets to the deciding accuracy first.
+
+    They name the first three methods, the place of FedSSO if it is not among them, and the methods
+    whose chosen setting misses the accuracy with some seeds.
+    """
     order = ranking(block, count)
     where = f"{block.task.deciding:.2f}"
     if not order:
         return f"Nobody reaches {where} with every seed."
-    first = [f"{METHODS[name].title} ({rounds:.1f})" for name, rounds in order[:3]]
+    first = []
+    for name, rounds in order[:3]:
+        first.append(f"{METHODS[name].title} ({rounds:.1f})")
     said = [f"First to {where} with every seed: {', then '.join(first)}."]
-    places = {name: place for place, (name, _) in enumerate(order, 1)}
+    names = [name for name, _ in order]
     for name in ("fedsso", "fedsso-default"):
-        if places.get(name, 0) > 3:
-            said.append(f"{METHODS[name].title} is number {places[name]}.")
+        if name in names[3:]:
+            place = names.index(name) + 1
+            said.append(f"{METHODS[name].title} is number {place}.")
     return " ".join([*said, *_misses(block, count)])
 
 
 def _misses(block: Block, count: str) -> list[str]:
-    """A sentence on the methods whose chosen setting gets there with some seeds only, if any."""
+    """A sentence on the methods whose chosen setting gets there with some seeds only, if any.
+
+    A setting is chosen with the first seeds and may miss with the others.
+    """
     missed = []
     for name, setting in block.chosen[count].items():
         seeds = len(setting.seeds)
-        hits = [hit for hit in setting.rounds(block.task.deciding, count) if hit is not None]
-        if 0 < len(hits) < seeds:
-            missed.append(f"{METHODS[name].title} ({len(hits)} of {seeds})")
+        rounds = setting.rounds(block.task.deciding, count)
+        hits = seeds - rounds.count(None)
+        if 0 < hits < seeds:
+            missed.append(f"{METHODS[name].title} ({hits} of {seeds})")
     if not missed:
         return []
     return [f"The chosen setting gets there with some seeds only: {', '.join(missed)}."]
 
 
 def _summary(blocks: Sequence[Block], count: str) -> list[str]:
-    """All blocks in one table: rounds to the deciding accuracy, the fewest of a block in bold."""
+    """A heading and a table of all blocks for one way of counting.
+
+    A row is a block, a column a method; a cell holds the rounds to the deciding accuracy, the
+    fewest of a block in bold.
+    """
     run: set[str] = set()
     for block in blocks:
         run.update(block.chosen[count])
@@ -314,27 +407,42 @@ def _summary(blocks: Sequence[Block], count: str) -> list[str]:
     rows = []
     for block in blocks:
         order = ranking(block, count)
-        best = [name for name, rounds in order if rounds == order[0][1]]
+        fewest = order[0][1] if order else math.inf
+        best = [name for name, rounds in order if rounds == fewest]
         row = {"block": f"{block.task.title}, {block.task.deciding:.2f}"}
         for name in names:
-            row[METHODS[name].title] = _cell(block, count, name, best)
+            title = METHODS[name].title
+            row[title] = _cell(block, count, name, best)
         rows.append(row)
     return [f"Rounds to the deciding accuracy, counted as {COUNT_NAMES[count]}:", table(rows)]
 
 
-def _cell(block: Block, count: str, name: str, best: Sequence[str]) -> str:
-    """Rounds of a method in a block of the summary."""
+def _cell(
+    block: Block,
+    count: str,
+    name: str,
+    best: Sequence[str],
+) -> str:
+    """One cell of the summary: the rounds of a method in a block.
+
+    `best` lists the methods with the fewest rounds, which are bold.
+    """
     if name not in block.chosen[count]:
         return "not run"
-    text = spread(block.chosen[count][name].rounds(block.task.deciding, count))
+    setting = block.chosen[count][name]
+    text = spread(setting.rounds(block.task.deciding, count))
     return f"**{text}**" if name in best else text
 
 
 # ---- plain numbers ----
 
 
-def _write_numbers(lab: Lab, blocks: Sequence[Block], name: str) -> None:
-    """Every run of the chosen settings, and every trial of the grids."""
+def _write_numbers(
+    lab: Lab,
+    blocks: Sequence[Block],
+    name: str,
+) -> None:
+    """Write the plain numbers: every run of the chosen settings, and every trial of the grids."""
     numbers: list[dict[str, Any]] = []
     trials: list[dict[str, Any]] = []
     for block in blocks:
@@ -346,17 +454,25 @@ def _write_numbers(lab: Lab, blocks: Sequence[Block], name: str) -> None:
 
 
 def _numbers(block: Block) -> list[dict[str, Any]]:
-    """A row for each run of the chosen settings, with the rounds to every target."""
+    """A row for each run of the chosen settings, with the rounds to every target.
+
+    A setting that is chosen by both ways of counting is there twice.
+    """
     rows = []
     for count, chosen in block.chosen.items():
         for name, setting in chosen.items():
+            labels = {"block": block.task.name, "chosen by": count, "method": name}
             for row in Results(setting.runs).rows(block.task.targets):
-                rows.append({"block": block.task.name, "chosen by": count, "method": name, **row})
+                rows.append({**labels, **row})
     return rows
 
 
 def _trials(block: Block, name: str) -> list[dict[str, Any]]:
-    """A row for each trial of a grid, with the deciding target alone, which heads do not name."""
+    """A row for each trial of a method's grid, with the rounds to the deciding accuracy alone.
+
+    The heads of the columns do not name that accuracy, because it differs between blocks that share
+    a file.
+    """
     deciding = block.task.deciding
     rows = []
     for trial in block.grids[name].rows([deciding]):
@@ -370,23 +486,38 @@ def _trials(block: Block, name: str) -> list[dict[str, Any]]:
 # ---- pictures ----
 
 
-def _draw_bars(lab: Lab, blocks: Sequence[Block], name: str) -> None:
-    """The picture of rounds to the deciding accuracy, block by block."""
+def _draw_bars(
+    lab: Lab,
+    blocks: Sequence[Block],
+    name: str,
+) -> None:
+    """The picture of rounds to the deciding accuracy, with a group of bars for each block.
+
+    Bars of methods that miss it reach to the end of the longest run.
+    """
     most = max(_longest(block) for block in blocks)
     bars = [(block.task.title, _bars(block)) for block in blocks]
     what = "the paper's settings" if lab.quick else "the best setting of each algorithm"
     title = f"Rounds until the deciding accuracy is first reached: {what}"
-    path = lab.out / name
-    save_picture(path, lambda where: figures.rounds_bars(where, bars, title=title, most=most))
+
+    def draw(path: Path) -> None:
+        figures.rounds_bars(path, bars, title=title, most=most)
+
+    save_picture(lab.out / name, draw)
 
 
 def _longest(block: Block) -> int:
     """The rounds of the longest run."""
-    return max(len(setting.traces[0]) - 1 for setting in block.chosen[FIRST_HIT].values())
+    settings = block.chosen[FIRST_HIT].values()
+    return max(len(setting.traces[0]) - 1 for setting in settings)
 
 
 def _bars(block: Block) -> list[figures.Bar]:
-    """A bar for each method; without a height if a seed misses the deciding accuracy."""
+    """A bar for each method: title, algorithm, mean rounds and their deviation.
+
+    There is no mean if a seed misses the deciding accuracy; then the title says how many seeds
+    reach it.
+    """
     bars: list[figures.Bar] = []
     for name, setting in block.chosen[FIRST_HIT].items():
         method = METHODS[name]
@@ -404,8 +535,12 @@ def _bars(block: Block) -> list[figures.Bar]:
     return bars
 
 
-def _draw_grids(block: Block, lab: Lab, name: str) -> None:
-    """The picture of rounds over every method's grid."""
+def _draw_grids(
+    block: Block,
+    lab: Lab,
+    name: str,
+) -> None:
+    """The picture of a block's grids: a heat map of rounds for each method that is tuned."""
     task = block.task
     maps = []
     for method, grid in block.grids.items():
@@ -416,5 +551,8 @@ def _draw_grids(block: Block, lab: Lab, name: str) -> None:
         f"{task.title}: rounds to {task.deciding:g} over the grid, "
         f"mean of seeds 0 to {task.choosing - 1}"
     )
-    path = lab.out / f"{name}-grid-{task.name}"
-    save_picture(path, lambda where: figures.heat_maps(where, maps, title=title, most=task.rounds))
+
+    def draw(path: Path) -> None:
+        figures.heat_maps(path, maps, title=title, most=task.rounds)
+
+    save_picture(lab.out / f"{name}-grid-{task.name}", draw)

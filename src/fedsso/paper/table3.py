@@ -31,7 +31,10 @@ MODELS = ("mclr", "cnn")  # d = 7 850 and 6 230
 
 
 class Printed(NamedTuple):
-    """The formulas of one row of the paper's table; empty where it has no such row."""
+    """What the paper prints for one algorithm: formulas in n_c and n_m.
+
+    They are empty for an algorithm that its table does not have.
+    """
 
     round: str = ""
     server: str = ""
@@ -39,7 +42,10 @@ class Printed(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One algorithm with its settings, what the paper prints, and where that is off."""
+    """One row of our table.
+
+    `values` are the algorithm's hyper-parameters; `remark` says where the paper's formulas are off.
+    """
 
     label: str
     algorithm: str
@@ -119,7 +125,11 @@ HEADER = (
 
 
 def table3(out: Path) -> None:
-    """Measure the paper's two models and write table3.md and table3.csv into a folder."""
+    """Measure the paper's two models and write table3.md and table3.csv into a folder.
+
+    Nothing is trained: tensors without memory go through one round of each algorithm, and the bytes
+    that they would have are counted. So it takes seconds, FedNL's d x d matrices included.
+    """
     check_writable(out)
     rows = []
     for model in MODELS:
@@ -129,7 +139,10 @@ def table3(out: Path) -> None:
 
 
 def _rows(model: str) -> list[dict[str, Any]]:
-    """Every entry measured for a model, as plain values."""
+    """Every entry measured for a model, one row each, as plain values.
+
+    Bytes are whole numbers, multiples of FedAvg's are floats, the paper's formulas are text.
+    """
     with META:  # tensors without memory: only shapes matter
         module = models.build(model, SAMPLE, CLASSES)
     work = Work(SAMPLE, None)
@@ -143,7 +156,10 @@ def _rows(model: str) -> list[dict[str, Any]]:
 
 
 def _row(model: str, bill: Bill, entry: Entry, cost: Cost) -> dict[str, Any]:
-    """One entry: bytes, their multiples of FedAvg's, and what the paper prints."""
+    """One entry as plain values, by the names that the columns of table3.csv have.
+
+    These are bytes, their multiples of FedAvg's, and what the paper prints.
+    """
     units = bill.relative(cost)
     return {
         "model": model,
@@ -171,7 +187,10 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:
-    """One table for each model, below a legend."""
+    """The page: a legend, then a table for each model.
+
+    Behind each number of bytes stand its multiple of FedAvg's and what the paper prints.
+    """
     parts = [f"# Table 3: bytes of a round and bytes kept, one client\n\n{LEGEND}\n"]
     for model in MODELS:
         own = [row for row in rows if row["model"] == model]
@@ -181,7 +200,10 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row of the Markdown table: bytes, their multiple of FedAvg's, and the paper's entry."""
+    """A row of the Markdown table.
+
+    For the round, the server and the client: bytes, their multiple of FedAvg's, the paper's entry.
+    """
     cells = [row["algorithm"], str(row["exchanges"])]
     for name, unit in (("round", "n_c"), ("server", "n_m"), ("client", "n_m")):
         cells.append(_count(row[name]))

@@ -48,6 +48,7 @@ class Task:
 
 
 def _by_name(*tasks: Task) -> dict[str, Task]:
+    """Tasks in the order given, found by name."""
     return {task.name: task for task in tasks}
 
 
@@ -64,13 +65,19 @@ CNN_CLOTHES = (0.40, 0.60, 0.80, 0.81, 0.83)
 
 
 def _convex(name: str, title: str, data: Mapping[str, Any], *targets: float) -> Task:
-    """A task of Table 2 with softmax regression; the last but one target decides."""
+    """A task of Table 2 with softmax regression, a convex model.
+
+    The last but one target decides, as in the paper.
+    """
     deciding = targets[-2]
     return Task(f"{name}-mclr", f"{title}, MCLR", data, "mclr", targets, deciding, choosing=3)
 
 
 def _deep(name: str, title: str, data: Mapping[str, Any], *targets: float) -> Task:
-    """A task of Table 2 with the paper's CNN; the last but one target decides."""
+    """A task of Table 2 with the paper's CNN.
+
+    The last but one target decides, as in the paper.
+    """
     deciding = targets[-2]
     return Task(f"{name}-cnn", f"{title}, CNN", data, "cnn", targets, deciding, False, choosing=3)
 
@@ -163,7 +170,10 @@ class Method:
     tuned: bool = True
 
     def records(self, *, thin: bool = False) -> list[Algorithm]:
-        """All settings of its grid; with `thin` a few of them, for a quick look."""
+        """All settings of its grid, each as a record that `simulate` takes.
+
+        With `thin` there are a few of them, for a quick look. A method that is not tuned has one.
+        """
         if not self.tuned:
             return [make(self.algorithm, dict(self.fixed))]
         values: dict[str, Any] = {}
@@ -172,13 +182,17 @@ class Method:
         return grid(self.algorithm, {**values, **self.fixed})
 
     def at(self, **values: float) -> Algorithm:
-        """One setting of its grid; values that the algorithm has no field for are left out."""
+        """One setting with the given hyper-parameters, which need not be a point of the grid.
+
+        Values that the algorithm has no field for are left out: FedNL, for example, has no α.
+        """
         own = {field.name for field in fields_of(ALGORITHMS[self.algorithm])}
         known = {name: value for name, value in values.items() if name in own}
         return make(self.algorithm, {**self.fixed, **known})
 
 
 def _methods(*methods: Method) -> dict[str, Method]:
+    """Methods in the order given, found by name."""
     return {method.name: method for method in methods}
 
 

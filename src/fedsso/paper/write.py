@@ -1,4 +1,7 @@
-"""How the paper's tables and pictures are written: Markdown and CSV, PNG and PDF."""
+"""How the paper's tables and pictures are written: Markdown and CSV, PNG and PDF.
+
+Files are written whole or not at all, so that a command that is killed leaves no half page.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def save_text(path: Path, *parts: str) -> None:
     """Write paragraphs and tables as a Markdown file; empty parts are left out."""
-    blocks = [part.rstrip("\n") + "\n" for part in parts if part]
+    blocks = []
+    for part in parts:
+        if part:
+            blocks.append(part.rstrip("\n") + "\n")
     write_atomic(path, "\n".join(blocks))
 
 
@@ -57,11 +63,22 @@ def settings(setting: Setting) -> str:
     shown = {}
     for name in axes(setting.algorithm):
         value = setting.spec.hyper[name]
-        shown[name] = f"{value:g}" if isinstance(value, float) else str(value)
+        shown[name] = _short(value)
     for name, text in setting.spec.short.items():
         if name not in SAID:
             shown[name] = text
-    return " ".join(f"{SHORT.get(name, name)}={text}" for name, text in shown.items())
+    pairs = []
+    for name, text in shown.items():
+        letter = SHORT.get(name, name)
+        pairs.append(f"{letter}={text}")
+    return " ".join(pairs)
+
+
+def _short(value: object) -> str:
+    """A hyper-parameter as text; a float without needless digits."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def spread(values: Sequence[float | None], decimals: int = 1) -> str:
@@ -77,7 +94,9 @@ def spread(values: Sequence[float | None], decimals: int = 1) -> str:
         return f"– ({len(found)}/{len(values)})"
     if len(found) == 1:
         return _single(found[0], decimals)
-    return f"{mean(found):.{decimals}f} ± {stdev(found):.{decimals}f}"
+    middle = f"{mean(found):.{decimals}f}"
+    deviation = f"{stdev(found):.{decimals}f}"
+    return f"{middle} ± {deviation}"
 
 
 def _single(value: float, decimals: int) -> str:
@@ -89,4 +108,6 @@ def _single(value: float, decimals: int) -> str:
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows as a Markdown table, or the word "none" where there are no rows."""
-    return markdown(rows) if rows else "none\n"
+    if not rows:
+        return "none\n"
+    return markdown(rows)

@@ -65,7 +65,10 @@ def theory(
 
 
 def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
-    """The same for any number of rounds and seeds, without checks."""
+    """The same for any number of rounds and seeds, without checks.
+
+    All numbers are collected first; files are written when every claim has been tested.
+    """
     sections = []
     facts: list[Fact] = []
     for number, (name, claim) in enumerate(CLAIMS.items(), 1):
@@ -80,7 +83,10 @@ def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
 
 
 def _markdown(section: Section) -> str:
-    """A section as Markdown: the claim, what was done, the table, the verdict."""
+    """A section as Markdown.
+
+    It has the claim, what was done, the table of quantities, and the verdict.
+    """
     rows = [{"quantity": quantity, "measured": value} for quantity, value in section.rows]
     return (
         f"## {section.title}\n\n"
@@ -92,7 +98,11 @@ def _markdown(section: Section) -> str:
 
 
 def _csv(facts: Sequence[Fact]) -> str:
-    """The facts as CSV; claims and quantities are quoted, because they may hold commas."""
+    """The facts as CSV, with the names of the columns in the first line.
+
+    Claims and quantities are quoted, because they may hold commas. A missing seed or round is an
+    empty cell.
+    """
     lines = [",".join(Fact._fields)]
     for fact in facts:
         seed = "" if fact.seed is None else str(fact.seed)

@@ -76,7 +76,12 @@ class Section(NamedTuple):
 # ---- curves ----
 
 
-def binned(k: Array, value: Array, start: float = 1.0, bins: int = 40) -> tuple[Array, Array]:
+def binned(
+    k: Array,
+    value: Array,
+    start: float = 1.0,
+    bins: int = 40,
+) -> tuple[Array, Array]:
     """Average a curve over bins of equal width in log k.
 
     `k` and `value` are the curve; rounds before `start` are left out. Returns the mean k and the
@@ -99,7 +104,13 @@ def slope(k: Array, value: Array) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def curve(claim: str, quantity: str, seed: int | None, k: Array, value: Array) -> list[Fact]:
+def curve(
+    claim: str,
+    quantity: str,
+    seed: int | None,
+    k: Array,
+    value: Array,
+) -> list[Fact]:
     """A curve as facts, one for each bin."""
     points = zip(*binned(k, value), strict=True)
     return [Fact(claim, quantity, seed, float(x), float(y)) for x, y in points]

@@ -45,12 +45,16 @@ DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
 
 class Book:
-    """The facts of one claim, found by quantity."""
+    """The facts of one claim, found by quantity.
+
+    Facts come from theory.csv or straight from the sections; they are the same.
+    """
 
     def __init__(self, facts: Sequence[Fact], claim: str) -> None:
         self.facts = [fact for fact in facts if fact.claim == claim]
 
     def _of(self, quantity: str) -> list[Fact]:
+        """The facts of a quantity, in their order."""
         return [fact for fact in self.facts if fact.quantity == quantity]
 
     def values(self, quantity: str) -> Array:
@@ -69,7 +73,11 @@ class Book:
 
 
 def draw(figure: Figure, facts: Sequence[Fact]) -> None:
-    """Draw the six panels."""
+    """Draw the six panels onto an empty figure.
+
+    The upper row shows the two theorems on rates and the eigenvalues of B^-1, the lower row Lemma
+    2.3, the Lighthouse point and the limit of FedSSO.
+    """
     panels = (
         (_convex, "Theorem 2.1"),
         (_rough, "Theorem 3.1"),
@@ -89,7 +97,12 @@ def draw(figure: Figure, facts: Sequence[Fact]) -> None:
 # ---- parts of a panel ----
 
 
-def _title(axes: Axes, title: str, x: str, y: str) -> None:
+def _title(
+    axes: Axes,
+    title: str,
+    x: str,
+    y: str,
+) -> None:
     """The title of a panel and the labels of its axes."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(x, fontsize=9)
@@ -123,14 +136,22 @@ def _raise_top(axes: Axes, factor: float) -> None:
 
 
 def _style(name: str) -> Any:
-    """The line style of a setting."""
+    """The line style of a setting: dashes for runs with the reset of B."""
     return OVER if name == RESET else "-"
 
 
-def _band(axes: Axes, curves: Sequence[Curve], color: str, label: str, end: float) -> None:
-    """The mean of the seeds that reach round `end`, with their range.
+def _band(
+    axes: Axes,
+    curves: Sequence[Curve],
+    color: str,
+    label: str,
+    end: float,
+) -> None:
+    """Draw the runs of one setting as a line with a band.
 
-    The other seeds are thin lines that stop at a cross.
+    The line is the mean of the seeds that reach round `end`, the band their range. The other seeds
+    diverged: each is a thin line that stops at a cross. The legend names the setting once, even if
+    every seed diverged.
     """
     line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": _style(label)}
     axes.plot([], [], **line, label=label)
@@ -139,39 +160,76 @@ def _band(axes: Axes, curves: Sequence[Curve], color: str, label: str, end: floa
         rounds = whole[0][0]
         values = np.array([value for _, value in whole])
         axes.plot(rounds, values.mean(0), **line)
-        axes.fill_between(rounds, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+        axes.fill_between(
+            rounds,
+            values.min(0),
+            values.max(0),
+            color=color,
+            alpha=0.2,
+            lw=0,
+        )
     for k, value in curves:
         if k[-1] != end:
             axes.plot(k, value, color=color, lw=0.7)
             _cross(axes, k, value, color)
 
 
-def _cross(axes: Axes, k: Array, value: Array, color: str) -> None:
+def _cross(
+    axes: Axes,
+    k: Array,
+    value: Array,
+    color: str,
+) -> None:
     """A cross where a run diverged."""
-    axes.plot(k[-1], value[-1], color=color, marker="x", ms=5)
+    axes.plot(
+        k[-1],
+        value[-1],
+        color=color,
+        marker="x",
+        ms=5,
+    )
 
 
 # ---- the panels ----
 
 
 def _convex(axes: Axes, book: Book) -> None:
-    """The gap of both schedules of Theorem 2.1, and the corrected bound."""
+    """Theorem 2.1: the gap f(x_k) - f* of both schedules in one dimension.
+
+    The dashed line is the corrected bound, which the gap of that schedule should not exceed.
+    """
     _title(axes, "Theorem 2.1: the gap, d = 1", "round k", "f(x_k) − f*")
     _logarithmic(axes)
     k, bound = book.curves("bound, corrected schedule")[0]
     for name, color in (("corrected schedule", ORANGE), ("printed schedule", BLUE)):
-        _band(axes, book.curves(f"gap, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"gap, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     axes.plot(k, bound, **DASHED, label="ν/(k+γ), corrected")
     _legend(axes, loc="lower left")
 
 
 def _rough(axes: Axes, book: Book) -> None:
-    """The weighted sum of squared gradients of Theorem 3.1, and ln K."""
+    """Theorem 3.1: the weighted sum of squared gradients in all four settings.
+
+    The dotted line grows like ln K. A sum that is parallel to it or flatter meets the theorem's
+    order up to a logarithm.
+    """
     _title(axes, "Theorem 3.1: squared gradients", "rounds K", "Σ η_k ‖∇f(x_k)‖², k ≤ K")
     _logarithmic(axes)
     k, value = book.curves(f"sum of squared gradient, {LINE}")[0]
     for name, color in SETTINGS.items():
-        _band(axes, book.curves(f"sum of squared gradient, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"sum of squared gradient, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     late = k[k >= 10]
     logarithm = 2 * value.max() * np.log(late) / np.log(late[-1])
     axes.plot(late, logarithm, **DOTTED, label="proportional to ln K")
@@ -180,7 +238,10 @@ def _rough(axes: Axes, book: Book) -> None:
 
 
 def _eigen(axes: Axes, book: Book) -> None:
-    """The smallest and the largest eigenvalue of B^-1 in every run of Theorem 2.1."""
+    """Theorem 2.1: the smallest and the largest eigenvalue of B^-1 in every run.
+
+    The dashed lines are kappa and kappa_bar, which the theorem takes for bounds.
+    """
     _title(axes, "Theorem 2.1: eigenvalues of B⁻¹", "round k", "smallest and largest")
     _logarithmic(axes)
     last = book.curves("bound, corrected schedule")[0][0][-1]
@@ -189,7 +250,14 @@ def _eigen(axes: Axes, book: Book) -> None:
         largest = book.curves(f"largest eigenvalue of B^-1, {name}")
         label: str | None = name  # of the first line alone
         for k, value in smallest + largest:
-            axes.plot(k, value, color=color, lw=0.9, ls=_style(name), label=label)
+            axes.plot(
+                k,
+                value,
+                color=color,
+                lw=0.9,
+                ls=_style(name),
+                label=label,
+            )
             label = None
             if k[-1] < last:
                 _cross(axes, k, value, color)
@@ -200,7 +268,11 @@ def _eigen(axes: Axes, book: Book) -> None:
 
 
 def _det(axes: Axes, book: Book) -> None:
-    """Both formulas of Lemma 2.3 against the measured growth, for overridden pairs."""
+    """Lemma 2.3: both formulas for the growth of log det B against the growth that was measured.
+
+    Only pairs that the curvature rule has overridden are shown; points on the dashed line are
+    right. For all other pairs the two formulas agree.
+    """
     measured = "log det B_k − log det B_{k−1}, measured"
     _title(axes, "Lemma 2.3: overridden pairs", measured, "the formula")
     name = "not convex, mini-batches"
@@ -216,11 +288,20 @@ def _det(axes: Axes, book: Book) -> None:
 
 
 def _lighthouse(axes: Axes, book: Book) -> None:
-    """The derivative of f, and the averaged gradient g that it never reaches."""
+    """Theorem 1.1: the derivative of f, and the averaged gradient g of one round.
+
+    g lies above all values of f', so there is no point at which the two are equal.
+    """
     _title(axes, "Theorem 1.1: no such point", "x", "derivative")
     x = np.linspace(-40, 40, 400)
     g = float(book.values("g, two functions")[0])
-    axes.plot(x, np.arctan(x) / 4, color=ORANGE, lw=1.6, label="f' = ¼ atan x")
+    axes.plot(
+        x,
+        np.arctan(x) / 4,
+        color=ORANGE,
+        lw=1.6,
+        label="f' = ¼ atan x",
+    )
     axes.axhline(pi / 8, **DASHED, label="sup f' = π/8")
     axes.axhline(g, color=BLUE, lw=1.6, label="g of one round, measured")
     axes.set_ylim(-0.5, 1.1)
@@ -228,7 +309,11 @@ def _lighthouse(axes: Axes, book: Book) -> None:
 
 
 def _bias(axes: Axes, book: Book) -> None:
-    """The distance at the end to the minimiser and to FedAvg's fixed point, over α."""
+    """The limit of FedSSO: how far its model is from two points at the end, over the client step α.
+
+    With five local steps it ends at FedAvg's fixed point, whose distance to the minimiser x* is
+    proportional to α. With one local step it ends at x*.
+    """
     distance = f"distance after {LIMIT_ROUNDS} rounds"
     _title(axes, "Where FedSSO ends, constant α", "client step α", distance)
     _logarithmic(axes)

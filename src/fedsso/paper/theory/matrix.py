@@ -55,19 +55,34 @@ class Flat(NamedTuple):
 def flat_pair(cosine: float) -> Flat:
     """Update B = I in two dimensions with ||s|| = ||y|| = 1 and y^T s = -cosine.
 
-    The product is negative, so the curvature rule overrides cur.
+    The product is negative, so the curvature rule overrides cur with a large value. The true
+    determinant is then (y^T s)^2 / cur, which goes to zero with the cosine, while the paper's
+    formula gives cur.
     """
     s = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    y = torch.tensor([[-cosine, (1 - cosine**2) ** 0.5]], dtype=torch.float64)
+    sine = (1 - cosine**2) ** 0.5
+    y = torch.tensor([[-cosine, sine]], dtype=torch.float64)
     form = qn.form("bfgs-dense", 1, 1)
     verdict = qn.judge(gram(s, y), LAM, LAM_BAR)
-    matrix = form.step(form.init(s), s, y, s, verdict, 2, False)[0].matrix[0]
+    matrix = form.step(
+        form.init(s),
+        s,
+        y,
+        s,
+        verdict,
+        2,
+        False,
+    )[0].matrix[0]
     det = float(torch.linalg.det(matrix))
     largest = float(torch.linalg.eigvalsh(matrix)[-1])
     return Flat(det, float(verdict.cur), det / largest)  # eigvalsh would round the least one off
 
 
-def formula_error(runs: Sequence[Seen], formula: str, overridden: bool) -> float:
+def formula_error(
+    runs: Sequence[Seen],
+    formula: str,
+    overridden: bool,
+) -> float:
     """The largest error of a formula for the growth of log det B.
 
     `formula` is "exact" or "powell", the paper's. Only pairs that were overridden count, or only
@@ -75,8 +90,10 @@ def formula_error(runs: Sequence[Seen], formula: str, overridden: bool) -> float
     """
     errors = []
     for run in runs:
-        judged = (run["overridden"] == overridden) & np.isfinite(run["grow"])
-        errors.append(np.abs(run["grow"] - run[formula])[judged])
+        grow = run["grow"]
+        judged = (run["overridden"] == overridden) & np.isfinite(grow)
+        off = np.abs(grow - run[formula])
+        errors.append(off[judged])
     return float(np.concatenate(errors).max(initial=0.0))
 
 
@@ -100,26 +117,48 @@ def failing(run: Seen) -> float:
     return float(failed[counted(run)].mean())
 
 
+def record(alpha: float, eta: float) -> FedSSO:
+    """The paper's algorithm with constant steps, and with B kept as a matrix."""
+    return FedSSO(
+        alpha=alpha,
+        eta=eta,
+        lam=LAM,
+        Lam=LAM_BAR,
+        form="bfgs-dense",
+        guard="none",
+    )
+
+
 def plain_runs(effort: Effort) -> list[Seen]:
     """Logistic regression with exact gradients, where no pair needs an override."""
     smooth = problem("bce", DIM, None, effort, scale=4.0, l2=0.1, start=1.0)
-    record = FedSSO(alpha=0.1, eta=1.0, lam=LAM, Lam=LAM_BAR, form="bfgs-dense", guard="none")
-    return [watch(smooth, record, PLAIN_ROUNDS, effort.seeds[0])]
+    return [
+        watch(
+            smooth,
+            record(0.1, 1.0),
+            PLAIN_ROUNDS,
+            effort.seeds[0],
+        )
+    ]
 
 
 def forced_runs(effort: Effort) -> list[Seen]:
-    """The function of Theorem 3.1 with mini-batches, where about half of the pairs need one.
+    """The function of Theorem 3.1 with mini-batches, where about half of the pairs are overridden.
 
-    The runs are too short for a reset of B.
+    There is one run for each seed. They are too short for a reset of B with the paper's R.
     """
-    record = FedSSO(alpha=0.05, eta=0.3, lam=LAM, Lam=LAM_BAR, form="bfgs-dense", guard="none")
+    chosen = record(0.05, 0.3)
     rough = bumpy(DIM, 5, effort)
     rounds = min(effort.rounds, PERIOD - 1)
-    return [watch(rough, record, rounds, seed) for seed in effort.seeds]
+    return [watch(rough, chosen, rounds, seed) for seed in effort.seeds]
 
 
 def lemma_2_3(effort: Effort) -> Section:
-    """Determinants, eigenvalues and the inequality, along runs with and without overrides."""
+    """Test Lemma 2.3 and the inequality that follows from it.
+
+    Two settings are run, one in which no pair is overridden and one in which many are. Single
+    updates of B = I show how small the determinant can become.
+    """
     claim = "Lemma 2.3"
     calm = plain_runs(effort)
     wild = forced_runs(effort)
@@ -158,7 +197,10 @@ def _did(calm: Sequence[Seen], wild: Sequence[Seen]) -> str:
 
 
 def _rows(name: str, runs: Sequence[Seen]) -> Rows:
-    """The part of the table that belongs to one setting."""
+    """The part of the table that belongs to one setting.
+
+    The errors of both formulas are given for plain and for overridden pairs, where there are any.
+    """
     share = np.mean(np.concatenate([run["overridden"] for run in runs]))
     rows = [(f"{name}: overridden pairs", f"{share:.0%}")]
     for kind, overridden in (("plain", False), ("overridden", True)):
@@ -188,20 +230,34 @@ def _flat_rows(flat: Mapping[float, Flat]) -> Rows:
     rows = []
     for c, one in flat.items():
         label = f"c = {c:.0e}: det B, the paper's formula, least eigenvalue"
-        rows.append((label, f"{one.det:.1e}, {one.powell:.1e}, {one.least:.1e}"))
+        values = ", ".join(f"{value:.1e}" for value in one)
+        rows.append((label, values))
     return rows
 
 
-def _facts(claim: str, settings: Mapping[str, list[Seen]], effort: Effort) -> list[Fact]:
+def _facts(
+    claim: str,
+    settings: Mapping[str, list[Seen]],
+    effort: Effort,
+) -> list[Fact]:
     """The shares of failing rounds, and the growth of log det B beside both formulas."""
     facts = []
     for name, runs in settings.items():
         for seed, run in zip(effort.seeds, runs, strict=False):
-            facts.append(Fact(claim, f"share of failing rounds, {name}", seed, None, failing(run)))
+            label = f"share of failing rounds, {name}"
+            facts.append(Fact(claim, label, seed, None, failing(run)))
             for row in np.flatnonzero(np.isfinite(run["grow"])):
                 k = int(row) + 1
                 for column, quantity in QUANTITIES.items():
-                    facts.append(Fact(claim, f"{quantity}, {name}", seed, k, run[column][row]))
+                    facts.append(
+                        Fact(
+                            claim,
+                            f"{quantity}, {name}",
+                            seed,
+                            k,
+                            run[column][row],
+                        )
+                    )
     return facts
 
 
@@ -211,17 +267,28 @@ def _flat_facts(claim: str, flat: Mapping[float, Flat]) -> list[Fact]:
     facts = []
     for c, one in flat.items():
         for label, value in zip(labels, one, strict=True):
-            facts.append(Fact(claim, f"{label}, yᵀs = -{c:.0e}", None, None, value))
+            quantity = f"{label}, yᵀs = -{c:.0e}"
+            facts.append(Fact(claim, quantity, None, None, value))
     return facts
 
 
-def _verdict(calm: Sequence[Seen], wild: Sequence[Seen], flat: Mapping[float, Flat]) -> str:
-    """What is wrong with the lemma, what is left of it, and how often the inequality fails."""
+def _verdict(
+    calm: Sequence[Seen],
+    wild: Sequence[Seen],
+    flat: Mapping[float, Flat],
+) -> str:
+    """What is wrong with the lemma, what is left of it, and how often the inequality fails.
+
+    The lemma's lower bound of a determinant is floor = lam / M_3, with M_3 = 2 + Lam for the single
+    updates. Its lower bound kappa of B^-1 comes from the trace alone and is right.
+    """
     floor = LAM / (2 + LAM_BAR)
     kappa = 1 / (DIM + PERIOD * LAM_BAR)
     least = min(run["low"].min() for run in wild)
-    below = [f"{c:.0e}" for c, one in flat.items() if one.det < floor]
-    where = f"from c = {below[0]} on" if below else "for no c"
+    below = [c for c, one in flat.items() if one.det < floor]
+    where = "for no c"
+    if below:
+        where = f"from c = {below[0]:.0e} on"
     return (
         "The right factor is (yᵀs)²/(cur sᵀBs); the paper's agrees with it only where cur was "
         "not overridden (else it is off by up to "
@@ -236,12 +303,17 @@ def _verdict(calm: Sequence[Seen], wild: Sequence[Seen], flat: Mapping[float, Fl
 
 
 def _left_out(run: Seen) -> str:
-    """What is known of the rounds that are not judged; nothing where all are."""
+    """What is known of the rounds that are not judged, in brackets; nothing where all are judged.
+
+    There g has converged. The words tell whether the gradient of f has converged as well.
+    """
     out = ~counted(run)
     if not out.any():
         return ""
-    size = np.abs(run["plain"])[out].max() / abs(run["plain"][0])
-    square = run["square"][out].min() / run["square"][0]
+    plain = np.abs(run["plain"])
+    squares = run["square"]
+    size = plain[out].max() / plain[0]
+    square = squares[out].min() / squares[0]
     fall = "g falls further than ∇f" if square > 10 * size else "g and ∇f fall alike"
     return (
         f" (the {out.sum()} rounds not judged have |∇fᵀg| ≤ {size:.0e} "

@@ -26,7 +26,7 @@ from .claims import Effort, Fact, Section, spread
 from .watch import labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -34,46 +34,77 @@ SMALL = ALPHAS[-3:]  # the client steps for which the distance is proportional t
 
 
 def model(
-    fed: Federation, record: FedSSO | FedAvg, rounds: int, tau: int, **options: Any
+    fed: Federation,
+    record: FedSSO | FedAvg,
+    rounds: int,
+    tau: int,
+    **options: Any,
 ) -> Tensor:
     """The model [d] after some rounds with exact gradients."""
-    fixed: dict[str, Any] = {
-        "batch_size": None,
-        "dtype": "float64",
-        "eval_every": rounds,
-        "device": "cpu",
-    }
-    run = simulate(fed, "linear", record, rounds=rounds, local_steps=tau, **fixed, **options)
+    run = simulate(
+        fed,
+        "linear",
+        record,
+        rounds=rounds,
+        local_steps=tau,
+        batch_size=None,
+        dtype="float64",
+        eval_every=rounds,
+        device="cpu",
+        **options,
+    )
     x: Tensor = run.x
     return x
 
 
-def averaged_gradient(fed: Federation, x: Tensor, alpha: float, tau: int, **options: Any) -> Tensor:
+def averaged_gradient(
+    fed: Federation,
+    x: Tensor,
+    alpha: float,
+    tau: int,
+    **options: Any,
+) -> Tensor:
     """FedSSO's averaged gradient g at x, which is minus its first step.
 
     With tau = 1 it is the gradient of f.
     """
-    return x - model(fed, FedSSO(alpha=alpha, eta=1.0, guard="none"), 1, tau, init=x, **options)
+    record = FedSSO(alpha=alpha, eta=1.0, guard="none")
+    return x - model(fed, record, 1, tau, init=x, **options)
 
 
 # ---- the Lighthouse point ----
 
 
-def local_points(fed: Federation, x: Tensor, alpha: float, tau: int, **options: Any) -> Tensor:
-    """The points [clients, tau, d] at which the clients take their gradients, x first."""
-    every = []
+def local_points(
+    fed: Federation,
+    x: Tensor,
+    alpha: float,
+    tau: int,
+    **options: Any,
+) -> Tensor:
+    """The points [clients, tau, d] at which the clients take their gradients in a round from x.
+
+    The first point of every client is x. The simulator does not show local models, so each client
+    is run alone with 1, 2, ... local steps.
+    """
+    every = []  # FedAvg of one client and one round takes its local steps alone
     for i in range(fed.clients):
         rows = fed.rows_of(i)
-        alone = Federation.from_clients([(fed.x[rows], fed.y[rows])], test_fraction=0)
+        own = (fed.x[rows], fed.y[rows])
+        alone = Federation.from_clients([own], test_fraction=0)
         points = [x]
         for steps in range(1, tau):
-            points.append(model(alone, FedAvg(alpha=alpha), 1, steps, init=x, **options))
+            point = model(alone, FedAvg(alpha=alpha), 1, steps, init=x, **options)
+            points.append(point)
         every.append(torch.stack(points))
     return torch.stack(every)
 
 
 def residual_at_mean(fed: Federation, alpha: float) -> float:
-    """||grad f(m) - g|| at the mean m of all local points of a round from zero."""
+    """||grad f(m) - g|| at the mean m of all local points of a round from zero.
+
+    For quadratics with a common Hessian it is zero: then m is the Lighthouse point.
+    """
     x = fed.x.new_zeros(fed.x.shape[1])
     mean = local_points(fed, x, alpha, TAU).mean((0, 1))
     g = averaged_gradient(fed, x, alpha, TAU)
@@ -81,10 +112,10 @@ def residual_at_mean(fed: Federation, alpha: float) -> float:
 
 
 def on_a_line() -> tuple[float, bool]:
-    """Look for the point in one dimension, on a convex function, with the secant method.
+    """Look for the Lighthouse point of a convex function of one variable with the secant method.
 
-    Returns |f'(x) - g| where the method ends, and whether g lies between the slopes at the outer
-    local points.
+    Returns |f'(x) - g| where the method ends, and whether g lies between the slopes of f at the
+    outermost local points, so that there must be such a point between them.
     """
     alpha = 1.0
     fed = labelled(1, 1.0, 1)
@@ -121,11 +152,15 @@ def bowl(outputs: Tensor, factor: Tensor) -> Tensor:
 
 
 def two_bowls() -> tuple[float, float]:
-    """A round of two large steps from -0.1 with f_1' = atan and f_2' = -atan/2.
+    """One round on two functions of one variable for which there is no Lighthouse point.
 
-    Returns the averaged gradient g, and the mean slope in the second step.
+    They have f_1' = atan and f_2' = -atan/2, so |f'| = |atan|/4 < pi/8. From -0.1 two large steps
+    take the clients far to both sides, where their slopes add up instead of cancelling. Returns the
+    averaged gradient g, and the mean slope in the second step.
     """
-    fed = Federation.from_clients([([[1.0]], [1.0]), ([[1.0]], [-0.5])], test_fraction=0)
+    first = ([[1.0]], [1.0])  # one row x = 1, whose label is the factor of `bowl`
+    second = ([[1.0]], [-0.5])
+    fed = Federation.from_clients([first, second], test_fraction=0)
     x = torch.tensor([-0.1], dtype=torch.float64)
     one = float(averaged_gradient(fed, x, 1000.0, 1, loss=bowl))
     two = float(averaged_gradient(fed, x, 1000.0, 2, loss=bowl))
@@ -133,7 +168,10 @@ def two_bowls() -> tuple[float, float]:
 
 
 def lighthouse(_: Effort) -> Section:
-    """Theorem 1.1 where it holds, and a federation for which it does not."""
+    """Test Theorem 1.1 where it holds, and on a federation for which it does not.
+
+    Nothing here is random, so there is one round whatever the effort.
+    """
     claim = "Theorem 1.1"
     own = random_quadratic(4, 0, dim=5, condition=10.0)
     A, b = parts(own)
@@ -184,18 +222,31 @@ def parts(fed: Federation) -> tuple[Tensor, Tensor]:
 
     Such a federation holds them as rows of a least-squares problem.
     """
-    rows = [fed.rows_of(i) for i in range(fed.clients)]
-    A = torch.stack([2 / len(r) * fed.x[r].mT @ fed.x[r] for r in rows])
-    b = torch.stack([torch.linalg.solve(fed.x[r], fed.y[r]) for r in rows])
-    return A, b
+    A = []
+    b = []
+    for i in range(fed.clients):
+        rows = fed.rows_of(i)
+        x = fed.x[rows]
+        A.append(2 / len(rows) * x.mT @ x)
+        b.append(torch.linalg.solve(x, fed.y[rows]))
+    return torch.stack(A), torch.stack(b)
 
 
-def fixed_point(fed: Federation, alpha: float, tau: int) -> Tensor:
-    """FedAvg's fixed point [d]: sum_i p_i (I - (I - alpha A_i)^tau) (x - b_i) = 0."""
+def fixed_point(
+    fed: Federation,
+    alpha: float,
+    tau: int,
+) -> Tensor:
+    """FedAvg's fixed point [d] on a federation of quadratics, for client step alpha and tau steps.
+
+    It solves sum_i p_i (I - (I - alpha A_i)^tau) (x - b_i) = 0: there the clients' moves cancel.
+    """
     A, b = parts(fed)
     eye = torch.eye(A.shape[-1], dtype=A.dtype)
-    W = fed.p[:, None, None] * (eye - torch.linalg.matrix_power(eye - alpha * A, tau))
-    x: Tensor = torch.linalg.solve(W.sum(0), torch.einsum("nij,nj->i", W, b))
+    power = torch.linalg.matrix_power(eye - alpha * A, tau)
+    W = fed.p[:, None, None] * (eye - power)
+    right = torch.einsum("nij,nj->i", W, b)
+    x: Tensor = torch.linalg.solve(W.sum(0), right)
     return x
 
 
@@ -206,26 +257,41 @@ class End(NamedTuple):
     fixed: float
 
 
-def end(fed: Federation, alpha: float, tau: int, effort: Effort) -> End:
+Ends = dict[float, list[End]]
+"""The ends of runs with a client step, one for each draw of the problem."""
+
+
+def end(
+    fed: Federation,
+    alpha: float,
+    tau: int,
+    effort: Effort,
+) -> End:
     """Where FedSSO without guard ends on a federation of quadratics.
 
     All but the shortest efforts have enough rounds to get there.
     """
     assert fed.optimum is not None
-    x = model(fed, FedSSO(alpha=alpha, guard="none"), min(ROUNDS, effort.rounds), tau)
+    rounds = min(ROUNDS, effort.rounds)
+    x = model(fed, FedSSO(alpha=alpha, guard="none"), rounds, tau)
+    to_minimiser = x - fed.optimum
     to_fixed = x - fixed_point(fed, alpha, tau)
-    return End(float((x - fed.optimum).norm()), float(to_fixed.norm()))
+    return End(float(to_minimiser.norm()), float(to_fixed.norm()))
 
 
 def bias(effort: Effort) -> Section:
-    """FedSSO's limit for several client steps, and for one local step."""
+    """Where FedSSO ends for several client steps, and for one local step.
+
+    Every seed is another draw of the problem.
+    """
     feds = [random_quadratic(10, seed, dim=10, condition=10.0) for seed in effort.seeds]
-    found = {}
+    found: Ends = {}
     for alpha in ALPHAS:
         found[alpha] = [end(fed, alpha, TAU, effort) for fed in feds]
     single = [end(fed, ALPHAS[0], 1, effort) for fed in feds]
     slopes = _slopes(found, len(feds))
-    away = max(one.fixed for one in chain.from_iterable(found.values()))
+    every = chain.from_iterable(found.values())
+    away = max(one.fixed for one in every)
     near = max(one.minimiser for one in single)
     return Section(
         "Where FedSSO ends up: FedAvg's fixed point",
@@ -242,18 +308,24 @@ def bias(effort: Effort) -> Section:
     )
 
 
-def _slopes(found: Mapping[float, Sequence[End]], problems: int) -> list[float]:
-    """For each problem, the slope of log distance to the minimiser on log alpha."""
+def _slopes(found: Ends, problems: int) -> list[float]:
+    """For each problem, the slope of log distance to the minimiser on log alpha.
+
+    It is 1 where the distance is proportional to alpha, which is expected for small alpha alone.
+    """
     x = np.log(SMALL)
     slopes = []
     for i in range(problems):
-        y = np.log([found[alpha][i].minimiser for alpha in SMALL])
-        slopes.append(float(np.polyfit(x, y, 1)[0]))
+        distances = [found[alpha][i].minimiser for alpha in SMALL]
+        slope, _ = np.polyfit(x, np.log(distances), 1)
+        slopes.append(float(slope))
     return slopes
 
 
 def _limit_rows(
-    found: Mapping[float, Sequence[End]], single: Sequence[End], slopes: Sequence[float]
+    found: Ends,
+    single: Sequence[End],
+    slopes: Sequence[float],
 ) -> list[tuple[str, str]]:
     """The table of distances."""
     rows = []
@@ -262,7 +334,8 @@ def _limit_rows(
         rows.append((label, _distances(several)))
     label = f"τ = 1, α = {ALPHAS[0]:g}: distance to x*, to x_α"
     rows.append((label, _distances(single)))
-    rows.append((f"slope of log distance to x* on log α, α ≤ {SMALL[0]:g}", spread(slopes)))
+    label = f"slope of log distance to x* on log α, α ≤ {SMALL[0]:g}"
+    rows.append((label, spread(slopes)))
     return rows
 
 
@@ -274,7 +347,7 @@ def _distances(several: Sequence[End]) -> str:
 
 
 def _limit_facts(
-    found: Mapping[float, Sequence[End]],
+    found: Ends,
     single: Sequence[End],
     slopes: Sequence[float],
     effort: Effort,
@@ -288,7 +361,11 @@ def _limit_facts(
     return facts + _end_facts(f"tau = 1, alpha = {ALPHAS[0]:g}", single, effort)
 
 
-def _end_facts(setting: str, several: Sequence[End], effort: Effort) -> list[Fact]:
+def _end_facts(
+    setting: str,
+    several: Sequence[End],
+    effort: Effort,
+) -> list[Fact]:
     """Both distances of every run of one setting."""
     facts = []
     for seed, one in zip(effort.seeds, several, strict=True):

@@ -50,13 +50,26 @@ def record(
 ) -> FedSSO:
     """The paper's algorithm with the schedules (alpha, eta), and with B kept as a matrix."""
     alpha, eta = steps
-    return FedSSO(alpha=alpha, eta=eta, lam=lam, Lam=Lam, R=R, form="bfgs-dense", guard="none")
+    return FedSSO(
+        alpha=alpha,
+        eta=eta,
+        lam=lam,
+        Lam=Lam,
+        R=R,
+        form="bfgs-dense",
+        guard="none",
+    )
 
 
-def every(one: Problem, chosen: FedSSO, effort: Effort) -> list[Seen]:
-    """A run for each seed.
+def every(
+    one: Problem,
+    chosen: FedSSO,
+    effort: Effort,
+) -> list[Seen]:
+    """Run FedSSO on a problem once for each seed of the effort.
 
-    There is one run alone where gradients are exact, because seeds then make no difference.
+    Where gradients are exact, seeds make no difference: then there is one run, with the first seed.
+    A run that diverges is shorter than `effort.rounds`.
     """
     seeds = effort.seeds
     if one.options["batch_size"] is None:
@@ -64,8 +77,16 @@ def every(one: Problem, chosen: FedSSO, effort: Effort) -> list[Seen]:
     return [watch(one, chosen, effort.rounds, seed) for seed in seeds]
 
 
-def ends(claim: str, setting: str, runs: Sequence[Seen], effort: Effort) -> list[Fact]:
-    """The smallest and the largest eigenvalue of B^-1 by round, as facts."""
+def ends(
+    claim: str,
+    setting: str,
+    runs: Sequence[Seen],
+    effort: Effort,
+) -> list[Fact]:
+    """The smallest and the largest eigenvalue of B^-1 by round, as facts.
+
+    `setting` names the runs in theory.csv and in the figure.
+    """
     facts = []
     for seed, run in zip(effort.seeds, runs, strict=False):
         for name, end in (("smallest", "low"), ("largest", "high")):
@@ -75,7 +96,10 @@ def ends(claim: str, setting: str, runs: Sequence[Seen], effort: Effort) -> list
 
 
 def lost(runs: Sequence[Seen], effort: Effort) -> str:
-    """How many runs diverged, as "1 of 5": those that have fewer rounds than asked for."""
+    """How many runs diverged, as text, for example "1 of 5".
+
+    A run that diverged has fewer rounds than asked for.
+    """
     short = [run for run in runs if len(run["k"]) < effort.rounds]
     return f"{len(short)} of {len(runs)}"
 
@@ -84,7 +108,11 @@ def lost(runs: Sequence[Seen], effort: Effort) -> str:
 
 
 class Promise(NamedTuple):
-    """What Theorem 2.1 promises: step sizes, the bound that belongs to them, and two conditions."""
+    """What Theorem 2.1 promises for one problem.
+
+    It prescribes both step sizes and then bounds the gap f(x_k) - f* by nu / (k + gamma). The last
+    two fields are conditions of its proof, so that a schedule can be checked against them.
+    """
 
     steps: tuple[Decay, Decay]  # alpha_k, eta_k
     nu: float  # the numerator of the bound
@@ -103,9 +131,11 @@ class Promise(NamedTuple):
 
 
 def promise(one: Problem, printed: bool = False) -> Promise:
-    """Theorem 2.1 on the convex problem, corrected or as printed.
+    """Theorem 2.1 on the convex problem: its step sizes, its bound and its conditions.
 
-    The printed nu has mu where L is needed, and beta mu - 1 where beta u - 1 is needed.
+    With `printed` the step sizes and nu are those that the paper prints. They do not follow from
+    its proof: nu has mu where L is needed, and beta mu - 1 where beta u - 1 is needed, and beta is
+    too small for beta u > 1. Otherwise all three are corrected.
     """
     L = one.smoothness(0.25)
     away = float((one.options["init"] - minimiser(one)[0]).square().sum())  # ||x_1 - x*||^2
@@ -127,19 +157,32 @@ def promise(one: Problem, printed: bool = False) -> Promise:
     bend = MU if printed else L
     noise = beta**2 * Gamma / (contraction - 1)
     nu = max(noise, bend / 2 * (gamma + 1) * away)
-    return Promise(steps, nu, beta_u, float(at(alpha, 1)) * L)
+    return Promise(
+        steps,
+        nu,
+        beta_u,
+        float(at(alpha, 1)) * L,
+    )
 
 
-def convex(dim: int, batch: int | None, effort: Effort) -> Problem:
-    """L2-regularised logistic regression, which meets the assumptions of Theorem 2.1.
+def convex(
+    dim: int,
+    batch: int | None,
+    effort: Effort,
+) -> Problem:
+    """The function of Theorem 2.1: L2-regularised logistic regression in `dim` dimensions.
 
-    It is smooth and strongly convex, and its gradients have a bounded variance.
+    It meets all assumptions of the theorem: it is smooth and strongly convex, and its gradients
+    have a bounded variance. With batch=None gradients are exact.
     """
     return problem("bce", dim, batch, effort, scale=1.0, l2=MU, start=2.0)
 
 
 class Tested(NamedTuple):
-    """The runs of one schedule of Theorem 2.1 in one dimension."""
+    """The runs of one schedule of Theorem 2.1 in one dimension, and what is read from them.
+
+    In one dimension kappa and kappa_bar are proved bounds, so the theorem can be held to its word.
+    """
 
     promise: Promise
     gaps: list[Array]  # f(x_k) - f* of each seed
@@ -148,7 +191,10 @@ class Tested(NamedTuple):
 
     @property
     def slopes(self) -> list[float]:
-        """For each seed, the slope of log gap on log(k + gamma) over the last decade."""
+        """For each seed, the slope of log gap on log(k + gamma) over the last decade of rounds.
+
+        The theorem's order 1/k is a slope of -1.
+        """
         return [self._slope(gap) for gap in self.gaps]
 
     @property
@@ -157,10 +203,14 @@ class Tested(NamedTuple):
         return self._slope(np.mean(self.gaps, axis=0))
 
     def _slope(self, gap: Array) -> float:
+        """The slope of one gap; all runs have the same rounds."""
         return slope(self.runs[0]["k"] + self.promise.gamma, gap)
 
     def share(self, first: int = 1) -> float:
-        """The largest ratio of the seeds' mean gap to the bound, from round `first` on."""
+        """The largest ratio of the seeds' mean gap to the bound, from round `first` on.
+
+        The bound holds where this is at most 1. The theorem bounds an expectation, hence the mean.
+        """
         mean: Array = np.mean(self.gaps, axis=0)
         ratio = mean / self.promise.bound(self.runs[0]["k"])
         return float(ratio[first - 1 :].max())
@@ -173,22 +223,42 @@ class Tested(NamedTuple):
 
     @property
     def overridden(self) -> float:
-        """The share of pairs whose cur was overridden by the curvature rule."""
+        """The share of pairs (s, y) whose cur was overridden by the curvature rule.
+
+        In one dimension an overridden pair sets B to (lam + Lam) / 2, whatever the function is.
+        """
         return float(np.mean([run["overridden"] for run in self.runs]))
 
     def facts(self, claim: str, name: str) -> list[Fact]:
-        """The slopes and the gaps of every seed, and the bound."""
+        """The slopes and the gaps of every seed, and the bound, as facts.
+
+        `name` tells the schedules apart in theory.csv and in the figure.
+        """
         facts = []
         for seed, value in zip(self.seeds, self.slopes, strict=True):
             facts.append(Fact(claim, f"slope, {name}", seed, None, value))
         for seed, run, gap in zip(self.seeds, self.runs, self.gaps, strict=True):
             facts += curve(claim, f"gap, {name}", seed, run["k"], gap)
         k = self.runs[0]["k"]
-        return facts + curve(claim, f"bound, {name}", None, k, self.promise.bound(k))
+        return facts + curve(
+            claim,
+            f"bound, {name}",
+            None,
+            k,
+            self.promise.bound(k),
+        )
 
 
-def in_one_dimension(effort: Effort, *, printed: bool, batch: int | None = 1) -> Tested:
-    """Runs in one dimension; mini-batches have one row, gradients are exact with batch=None."""
+def in_one_dimension(
+    effort: Effort,
+    *,
+    printed: bool,
+    batch: int | None = 1,
+) -> Tested:
+    """Run a schedule of Theorem 2.1, printed or corrected, in one dimension.
+
+    Mini-batches have one row; with batch=None gradients are exact.
+    """
     one = convex(1, batch, effort)
     _, best = minimiser(one)
     plan = promise(one, printed)
@@ -197,14 +267,27 @@ def in_one_dimension(effort: Effort, *, printed: bool, batch: int | None = 1) ->
     return Tested(plan, gaps, runs, effort.seeds[: len(runs)])
 
 
-def in_five_dimensions(batch: int | None, R: int | None, effort: Effort) -> list[Seen]:
-    """Runs with the corrected schedule, and with the bounds of B^-1 that hold in one dimension."""
+def in_five_dimensions(
+    batch: int | None,
+    R: int | None,
+    effort: Effort,
+) -> list[Seen]:
+    """Run the corrected schedule of Theorem 2.1 in five dimensions.
+
+    kappa and kappa_bar are those of one dimension. Here they are no proved bounds any more, and
+    the runs show how far the eigenvalues of B^-1 leave them. With `R` the matrix B is reset every
+    R rounds.
+    """
     one = convex(5, batch, effort)
     return every(one, record(promise(one).steps, LAM, LAM_BAR, R), effort)
 
 
 def theorem_2_1(effort: Effort) -> Section:
-    """Test both schedules in one dimension, and the corrected one in five as well."""
+    """Test Theorem 2.1: the rate 1/k on strongly convex functions.
+
+    Both schedules are run in one dimension with mini-batches, the corrected one also with exact
+    gradients, and in five dimensions with and without the reset of B.
+    """
     claim = "Theorem 2.1"
     right = in_one_dimension(effort, printed=False)
     wrong = in_one_dimension(effort, printed=True)
@@ -253,7 +336,11 @@ def _rows_2(
     five: Mapping[str, list[Seen]],
     effort: Effort,
 ) -> Rows:
-    """The table of Theorem 2.1."""
+    """The table of Theorem 2.1.
+
+    `right` and `wrong` are the corrected and the printed schedule, `exact` the corrected one with
+    exact gradients, `five` the runs in five dimensions by setting.
+    """
     rows = _schedule_rows("corrected", right) + _schedule_rows("printed", wrong)
     for name, runs in five.items():
         rows.append((f"{name}: eigenvalues of B⁻¹", within(runs)))
@@ -285,7 +372,10 @@ def _schedule_rows(name: str, one: Tested) -> Rows:
 
 
 def _bounds_hold(runs: Sequence[Seen]) -> bool:
-    """Whether the eigenvalues of B^-1 lie between kappa and kappa_bar in all rounds."""
+    """Whether the eigenvalues of B^-1 lie between kappa and kappa_bar in all rounds of all runs.
+
+    A difference of 1e-9 is left to rounding.
+    """
     above = all(run["low"].min() >= KAPPA - 1e-9 for run in runs)
     below = all(run["high"].max() <= KAPPA_BAR + 1e-9 for run in runs)
     return above and below
@@ -311,7 +401,11 @@ def _verdict_2(right: Tested, wrong: Tested) -> str:
 
 
 def _constant(right: Tested, exact: Tested) -> str:
-    """What overridden pairs make of B in one dimension."""
+    """What overridden pairs make of B in one dimension.
+
+    An overridden pair makes B a constant, and with a constant B the algorithm is FedAvg with a
+    scaled step.
+    """
     of_whom = "mainly that of FedSSO"
     if right.overridden > 0.5:
         of_whom = "mainly that of FedAvg with a constant server scaling"
@@ -339,7 +433,11 @@ def _verdict_2_five(five: Mapping[str, list[Seen]], effort: Effort) -> str:
 
 
 class Descent(NamedTuple):
-    """The squared gradient ||grad f(x_k)||^2 over the rounds of one setting."""
+    """The squared gradient ||grad f(x_k)||^2 over the rounds of one setting of Theorem 3.1.
+
+    Each list has one curve for each run, with one value for each round. Runs that diverge have
+    shorter curves.
+    """
 
     dip: float  # least eigenvalue of the Hessian at the start
     least: list[Array]  # its minimum so far, of each seed
@@ -359,20 +457,24 @@ class Descent(NamedTuple):
 
     @property
     def growth(self) -> list[float]:
-        """The factors by which the sums grow over the last decade."""
+        """For each run that reaches the end, the factor by which its sum grows in the last decade.
+
+        If the theorem's order 1/sqrt(K) holds, the sum is bounded and the factor is near 1. With
+        the weaker order ln K / sqrt(K) it is at most `log_growth`.
+        """
         first = decade(self.rounds) - 1
         return [float(values[-1] / values[first]) for values in self.ended(self.total)]
 
     @property
     def late(self) -> list[float]:
-        """The means over the second half of the rounds."""
+        """For each run that reaches the end, the mean over the second half of the rounds."""
         half = self.rounds // 2
         squares = self.ended([run["square"] for run in self.runs])
         return [float(values[half:].mean()) for values in squares]
 
     @property
     def met(self) -> bool:
-        """Whether no run diverges and no sum grows faster than ln K."""
+        """Whether no run diverges and no sum grows faster than ln K, the theorem's order."""
         if len(self.growth) < len(self.runs):
             return False
         return max(self.growth) <= log_growth(self.rounds)
@@ -397,7 +499,11 @@ def weights(k: Array) -> Array:
 def descent(
     one: Problem, effort: Effort, lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None
 ) -> Descent:
-    """Runs with the corrected schedule of Theorem 3.1, and their squared gradients."""
+    """Run the corrected schedule of Theorem 3.1 on a problem and collect the squared gradients.
+
+    `lam` and `Lam` are the bounds of the curvature rule; with `R` the matrix B is reset every R
+    rounds.
+    """
     steps = theorem_3(L=one.smoothness(BEND), tau=TAU)
     runs = every(one, record(steps, lam, Lam, R), effort)
     least = []
@@ -413,14 +519,21 @@ def descent(
 
 
 def _dip(one: Problem) -> float:
-    """The least eigenvalue of the Hessian at the initial model."""
+    """The least eigenvalue of the Hessian at the initial model.
+
+    It is negative: the problem was chosen to be not convex there.
+    """
     start = one.simulation(FedSSO(), 1, 0)
     f, batch = whole(one, start)
     return float(torch.linalg.eigvalsh(f.hessian(start.server.x[None], batch)).min())
 
 
 def theorem_3_1(effort: Effort) -> Section:
-    """Test the theorem in one dimension, where kappa and kappa_bar are known, and in five."""
+    """Test Theorem 3.1: squared gradients on functions that are not convex.
+
+    One dimension, where kappa and kappa_bar are known, and five, with exact gradients and with
+    mini-batches, the latter with and without the reset of B.
+    """
     claim = "Theorem 3.1"
     settings = {
         LINE: descent(bumpy(1, 1, effort), effort, 0.25, 4.0),
@@ -463,12 +576,20 @@ def _did_3(effort: Effort) -> str:
 
 
 def floor_slope(rounds: int) -> float:
-    """The slope of the weighted mean in the last decade if all gradients but the first are zero."""
+    """The steepest slope that the weighted mean can have in the last decade.
+
+    It is reached if all gradients but the first are zero, so slopes near it say little.
+    """
     k = np.arange(1.0, rounds + 1)
     return slope(k, 1 / np.cumsum(weights(k)))
 
 
-def _facts_3(claim: str, name: str, one: Descent, effort: Effort) -> list[Fact]:
+def _facts_3(
+    claim: str,
+    name: str,
+    one: Descent,
+    effort: Effort,
+) -> list[Fact]:
     """The curves of one setting, and the eigenvalues of B^-1."""
     facts: list[Fact] = []
     for quantity, curves in (("least", one.least), ("mean", one.mean), ("sum of", one.total)):
@@ -478,7 +599,11 @@ def _facts_3(claim: str, name: str, one: Descent, effort: Effort) -> list[Fact]:
     return facts + ends(claim, name, one.runs, effort)
 
 
-def _rows_3(name: str, one: Descent, effort: Effort) -> Rows:
+def _rows_3(
+    name: str,
+    one: Descent,
+    effort: Effort,
+) -> Rows:
     """The part of the table that belongs to one setting."""
     start = one.least[0][0]
     least = _range([values[-1] for values in one.least])
@@ -519,7 +644,10 @@ def _verdict_3(settings: Mapping[str, Descent], effort: Effort) -> str:
 
 
 def _told(one: Descent, effort: Effort) -> str:
-    """What the sum of one setting does over the last decade."""
+    """What the sum of one setting does over the last decade, as part of a sentence.
+
+    Without a run that reaches the end it says when they stop.
+    """
     if not one.growth:
         stops = _range([len(run["k"]) for run in one.runs])
         return f"no run reaches the end (they stop in rounds {stops})"

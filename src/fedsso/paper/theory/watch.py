@@ -60,7 +60,12 @@ class Problem(NamedTuple):
     rows: Federation
     options: Mapping[str, Any]
 
-    def simulation(self, record: FedSSO, rounds: int, seed: int) -> Simulation:
+    def simulation(
+        self,
+        record: FedSSO,
+        rounds: int,
+        seed: int,
+    ) -> Simulation:
         """A run of `record` on this problem that is about to begin."""
         more = {
             "rounds": rounds,
@@ -119,8 +124,15 @@ def problem(
     return Problem(labelled(dim, scale, copies), labelled(dim, scale, 1), options)
 
 
-def labelled(dim: int, scale: float, copies: int) -> Federation:
-    """The rows of `problem`, each as often as `copies` says."""
+def labelled(
+    dim: int,
+    scale: float,
+    copies: int,
+) -> Federation:
+    """The rows of `problem`, each as often as `copies` says.
+
+    The draws depend on `dim` alone, so that federations with and without copies hold the same rows.
+    """
     draw = generator(0, "theory", f"rows {dim}")
 
     def client() -> tuple[Tensor, Tensor]:
@@ -138,7 +150,11 @@ def squashed(outputs: Tensor, targets: Tensor) -> Tensor:
     return (torch.sigmoid(outputs[:, 0]) - targets) ** 2
 
 
-def bumpy(dim: int, batch: int | None, effort: Effort) -> Problem:
+def bumpy(
+    dim: int,
+    batch: int | None,
+    effort: Effort,
+) -> Problem:
     """The function of Theorem 3.1, which is not convex where the runs start.
 
     A small L2 penalty keeps the models bounded.
@@ -158,7 +174,7 @@ def whole(problem: Problem, simulation: Trials) -> tuple[Backend, Batch]:
 
 
 def minimiser(problem: Problem) -> tuple[Tensor, float]:
-    """x* [d] and f* of a strongly convex f, by Newton's method."""
+    """x* [d] and f* of a strongly convex f, by Newton's method from the initial model."""
     simulation = problem.simulation(FedSSO(), 1, 0)
     f, batch = whole(problem, simulation)
     x = simulation.server.x[None].clone()
@@ -199,7 +215,12 @@ Seen = dict[str, Array]
 """The fields of `Round` as columns over the rounds of a run."""
 
 
-def watch(problem: Problem, record: FedSSO, rounds: int, seed: int) -> Seen:
+def watch(
+    problem: Problem,
+    record: FedSSO,
+    rounds: int,
+    seed: int,
+) -> Seen:
     """Run FedSSO and note what is seen of every round; a run that diverges is shorter.
 
     The record must have form="bfgs-dense" and guard="none".
@@ -222,8 +243,17 @@ def watch(problem: Problem, record: FedSSO, rounds: int, seed: int) -> Seen:
     return columns
 
 
-def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Trials) -> Round:
-    """What is seen of the round between the server's states `old` and `now`."""
+def _round(
+    f: Backend,
+    batch: Batch,
+    record: FedSSO,
+    old: State,
+    now: Trials,
+) -> Round:
+    """What is seen of the round that led from the server's state `old` to `now`.
+
+    f and its gradient are those at the model the round began with, over all rows.
+    """
     new: State = now.server
     value, grads = f.value_and_grad(old.x[None], batch)
     grad = grads[0, 0]
@@ -243,7 +273,11 @@ def _round(f: Backend, batch: Batch, record: FedSSO, old: State, now: Trials) ->
     )
 
 
-def _pair(record: FedSSO, old: State, now: Trials) -> Pair:
+def _pair(
+    record: FedSSO,
+    old: State,
+    now: Trials,
+) -> Pair:
     """Whether cur was overridden, and the change of log det B beside the two formulas for it."""
     new: State = now.server
     verdict = qn.judge(gram(old.s, new.g - old.g), record.lam, record.Lam)
@@ -257,7 +291,12 @@ def _pair(record: FedSSO, old: State, now: Trials) -> Pair:
     sBs = log(float(s @ B @ s))
     ys = log(abs(float(verdict.rho)))
     cur = log(float(verdict.cur))
-    return Pair(float(verdict.overridden), grow, 2 * ys - cur - sBs, cur - sBs)
+    return Pair(
+        float(verdict.overridden),
+        grow,
+        2 * ys - cur - sBs,
+        cur - sBs,
+    )
 
 
 def within(runs: Sequence[Seen]) -> str:
