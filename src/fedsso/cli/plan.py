@@ -21,10 +21,10 @@ from ..experiment.sweep import Question, check_target, judging
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from .config import Base, Sweep
-from .live import check_tensorboard
 from .replace import check_folder, check_settings
 from .screen import say
 from .settings import effective, read_settings, records
+from .tensorboard import check_tensorboard
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
