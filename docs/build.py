@@ -25,7 +25,7 @@ from typing import Any
 
 from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS
-from fedsso.data import TABLES, datasets, load
+from fedsso.data import TABLES, all_options, datasets, load
 from fedsso.engine.settings import options
 from fedsso.experiment.costs import Row, costs
 from fedsso.report.federation_picture import picture
@@ -184,10 +184,26 @@ def run_options() -> str:
     return markdown(("option", "default", "allowed", "what it does"), rows)
 
 
+def data_options() -> str:
+    """The options of data sets, from the records that declare them, and who takes each."""
+    rows = []
+    for one, owners in all_options().items():
+        default = "–" if one.default in (None, "", ()) else f"`{one.default!r}`"
+        allowed = ", ".join(one.choices)
+        if one.bounds is not None:
+            allowed = one.bounds.text
+        elif one.least is not None:
+            allowed = f">= {one.least}"
+        takes = ", ".join(f"`{owner}`" for owner in owners) or "all"
+        doc = one.doc.replace("|", "\\|")
+        rows.append((f"`{one.name}`", default, plain(allowed), takes, doc))
+    return markdown(("option", "default", "allowed", "taken by", "what it does"), rows)
+
+
 TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
     "design.md": {"layers": layers},
-    "options.md": {"run": run_options},
+    "options.md": {"run": run_options, "data": data_options},
     "datasets.md": {"sets": sets, "smoke": smoke},
     "robustness.md": {
         "participation": partial(robustness, participation=True),

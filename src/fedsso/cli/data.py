@@ -26,10 +26,10 @@ from ..errors import InputError, one_of
 from ..report.federation import skew, text
 from ..report.federation_picture import picture
 from ..support.picture import MARK
-from . import config as cli_config
 from .options import WithData
 from .replace import check_file
 from .screen import messages, output, print_json, print_table, say, tell, visible
+from .settings import read_settings
 
 app = typer.Typer(
     no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation."
@@ -211,7 +211,7 @@ def show_data(
 
     Example: fedsso data show --dataset mnist --partition paper-20
     """
-    wish = cli_config.settings(None, {}, ctx.obj["data"]).data.given()
+    wish = read_settings(None, {}, ctx.obj["data"]).data.given()
     fed = load(wish.pop("dataset", "digits"), **wish)
     how = str(fed.source.get("partition", fed.source.get("kind")))
     path = out or Path(f"{fed.source['name']}-{how}.png")

@@ -1,7 +1,7 @@
 """The command `fedsso`: one short function for each sub-command.
 
-The options of `run` and `compare` are not written here: they are made from the settings of
-`cli_config` and from the fields of the registered algorithms.
+The options of `run`, `compare` and `sweep` are not written here: `options` makes them from the
+records that declare them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ try:
     from rich.table import Table
     from typer.core import TyperGroup
 
-    from . import config as cli_config
     from . import data as cli_data
     from . import paper as cli_paper
     from . import report as cli_report
     from . import sweep as cli_sweep
+    from .config import flag
     from .data import DataDir, Json
     from .options import Several, WithSettings
     from .plan import (
@@ -279,7 +279,7 @@ def algorithms(
         )
         for field in row["fields"]:
             shown = "none" if field["default"] is None else str(field["default"])
-            table.add_row(cli_config.flag(field["name"]), shown, field["doc"])
+            table.add_row(flag(field["name"]), shown, field["doc"])
         print_table(table)
 
 

@@ -1,5 +1,8 @@
-"""The options of `run`, `compare` and `sweep`: from the settings of `cli_config` and the fields of
-the algorithms."""
+"""The options of `run`, `compare`, `sweep` and `data show`, made from the form of a settings file.
+
+Every key of `config` becomes an option, and so does every field that some algorithm has. A command
+finds the options that were given in `ctx.obj`, in three parts: run, data and hyper.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
 from ..engine.settings import options as run_options
-from . import config as cli_config
+from .config import TABLES, Base, Data, Head, Sweep, alternatives, flag, model
 
 if TYPE_CHECKING:
     Kind = click.ParamType[Any, Any]
@@ -26,27 +29,38 @@ PANELS = {
     "data": "Data",
     "hyper": "Hyper-parameters (an algorithm takes those it has)",
 }
+"""The parts of the settings, and their headings in the help."""
+
 NAMES = {
     ("data", "seed"): ["--partition-seed"],
     ("data", "target"): ["--column", "--target"],
     ("run", "seed"): ["--seed", "--seeds"],
 }
+"""Keys whose option has another name, or several."""
+
 SWEEP = "sweep"  # whose --target is an accuracy
 ABSENT = {
     "run": ("algorithms",),
     "compare": ("algorithm", "checkpoint_every"),
     SWEEP: ("algorithm", "checkpoint_every", "targets"),
 }
+"""Keys of the settings file that a command has no option for."""
+
+
+# ---- from text to values ----
 
 
 class Value(Kind):
-    """One of a few words, or of the first type that fits."""
+    """The value of an option: one of a few words, or a text of the first type that fits."""
 
     def __init__(self, bases: Sequence[Kind], words: Mapping[str, Any]) -> None:
-        self.bases, self.words = bases, words
-        self.name = "|".join([*(base.name.upper() for base in bases), *words])
+        self.bases = bases
+        self.words = words
+        names = [base.name.upper() for base in bases]
+        self.name = "|".join([*names, *words])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value of a text; a message lists the words where no type fits."""
         if value in self.words:
             return self.words[value]
         for base in self.bases[:-1]:
@@ -58,52 +72,68 @@ class Value(Kind):
             if not self.words:
                 raise
             words = ", ".join(map(repr, self.words))
-            raise click.BadParameter(
-                f"{error.message.rstrip('.')}, nor {words}.", ctx, param
-            ) from None
+            message = f"{error.message.rstrip('.')}, nor {words}."
+            raise click.BadParameter(message, ctx, param) from None
 
 
 class Several(Kind):
-    """Values with commas between them."""
+    """Several values with commas between them."""
 
     def __init__(self, base: Kind) -> None:
         self.base = base
         self.name = f"{base.name.upper()},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return [self.base.convert(part.strip(), param, ctx) for part in value.split(",")]
+        """The list of values."""
+        parts = [part.strip() for part in value.split(",")]
+        return [self.base.convert(part, param, ctx) for part in parts]
 
 
 def parser(hint: Any) -> Kind:
     """How the text of an option becomes a value of this type."""
-    members = cli_config.alternatives(hint)
-    lists = [m for m in members if get_origin(m) is list]
-    if lists:
-        return Several(parser(get_args(lists[0])[0]))
-    words: dict[str, Any] = {
-        word: word for m in members if get_origin(m) is Literal for word in get_args(m)
-    }
+    members = alternatives(hint)
+    words: dict[str, Any] = {}
+    for member in members:
+        if get_origin(member) is list:
+            inner = get_args(member)[0]
+            return Several(parser(inner))
+        if get_origin(member) is Literal:
+            words |= {word: word for word in get_args(member)}
     if type(None) in members and str not in members:  # a text may be the word none
         words["none"] = None
-    types = [t for t in (int, float, str) if t in members]
-    bases = [click.types.convert_type(t) for t in types] or [click.types.convert_type(members[0])]
-    return Value(bases, words) if words or len(bases) > 1 else bases[0]
+    types = [t for t in (int, float, str) if t in members] or [members[0]]
+    bases = [click.types.convert_type(t) for t in types]
+    if words or len(bases) > 1:
+        return Value(bases, words)
+    return bases[0]
 
 
-def option(section: str, key: str, hint: Any, doc: str, names: Sequence[str]) -> TyperOption:
-    """An option whose value goes to settings[section][key]."""
+# ---- options ----
+
+
+def option(
+    section: str,
+    key: str,
+    hint: Any,
+    doc: str,
+    names: Sequence[str],
+) -> TyperOption:
+    """An option whose value goes to settings[section][key].
+
+    A bool becomes a pair of flags, --name and --no-name. An option that takes a list may be given
+    several times.
+    """
     kind = parser(hint)
-    decls = [f"{section}_{key}", *(f"{n}/--no-{n[2:]}" if hint is bool else n for n in names)]
-    metavar = kind.name if isinstance(kind, Value | Several) else None
-    flag = (
-        {"is_flag": True} if hint is bool else {"type": kind, "multiple": isinstance(kind, Several)}
-    )
+    more: dict[str, Any] = {"type": kind, "multiple": isinstance(kind, Several)}
+    if hint is bool:
+        names = [f"{name}/--no-{name[2:]}" for name in names]
+        more = {"is_flag": True}
     return TyperOption(
-        param_decls=decls,
+        param_decls=[f"{section}_{key}", *names],
         help=escape(doc),
-        metavar=metavar,
+        metavar=kind.name if isinstance(kind, Value | Several) else None,
         rich_help_panel=PANELS[section],
-        **flag,
+        **more,
     )
 
 
@@ -112,69 +142,81 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
     for key, field in _fields(section, command).items():
         if section == "run" and key in ABSENT[command]:
             continue
-        names = NAMES.get((section, key), [cli_config.flag(key)])
+        names = NAMES.get((section, key), [flag(key)])
         if (command, section, key) == (SWEEP, "data", "target"):
             names = names[:1]
-        default = (
-            f" [default: {_text(field.default)}]"
-            if field.default is not None and field.default is not False
-            else ""
-        )
-        yield option(section, key, field.annotation, f"{field.description}{default}", names)
+        doc = str(field.description)
+        if field.default is not None and field.default is not False:
+            doc += f" [default: {_text(field.default)}]"
+        yield option(section, key, field.annotation, doc, names)
 
 
 def _fields(section: str, command: str) -> Mapping[str, Any]:
     """The fields of a part of the settings file; run options come first, then what is kept."""
     if section == "data":
-        return cli_config.Data.model_fields
-    base = cli_config.Sweep if command == SWEEP else cli_config.Base
-    model = cli_config.model(base).model_fields
-    head = list(cli_config.Head.model_fields)
+        found: Mapping[str, Any] = Data.model_fields
+        return found
+    base = Sweep if command == SWEEP else Base
+    every = model(base).model_fields
+    head = list(Head.model_fields)
     run = [one.name for one in run_options()]
     rest = [key for key in base.model_fields if key not in head]
-    return {key: model[key] for key in (*head, *run, *rest)}
+    return {key: every[key] for key in (*head, *run, *rest)}
 
 
 def hyper_options(command: str) -> Iterator[TyperOption]:
-    """One option for each field that some algorithm has; a sweep takes several values."""
-    tables = cli_config.TABLES
-    for key in dict.fromkeys(key for table in tables.values() for key in table.model_fields):
-        owners = {
-            name: table.model_fields[key]
-            for name, table in tables.items()
-            if key in table.model_fields
-        }
-        meanings: dict[str, dict[str, list[str]]] = {}
-        for name, field in owners.items():
-            defaults = meanings.setdefault(str(field.description), {})
-            defaults.setdefault(_text(field.default), []).append(name)
-        doc = "; ".join(
-            f"{meaning} [{_owners(defaults)}]" for meaning, defaults in meanings.items()
-        )
-        hint: Any = reduce(or_, [field.annotation for field in owners.values()])
-        yield option(
-            "hyper", key, list[hint] if command == SWEEP else hint, doc, [cli_config.flag(key)]
-        )
+    """One option for each field that some algorithm has; a sweep takes several values.
+
+    The help tells what the field means, and in brackets which algorithms have it with which
+    default.
+    """
+    owners: dict[str, dict[str, Any]] = {}  # by key, then by algorithm
+    for name, table in TABLES.items():
+        for key, field in table.model_fields.items():
+            owners.setdefault(key, {})[name] = field
+    for key, own in owners.items():
+        hint: Any = reduce(or_, [field.annotation for field in own.values()])
+        if command == SWEEP:
+            hint = list[hint]
+        yield option("hyper", key, hint, _meanings(own), [flag(key)])
 
 
-def _owners(defaults: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
+def _meanings(fields: Mapping[str, Any]) -> str:
+    """What a field means for the algorithms that have it, with their defaults."""
+    meanings: dict[str, dict[str, list[str]]] = {}  # by meaning, then by default
+    for name, field in fields.items():
+        defaults = meanings.setdefault(str(field.description), {})
+        defaults.setdefault(_text(field.default), []).append(name)
+    told = []
+    for meaning, defaults in meanings.items():
+        each = [f"{', '.join(names)}: {default}" for default, names in defaults.items()]
+        told.append(f"{meaning} [{'; '.join(each)}]")
+    return "; ".join(told)
 
 
 def _text(default: Any) -> str:
+    """A default in the form in which it would be typed."""
     if isinstance(default, list):
         return ",".join(map(_text, default))
     if isinstance(default, float):
         return f"{default:g}"
-    return str(default).lower() if isinstance(default, bool | None) else str(default)
+    if isinstance(default, bool | None):
+        return str(default).lower()
+    return str(default)
+
+
+# ---- commands ----
 
 
 class WithData(TyperCommand):
-    """A command that also takes settings as options and finds those given in `ctx.obj`; here those
-    of the data."""
+    """A command that also takes the settings of the data as options."""
 
     def __init__(
-        self, name: str | None, *, params: list[click.Parameter] | None = None, **rest: Any
+        self,
+        name: str | None,
+        *,
+        params: list[click.Parameter] | None = None,
+        **rest: Any,
     ) -> None:
         self.settings = list(self.made(name or ""))
         super().__init__(name, params=[*(params or []), *self.settings], **rest)
@@ -184,20 +226,27 @@ class WithData(TyperCommand):
         return setting_options("data", name)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, with the settings that were given, and no others, in `ctx.obj`."""
         ctx.obj = {section: {} for section in PANELS}
         for made in self.settings:
             name = str(made.name)
             value = ctx.params.pop(name)
             if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
                 section, _, key = name.partition("_")
-                ctx.obj[section][key] = (
-                    [v for part in value for v in part] if made.multiple else value
-                )
+                ctx.obj[section][key] = _joined(value) if made.multiple else value
         return super().invoke(ctx)
 
 
+def _joined(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """The values of an option that was given several times."""
+    found: list[Any] = []
+    for part in parts:
+        found += part
+    return found
+
+
 class WithSettings(WithData):
-    """The same with every setting of a run."""
+    """A command that takes every setting of a run as an option."""
 
     def made(self, name: str) -> Iterator[TyperOption]:
         """Options of the run, of the data and of the algorithms."""

@@ -19,10 +19,11 @@ from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
-from . import config as cli_config
-from .live import check_tensorboard
+from .config import Base, Sweep
 from .replace import check_folder, check_settings
 from .screen import say
+from .settings import effective, read_settings, records
+from .tensorboard import check_tensorboard
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
@@ -64,33 +65,36 @@ class Plan(NamedTuple):
 
 
 def plan(
-    ctx: typer.Context, config: Path | None, key: str, base: type[cli_config.Base] = cli_config.Base
+    ctx: typer.Context,
+    config: Path | None,
+    key: str,
+    base: type[Base] = Base,
 ) -> Plan:
     """Everything that can be wrong with the settings is found here; nothing is written.
 
     `key` names the setting that tells the algorithms: algorithm or algorithms.
     """
     given = ctx.obj
-    settings = cli_config.settings(config, given["run"], given["data"], base)
+    settings = read_settings(config, given["run"], given["data"], base)
     check_targets(targets_of(settings))
     chosen = getattr(settings, key)
     names = _names(key, chosen)
-    grids = cli_config.records(settings, names, given["hyper"])
+    grids = records(settings, names, given["hyper"])
     fed = _federation(settings, config, given["data"])
     question = Question(
         fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
     )
-    rows = judging(fed, settings.select) if isinstance(settings, cli_config.Sweep) else fed
+    rows = judging(fed, settings.select) if isinstance(settings, Sweep) else fed
     kept, left_out = suited(plan_runs(*question._replace(fed=rows)))
     if left_out and chosen != ["all"]:
         raise InputError(next(iter(left_out.values())))
     if not kept:
         raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
-    if isinstance(settings, cli_config.Sweep):
+    if isinstance(settings, Sweep):
         check_target(settings.target, kept)
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))
-    table = {key: chosen, **cli_config.effective(settings, fed, kept[0].settings, grids)}
+    table = {key: chosen, **effective(settings, fed, kept[0].settings, grids)}
     return Plan(settings, fed, question, _numbered(kept), left_out, table)
 
 
@@ -118,7 +122,7 @@ def _numbered(kept: Sequence[Planned]) -> list[Planned]:
 
 def targets_of(settings: Any) -> list[float]:
     """The accuracies that were asked for."""
-    if isinstance(settings, cli_config.Sweep):
+    if isinstance(settings, Sweep):
         return [] if settings.target is None else [settings.target]
     return settings.targets or []
 

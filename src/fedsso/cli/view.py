@@ -33,8 +33,9 @@ from ..report import tables as report
 from ..support.exits import DIVERGED, INTERRUPTED
 from ..support.stopping import at_once, listen, listening
 from ..version import __version__
-from .live import Dashboard, Scalars
+from .live import Dashboard
 from .screen import draws, messages, print_json, print_table, say, tell, visible
+from .tensorboard import Scalars
 
 log = logging.getLogger("fedsso")
 
