@@ -6,9 +6,10 @@ from .algorithm.schedule import Decay, theorem_2, theorem_3
 from .algorithms import *  # noqa: F403
 from .data import Federation, load
 from .errors import InputError
-from .experiment.calls import compare, load_runs, resume, simulate, sweep
+from .experiment.calls import compare, resume, simulate, sweep
 from .experiment.grids import grid
 from .experiment.problem import build_model
+from .experiment.reading import load_runs
 from .experiment.results import Results, Setting
 from .experiment.run import Run, load_run
 from .experiment.stepper import Simulation

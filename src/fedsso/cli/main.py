@@ -54,10 +54,11 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data.sources import FOLDER
 from ..errors import InputError, unknown
-from ..experiment.calls import load_runs, run_planned
 from ..experiment.calls import resume as resume_runs
+from ..experiment.calls import run_planned
 from ..experiment.costs import costs as measure_costs
 from ..experiment.plan import below, complete_plan, folder_of
+from ..experiment.reading import load_runs
 from ..experiment.results import Results
 from ..experiment.run import is_done, run_folders
 from ..experiment.spec import SPEC, Spec

@@ -13,10 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import InputError
-from ..experiment.calls import deadline_of
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
-from ..experiment.sweep import Means, answer
+from ..experiment.sweep import Means, answer, deadline_of
 from ..experiment.workers import OutOfTime
 from ..report import sweeps
 from ..support.exits import TIME_IS_UP

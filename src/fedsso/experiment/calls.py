@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..engine.settings import with_options
-from ..errors import InputError, integer
+from ..errors import integer
 from ..support.lock import locked
 from .execute import Progress, execute, printer
 from .plan import (
@@ -37,7 +35,7 @@ from .revive import problem_of, specify
 from .run import Run, is_done, load_run, run_folders
 from .spec import SPEC, Spec
 from .store import PARTS
-from .sweep import Means, answer, read_sweep
+from .sweep import Means, answer, deadline_of
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
@@ -193,15 +191,6 @@ def sweep(
         return results
 
 
-def deadline_of(minutes: float | None) -> float:
-    """The time of `time.monotonic()` at which so many minutes are over."""
-    if minutes is None:
-        return math.inf
-    if not minutes > 0:
-        raise InputError(f"minutes must be > 0, got minutes={minutes}")
-    return time.monotonic() + 60 * minutes
-
-
 def resume(
     folder: str | Path,
     *,
@@ -260,21 +249,3 @@ def _planned_again(
         data[spec.digest] = problem.fed
         planned += [Planned(specs[one], specs[one].record, problem, one) for one in batch]
     return planned
-
-
-def load_runs(folder: str | Path) -> Results:
-    """Read a run's folder, a folder of such folders, or the folder of a sweep.
-
-    The runs of a sweep have settings and traces, but no models.
-
-    >>> import tempfile, fedsso
-    >>> fed = fedsso.load("digits", clients=5)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     results = fedsso.compare(fed, "mclr", ["fedavg", "fedsgd"], rounds=2, out=folder)
-    ...     fedsso.load_runs(folder)
-    Results(2 runs, 2 settings of fedavg, fedsgd)
-    """
-    folder = Path(folder)
-    if (folder / PARTS).is_dir():
-        return read_sweep(folder).results
-    return Results(load_run(one) for one in run_folders(folder))

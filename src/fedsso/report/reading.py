@@ -21,12 +21,12 @@ from ..algorithms import ALGORITHMS
 from ..data import datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
+from ..experiment.reading import Kept, read_sweep
 from ..experiment.results import Results, entries, recipe
 from ..experiment.revive import federation_of
 from ..experiment.run import Run, is_done, load_run, run_folders
 from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
 from ..experiment.store import PARTS, SETTINGS, TRIALS
-from ..experiment.sweep import Kept, read_sweep
 from ..experiment.trace import Trace
 from ..support.files import to_toml
 from ..support.intake import (
