@@ -1,1 +1,4 @@
-"""Speed of the simulator against a plain loop and a hand-stacked reference: `python -m benchmarks`."""
+"""Speed of the simulator beside a plain loop and a hand-stacked reference.
+
+Run with `python -m benchmarks`.
+"""

@@ -1,4 +1,7 @@
-"""Milliseconds of work: CPU time on a CPU, so that a busy machine matters less; wall time on a GPU."""
+"""Milliseconds of work.
+
+On a CPU this is CPU time, so that a busy machine matters less; on a GPU it is wall time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class Clock:
 def interleaved(
     clock: Clock, contestants: Mapping[str, Work], repeats: int, times: int
 ) -> dict[str, float]:
-    """Median milliseconds per call of each: in turn in every repeat, so that all see the same load."""
+    """Median milliseconds per call of each contestant.
+
+    Every repeat times all of them in turn, so that all see the same load on the machine.
+    """
     for work in contestants.values():
         work()
     turns = [

@@ -1,6 +1,7 @@
 """The jobs that are timed, and our simulator on them.
 
-J1  MNIST, 20 label-skewed clients, all take part, softmax regression (d = 7850), FedAvg, 5 steps of batch 100
+J1  MNIST, 20 label-skewed clients, all take part, softmax regression (d = 7850), FedAvg,
+    5 local steps with batches of 100
 J2  the same with 1000 clients, 100 per round
 J3  J1 with a CNN of two convolutions
 """

@@ -141,7 +141,10 @@ class Stacked:
         return W, b
 
     def _draw(self, clients: list[int]) -> tuple[Tensor, Tensor]:
-        """Row indices [tau, M, B] and weights [tau, M, 1, B]; padding repeats a row with weight 0."""
+        """Row indices [tau, M, B] and weights [tau, M, 1, B].
+
+        Clients with fewer rows are padded: a row is repeated with weight 0.
+        """
         shape = self.draws.tau, len(clients), int(self.width[clients].max())
         rows, weight = np.empty(shape, np.int64), np.zeros(shape, np.float32)
         for m, client in enumerate(clients):

@@ -1,7 +1,7 @@
 """One setting for everything: FedSSO's default beside rivals that are tuned on each cell by itself.
 
     python -m benchmarks.robustness --device cuda --jobs 5 --minutes 8    # again, until it is done
-    python -m benchmarks.robustness_report                                # what there is so far: docs/robustness.json
+    python -m benchmarks.robustness_report                                # report what there is
 
 A cell is a task with one thing changed: participation, drop-outs, local steps, skew or start. In
 every cell each rival has its own grid of at most 36 points. FedSSO runs once as a newcomer gets it
@@ -23,8 +23,9 @@ from fedsso.algorithm import Algorithm
 from fedsso.algorithms import make
 from fedsso.errors import InputError, unknown
 from fedsso.experiment.grids import ALPHA, grid
+from fedsso.experiment.plan import Question
 from fedsso.experiment.results import Results
-from fedsso.experiment.sweep import Means, Question, run_grid
+from fedsso.experiment.sweep import Means, run_grid
 from fedsso.experiment.workers import OutOfTime
 
 SEEDS = (0, 1, 2)

@@ -74,7 +74,10 @@ def _finals(figure: Figure, found: Sequence[Score]) -> None:
     down, panels = _panels(figure, 2, tasks)
     for axes, task in zip(panels, tasks, strict=True):
         _task(axes, {one["change"]: one for one in found if one["task"] == task})
-    title = "Final values: one setting of FedSSO, of each rival the best of its grid in every row; right is better"
+    title = (
+        "Final values: one setting of FedSSO, "
+        "of each rival the best of its grid in every row; right is better"
+    )
     plots.heading(figure, title)
     rows = plots.legend(figure, _keys(list(found[0]["methods"])), WIDTH)
     figure.set_size_inches(WIDTH, 0.6 + 2.75 * down + 0.22 * rows)
@@ -212,7 +215,8 @@ def _curves(figure: Figure, found: Sequence[Score]) -> None:
         _course(axes, one)
     plots.heading(
         figure,
-        "25 % of the clients in each round: FedSSO with one setting, rivals with the best of their grids",
+        "25 % of the clients in each round: "
+        "FedSSO with one setting, rivals with the best of their grids",
     )
     lines = [name for name in found[0]["methods"] if name != "default"]
     keys = plots.keys([NAMES.get(name, name) for name in lines], [look(name) for name in lines])
@@ -274,6 +278,12 @@ def _outside(axes: Axes, ends: Mapping[str, float], *, up: bool) -> None:
         how = f"ends at {end:.2f}" if end > 0 else "diverges"
         y = 0.04 + 0.08 * place
         axes.text(
-            0.98, 1 - y if up else y, f"{NAMES.get(name, name)} {how}", transform=axes.transAxes, ha="right",
-            va="top" if up else "bottom", fontsize=SMALL, color=look(name).color,
-        )  # fmt: skip
+            0.98,
+            1 - y if up else y,
+            f"{NAMES.get(name, name)} {how}",
+            transform=axes.transAxes,
+            ha="right",
+            va="top" if up else "bottom",
+            fontsize=SMALL,
+            color=look(name).color,
+        )

@@ -1,6 +1,8 @@
 """What the robustness bench has found, as plain numbers, tables and pictures.
 
-    python -m benchmarks.robustness_report --out build/robustness    # docs/robustness.json and docs/robustness*.png
+    python -m benchmarks.robustness_report --out build/robustness
+
+writes docs/robustness.json and docs/robustness*.png.
 
 A cell counts when every method is there. Of a rival's grid the best setting counts, for rounds and
 for the final value each by itself; of FedSSO's five client steps the mean counts, and the best and

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsso import load_run
-from fedsso.experiment.run import SPEC, TRACE
+from fedsso.experiment.spec import SPEC, TRACE
 from fedsso.experiment.store import read_all
 
 FREE = ("*.lock", "*previous*")  # files that may be there or not

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedsso.experiment.run import CHECKPOINT, TRACE
+from fedsso.experiment.spec import CHECKPOINT, TRACE
 
 from .faults import Files
 from .forks import forked

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
 
 import fedsso
 from fedsso.experiment.plan import PLAN
-from fedsso.experiment.run import SPEC
+from fedsso.experiment.spec import SPEC
 from fedsso.paper import table2 as paper_table2
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.tasks import TABLE2

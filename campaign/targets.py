@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsso
-from fedsso.experiment.run import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.spec import CHECKPOINT, SPEC, TRACE
 
 from .outcome import outcome
 from .samples import DIGITS

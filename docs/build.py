@@ -149,7 +149,10 @@ def robustness(*, participation: bool) -> str:
 
 
 def campaign(part: str = "") -> str:
-    """A table of the campaign, from reliability.json: all parts, or what one of them was tried on."""
+    """A table of the campaign, from reliability.json.
+
+    Without a part: one row for each part. With one: what this part was tried on.
+    """
     sys.path.insert(0, str(DOCS.parent))  # the campaign is not installed
     from campaign.table import of_groups, of_parts
 
@@ -283,7 +286,8 @@ def usage(name: str) -> str:
     """One command and the same in Python."""
     model = "mlp" if name == "fedper" else "mclr"
     shell = f"fedsso run --algorithm {name} --model {model} --rounds 20"
-    call = f'fedsso.simulate(fedsso.load("digits"), "{model}", fedsso.{ALGORITHMS[name].__name__}(), rounds=20)'
+    record = f"fedsso.{ALGORITHMS[name].__name__}()"
+    call = f'fedsso.simulate(fedsso.load("digits"), "{model}", {record}, rounds=20)'
     return f"```sh\n{shell}\n```\n\n```python\nimport fedsso\n\nrun = {call}\n```"
 
 

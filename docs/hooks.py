@@ -121,7 +121,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """A page opened from the disk may load a script but no JSON: the search finds its index as one."""
+    """Write the index of the search as a script as well.
+
+    A page that is opened from the disk may load a script, but no JSON.
+    """
     folder = Path(config.site_dir) / "search"
     text = (folder / "search_index.json").read_text(encoding="utf-8")
     (folder / "search_index.js").write_text(f"var __index = {text}", encoding="utf-8")

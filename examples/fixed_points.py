@@ -9,7 +9,9 @@ fixed point solves
 and FedSSO, whose clients are FedAvg's, goes to the same point, only faster. Algorithms that correct
 the drift, or send second derivatives, reach the minimiser.
 
-    python examples/fixed_points.py [folder]        writes fixed_points.png and prints a table (half a minute)
+    python examples/fixed_points.py [folder]
+
+writes fixed_points.png and prints a table. It takes half a minute.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ def main(folder: Path) -> None:
         "device": "cpu",
     }
     print(
-        f"{'algorithm':16}{'|x - minimiser|':>18}{'|x - FedAvg point|':>20}{'|x - FedProx point|':>21}   reaches"
+        f"{'algorithm':16}{'|x - minimiser|':>18}"
+        f"{'|x - FedAvg point|':>20}{'|x - FedProx point|':>21}   reaches"
     )
     lines: dict[str, list[tuple[str, Any]]] = {goal: [] for goal in points}
     for name, (record, goal) in algorithms().items():

@@ -13,9 +13,9 @@ from torch import nn
 from fedsso import Federation, Results, Run, Setting
 from fedsso.algorithm import Algorithm
 from fedsso.experiment.execute import Progress
-from fedsso.experiment.plan import grid_of
+from fedsso.experiment.plan import Question, grid_of
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.sweep import Means, Question, run_grid
+from fedsso.experiment.sweep import Means, run_grid
 from fedsso.experiment.trace import Trace
 
 

@@ -217,7 +217,7 @@ class Federation:
         self.processes.pop(name).wait()
 
     def end(self) -> None:
-        """End what was started; what a SuperLink started looks after its parent and ends by itself."""
+        """End what was started; what a SuperLink started ends by itself, after its parent."""
         for name in [name for name in self.processes if name != "superlink"]:
             if self.processes[name].poll() is None:
                 self.kill(name)

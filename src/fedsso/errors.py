@@ -24,6 +24,13 @@ class InputError(ValueError):
     The message is written for the person who holds the data, so it may quote values from a row.
     The attribute `public` is for everybody else, for example the server that a client answers to.
     It gives the kind of problem, the name of a column and a count, but never a value of a row.
+
+    >>> from fedsso import FedAvg
+    >>> try:
+    ...     FedAvg(alpha=-1)
+    ... except InputError as error:
+    ...     print(error)
+    alpha must be > 0 and finite, got alpha=-1; leave it out for the default
     """
 
     kind = "wrong input"
@@ -34,7 +41,10 @@ class InputError(ValueError):
 
 
 def unknown(
-    kind: str, name: object, known: Iterable[str], also: Mapping[str, str] | None = None
+    kind: str,
+    name: object,
+    known: Iterable[str],
+    also: Mapping[str, str] | None = None,
 ) -> InputError:
     """Make the error for a name that does not exist. It suggests the name that was probably meant.
 
@@ -49,10 +59,15 @@ def unknown(
     names = sorted(known)
     meant = _probably_meant(str(name), names, also or {})
     hint = f"; did you mean {meant!r}?" if meant else "."
-    return InputError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
+    listed = ", ".join(names)
+    return InputError(f"unknown {kind} {name!r}{hint} Known: {listed}.")
 
 
-def _probably_meant(name: str, names: list[str], also: Mapping[str, str]) -> str:
+def _probably_meant(
+    name: str,
+    names: list[str],
+    also: Mapping[str, str],
+) -> str:
     """The name that a wrong name stands for: a known other name of it, or the most similar one."""
     other = also.get(name, "")
     if other in names:
@@ -73,7 +88,12 @@ def one_of(kind: str, name: object, known: Iterable[str]) -> str:
     raise unknown(kind, name, names)
 
 
-def integer(name: str, value: object, least: int | None = None, most: int = MOST) -> int:
+def integer(
+    name: str,
+    value: object,
+    least: int | None = None,
+    most: int = MOST,
+) -> int:
     """Return the value as a Python int. Raise InputError if it is not a whole number in bounds.
 
     Integers of numpy and torch are accepted. A bool is not, because True is rarely meant as 1.
@@ -85,9 +105,12 @@ def integer(name: str, value: object, least: int | None = None, most: int = MOST
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         with suppress(TypeError):  # an array of several integers also looks like one
             whole = operator.index(value)
-            if least is not None and whole > most:
-                raise InputError(f"{name} must be at most {most}, got {name}={_size(whole)}")
-            if least is None or whole >= least:
+            if least is None:
+                return whole
+            if whole > most:
+                size = _size(whole)
+                raise InputError(f"{name} must be at most {most}, got {name}={size}")
+            if whole >= least:
                 return whole
     bound = "" if least is None else f" >= {least}"
     raise InputError(f"{name} must be an integer{bound}, got {name}={value!r}")

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 with warnings.catch_warnings():
@@ -25,6 +26,7 @@ with warnings.catch_warnings():
 
     from fedsso.cli.main import app
 
+import fedsso
 from console import mentions
 from fedsso import load
 from fedsso.experiment.grids import grid
@@ -516,3 +518,47 @@ def test_a_signal_while_the_processes_start(number: signal.Signals, tmp_path: Pa
     assert "; the same command goes on" in said
     assert "Traceback" not in said
     wait_for(lambda: not any(map(lives, others)))
+
+
+# ---- the same from Python ----
+
+
+@pytest.mark.parametrize("select", ["test", "val"])
+def test_python_and_the_command_find_the_same(select: str, tmp_path: Path) -> None:
+    """The same trials, the same winners and the same table, whoever asks."""
+    out = tmp_path / "command"
+    options = ("--rounds", 5, "--seeds", "0,1", "--target", 0.7, "--select", select)
+    command = ("--clients", 3, "--algorithms", "fedavg,fedsgd", "--device", "cpu")
+    sweep(*command, *options, "--out", out)
+    results = fedsso.sweep(
+        load("digits", clients=3),
+        "mclr",
+        ["fedavg", "fedsgd"],
+        seeds=(0, 1),
+        target=0.7,
+        select=select,
+        rounds=5,
+        device="cpu",
+        out=tmp_path / "python",
+    )
+    assert len(results.settings()) == 24, "names stand for whole grids"
+    kept = fedsso.load_runs(out)
+    assert [run.spec for run in kept] == [run.spec for run in results]
+    for one, other in zip(kept, results, strict=True):
+        np.testing.assert_array_equal(one.trace["test_accuracy"], other.trace["test_accuracy"])
+    winners = results.winners()
+    assert {name: s.record for name, s in kept.winners().items()} == {
+        name: s.record for name, s in winners.items()
+    }
+    for name in ("table.md", "trials.csv"):
+        assert (out / name).read_text() == (tmp_path / "python" / name).read_text()
+    again = fedsso.compare(
+        load("digits", clients=3),
+        "mclr",
+        [setting.record for setting in winners.values()],
+        seeds=(0, 1),
+        rounds=5,
+        device="cpu",
+    )
+    ends = [setting.finals() for setting in again.settings()]
+    np.testing.assert_allclose(ends, [s.finals() for s in winners.values()], atol=5e-3)

@@ -36,7 +36,7 @@ from fedsso import (
     resume,
     simulate,
 )
-from fedsso.experiment.run import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.spec import CHECKPOINT, SPEC, TRACE
 from fedsso.experiment.trace import COLUMNS
 from fedsso.objective import ravel
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from fedsso import FedAvg, Federation, FedSSO, InputError, Run, compare, load_run, resume, simulate
 from fedsso.engine import checkpoint
 from fedsso.engine.checkpoint import before, text_of
-from fedsso.experiment.run import CHECKPOINT, SPEC, TRACE
-from fedsso.experiment.spec import Spec
+from fedsso.experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
 from fedsso.support.files import write_atomic
 from fedsso.support.intake import Damaged
 from fedsso.support.lock import Lock

@@ -16,7 +16,8 @@ from fedsso.experiment.trace import Trace
 from fedsso.experiment.workers import OutOfTime
 from fedsso.paper import COMMANDS
 from fedsso.paper import curves as curves_module
-from fedsso.paper.curves import FIGURES, TAUS, Column, Figure, figure
+from fedsso.paper.curves import TAUS, figure
+from fedsso.paper.figures import FIGURES, Column, Figure
 from fedsso.paper.lab import SWEEPS, Lab
 from fedsso.paper.published import TABLE2 as PUBLISHED
 from fedsso.paper.released import same_setting

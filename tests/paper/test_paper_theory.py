@@ -16,6 +16,9 @@ from fedsso.algorithm.schedule import theorem_3
 from fedsso.data import quadratic
 from fedsso.data.synthetic import random_quadratic
 from fedsso.paper.theory import CLAIMS, theory, write
+from fedsso.paper.theory.claims import KAPPA, KAPPA_BAR, Array, Effort, binned, slope
+from fedsso.paper.theory.claims import LAM as LOW
+from fedsso.paper.theory.claims import LAM_BAR as HIGH
 from fedsso.paper.theory.matrix import (
     LAM,
     LAM_BAR,
@@ -29,22 +32,16 @@ from fedsso.paper.theory.matrix import (
 from fedsso.paper.theory.points import end, parts, residual_at_mean
 from fedsso.paper.theory.rates import (
     BEND,
-    KAPPA,
-    KAPPA_BAR,
     Descent,
-    bumpy,
     convex,
     descent,
     floor_slope,
     in_one_dimension,
     log_growth,
     record,
-    squashed,
     weights,
 )
-from fedsso.paper.theory.rates import LAM as LOW
-from fedsso.paper.theory.rates import LAM_BAR as HIGH
-from fedsso.paper.theory.watch import Array, Effort, Seen, binned, minimiser, slope, watch, whole
+from fedsso.paper.theory.watch import Seen, bumpy, minimiser, squashed, watch, whole
 
 EFFORT = Effort(60, (0, 1))
 

@@ -21,6 +21,7 @@ from console import fedsso as command
 from fedsso.data.svmlight import svmlight
 from fedsso.data.tables import csv_pool
 from fedsso.errors import InputError
+from fedsso.experiment.revive import federation_of, problem_of
 from fedsso.experiment.trace import COLUMNS
 from fedsso.report.sources import content
 from fedsso.support.intake import TooLarge
@@ -444,7 +445,7 @@ def test_a_start_from_a_file_is_found_from_any_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     spec = fedsso.load_run(tmp_path / "second").spec
     assert spec.options["init"] == str(tmp_path.resolve() / start)
-    spec.problem()
+    problem_of(spec)
 
 
 def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
@@ -458,9 +459,9 @@ def test_a_run_whose_files_were_moved_says_how_to_go_on(tmp_path: Path) -> None:
         InputError,
         match=r"data/a\.csv: No such file .*put it back, or load it from elsewhere, in Pyt",
     ):
-        run.spec.federation()
+        federation_of(run.spec)
     again = fedsso.load("csv", files=[tmp_path / "moved"], target="y")
-    assert run.spec.problem(again).fed is again
+    assert problem_of(run.spec, again).fed is again
 
 
 def test_a_data_set_with_fewer_rows_says_so(tmp_path: Path) -> None:

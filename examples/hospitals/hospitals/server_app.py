@@ -28,7 +28,10 @@ class Averaging(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages in the last round; a resumed run counts on, so its number is that of the whole."""
+        """Messages in the last round alone.
+
+        A resumed run goes on counting, so this is the last round of the whole.
+        """
         return (
             super().configure_evaluate(server_round, arrays, config, grid)
             if server_round == self.last

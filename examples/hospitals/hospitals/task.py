@@ -118,7 +118,8 @@ def _check(path: Path, lines: list[tuple[int, list[str]]]) -> None:
     names = (*SCALES, "diagnosis")
     short = [number for number, cells in lines if len(cells) != len(names)]
     if short:
-        wrong = f"{len(short)} rows have not {len(names)} cells: {len(SCALES)} numbers and the diagnosis"
+        wanted = f"{len(names)} cells: {len(SCALES)} numbers and the diagnosis"
+        wrong = f"{len(short)} rows have not {wanted}"
         raise RowsError(f"{path}, line {short[0]}: {wrong}", wrong)
     bad = [
         (number, name)
@@ -130,7 +131,8 @@ def _check(path: Path, lines: list[tuple[int, list[str]]]) -> None:
         columns = ", ".join(
             f"{name} {count}" for name, count in Counter(name for _, name in bad).items()
         )
-        wrong = f"cells that are no numbers, by column: {columns}; write a gap as ?, the diagnosis as 0 or more"
+        remedy = "write a gap as ?, the diagnosis as 0 or more"
+        wrong = f"cells that are no numbers, by column: {columns}; {remedy}"
         number, name = bad[0]
         cell = dict(lines)[number][names.index(name)]
         raise RowsError(f"{path}, line {number}, column {name}: {cell!r}; {wrong}", wrong)

@@ -90,7 +90,18 @@ def theorem_2(
 ) -> tuple[Decay, Decay]:
     """(alpha, eta) of Theorem 2.1, for an f that is L-smooth and mu-strongly convex.
 
-    kappa and kappa_bar are the lower and upper bound of the eigenvalues of B^-1.
+    Args:
+        L: Smoothness of f, the largest eigenvalue of its Hessian.
+        mu: Strong convexity of f, the smallest eigenvalue of its Hessian.
+        tau: Local steps of a client in a round.
+        clients: The number N of clients.
+        kappa: Lower bound of the eigenvalues of B^-1.
+        kappa_bar: Upper bound of the eigenvalues of B^-1.
+        printed: Give the constants as the paper prints them, which break its own condition.
+
+    >>> alpha, eta = theorem_2(L=1.0, mu=0.1, tau=5, clients=10, kappa=0.5, kappa_bar=2.0)
+    >>> alpha.power, eta.power, alpha.shift == eta.shift
+    (1.0, 1.0, True)
     """
     _check_positive(L=L, mu=mu, tau=tau, clients=clients, kappa=kappa, kappa_bar=kappa_bar)
     ratio = L * kappa_bar**2 / (mu * tau * kappa)  # alpha_k = ratio * eta_k
@@ -109,7 +120,17 @@ def theorem_3(
     tau: int,
     printed: bool = False,
 ) -> tuple[Decay, Decay]:
-    """(alpha, eta) of Theorem 3.1, for an f that is L-smooth."""
+    """(alpha, eta) of Theorem 3.1, for an f that is L-smooth and need not be convex.
+
+    Args:
+        L: Smoothness of f.
+        tau: Local steps of a client in a round.
+        printed: Give the client step as the paper prints it, with which its bound is infinite.
+
+    >>> alpha, eta = theorem_3(L=1.0, tau=5)
+    >>> eta(3)
+    0.5
+    """
     _check_positive(L=L, tau=tau)
     shift = 0.0 if printed else 1.0
     alpha = Decay(1 / (2 * sqrt(6) * tau * L), shift)

@@ -63,11 +63,11 @@ GUARDS = ("adaptive", "none")
 
 
 class Seen(NamedTuple):
-    """What the trace tells about the last round; all [trials, 1]."""
+    """What the trace tells about the last round; all [trials, 1] in float64."""
 
     ys: Tensor  # y^T s
-    overridden: Tensor  # whether the pair entered with an enforced curvature
-    skipped: Tensor  # whether there was a step, but its pair did not enter
+    overridden: Tensor  # 1 if the pair entered with an enforced curvature, else 0
+    skipped: Tensor  # 1 if there was a step, but its pair did not enter, else 0
     grad_norm: Tensor  # |g|
     alpha: Tensor  # the client step
 
@@ -283,11 +283,15 @@ def _seen(
     A pair that a reset drops counts neither as overridden nor as skipped.
     """
     size = products[..., 2, 2:].sqrt()
-    judged = not reset
+    overridden = pair.overridden.double()
+    skipped = pair.skipped.double()
+    if reset:
+        overridden = torch.zeros_like(overridden)
+        skipped = torch.zeros_like(skipped)
     return Seen(
         ys=pair.rho,
-        overridden=pair.overridden & judged,
-        skipped=pair.skipped & judged,
+        overridden=overridden,
+        skipped=skipped,
         grad_norm=size,
         alpha=alpha * torch.ones_like(size),
     )
@@ -296,8 +300,7 @@ def _seen(
 def _nothing_seen(x: Tensor) -> Seen:
     """Before the first round from the models x [trials, d]."""
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    never = zero.bool()
-    return Seen(ys=zero, overridden=never, skipped=never, grad_norm=zero, alpha=zero)
+    return Seen(ys=zero, overridden=zero, skipped=zero, grad_norm=zero, alpha=zero)
 
 
 def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:

@@ -60,9 +60,9 @@ from ..experiment.calls import resume as resume_runs
 from ..experiment.costs import costs as measure_costs
 from ..experiment.plan import below, complete_plan, folder_of
 from ..experiment.results import Results
-from ..experiment.run import SPEC, is_done, run_folders
-from ..experiment.spec import Spec
-from ..experiment.sweep import SETTINGS
+from ..experiment.run import is_done, run_folders
+from ..experiment.spec import SPEC, Spec
+from ..experiment.store import SETTINGS
 from ..models import MODELS
 from ..support.lock import Lock
 from ..support.stopping import listen, unwind

@@ -14,10 +14,9 @@ from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
 from ..data import Federation, load
 from ..errors import InputError
-from ..experiment.plan import Planned, suited
+from ..experiment.plan import Planned, Question, check_target, judging, suited
 from ..experiment.plan import plan as plan_runs
-from ..experiment.run import CHECKPOINT, TRACE
-from ..experiment.sweep import Question, check_target, judging
+from ..experiment.spec import CHECKPOINT, TRACE
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from .config import Base, Sweep

@@ -8,7 +8,7 @@ from shlex import quote
 
 from ..errors import InputError
 from ..experiment.plan import PLAN
-from ..experiment.run import SPEC
+from ..experiment.spec import SPEC
 from ..support.intake import read_bytes
 from ..support.lock import Lock
 

@@ -15,7 +15,8 @@ from rich.table import Table
 from ..errors import InputError
 from ..experiment.calls import deadline_of
 from ..experiment.results import Results, Setting
-from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Means, answer
+from ..experiment.store import PARTS, SETTINGS, TRIALS
+from ..experiment.sweep import Means, answer
 from ..experiment.workers import OutOfTime
 from ..report import sweeps
 from ..support.exits import TIME_IS_UP

@@ -33,8 +33,7 @@ def check_tensorboard(folder: Path | None) -> Path | None:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
         message = (
-            "--tensorboard needs a package that is not there: "
-            f"`pip install tensorboard` ({error})"
+            f"--tensorboard needs a package that is not there: `pip install tensorboard` ({error})"
         )
         raise InputError(message) from error
     return folder

@@ -54,14 +54,25 @@ class Member(NamedTuple):
 
 
 def unpack(archive: Path, members: Names, folder: Path) -> list[Path]:
-    """Extract some members of a zip or tar file into a folder. Returns their paths.
+    """Extract some members of a zip or tar file into a folder.
 
-    Raises InputError if the archive is damaged, dangerous, or lacks a member. Raises OSError if
-    the disk fails.
+    Args:
+        archive: The zip file, or the tar file, which may be packed by gzip.
+        members: Pairs of a name in the archive and a path below the folder.
+        folder: Where the files go.
+
+    Returns:
+        The paths of the files, in the order of `members`.
+
+    Raises:
+        InputError: The archive is damaged, dangerous, or lacks a member.
+        OSError: The disk fails.
     """
     try:
         with opened(archive) as file, _contents(archive, file) as found:
-            wanted = {folder / path: _wanted(archive, name, found) for name, path in members}
+            wanted = {}
+            for name, path in members:
+                wanted[folder / path] = _wanted(archive, name, found)
             _extract_all(wanted)
     except (OSError, *_DAMAGE) as error:
         if isinstance(error, InputError):
@@ -75,7 +86,10 @@ def unpack(archive: Path, members: Names, folder: Path) -> list[Path]:
 
 
 def write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that gets its name only when it is complete. `fill` writes the content."""
+    """Write a file that gets its name only when it is complete.
+
+    `fill` is given an open file and writes the content. The folder is made if it does not exist.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
     write_then_rename(temporary, path, fill)
@@ -138,7 +152,11 @@ def _contents(archive: Path, file: IO[bytes]) -> Iterator[dict[str, Member]]:
 
 
 def _safe(archive: Path, members: Iterator[tuple[str, Member]]) -> dict[str, Member]:
-    """All members by name. InputError if one points outside, or if they are too many or too large."""
+    """All members of an archive by name.
+
+    Raises InputError if one of them points outside the folder, or if there are too many of them,
+    or if they are too large. Then the whole archive is refused: somebody made it with bad intent.
+    """
     found: dict[str, Member] = {}
     size = 0
     for name, member in members:
@@ -164,7 +182,8 @@ def _zipped(packed: zipfile.ZipFile) -> Iterator[tuple[str, Member]]:
         kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the zip file does not tell
         plain = not info.is_dir() and kind in (0, stat.S_IFREG)
         read = partial(packed.open, info)
-        yield info.filename, Member(info.header_offset, info.file_size, plain, read)
+        member = Member(info.header_offset, info.file_size, plain, read)
+        yield info.filename, member
 
 
 def _taped(
@@ -177,7 +196,8 @@ def _taped(
     """
     for info in taped:
         read = partial(taped.extractfile, info)
-        yield info.name, Member(info.offset, info.size, info.isreg(), read)
+        member = Member(info.offset, info.size, info.isreg(), read)
+        yield info.name, member
     while stream.read(BLOCK):
         if stream.tell() > MOST:
             raise EOFError(f"more than {MOST} bytes")

@@ -41,6 +41,13 @@ def dense(values: Any, what: str) -> Tensor:
     """Turn anything array-like into a tensor on the CPU. Memory is shared where torch can.
 
     Floats and uint8 keep their type. Unsigned integers that torch cannot compute with become int64.
+    Raises InputError for text, complex numbers, ragged lists and sparse tensors.
+
+    >>> dense([[1.0, 2.0]], "x").shape
+    torch.Size([1, 2])
+    >>> dense(5, "x")
+    Traceback (most recent call last):
+    fedsso.errors.InputError: x must be an array or a list, got 5
     """
     tensor = _from_tensor(values, what) if isinstance(values, Tensor) else None
     if tensor is None:
@@ -64,7 +71,10 @@ def _from_tensor(values: Tensor, what: str) -> Tensor | None:
 
 
 def as_array(values: Any, what: str) -> Array:
-    """Turn anything array-like into a numpy array of any type."""
+    """Turn anything array-like into a numpy array of any type.
+
+    A tensor loses its gradient and comes to the CPU first.
+    """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
     try:
@@ -76,7 +86,11 @@ def as_array(values: Any, what: str) -> Array:
 
 
 def _in_a_type_of_torch(array: Array, what: str) -> Array:
-    """The same numbers in a type, byte order and memory layout that torch computes with."""
+    """The same numbers in a type, byte order and memory layout that torch computes with.
+
+    The array is copied only if that is necessary: torch cannot share memory that is read-only, in
+    the other byte order, or not in one piece.
+    """
     dtype = array.dtype
     if dtype.kind not in "biuf":
         raise InputError(
@@ -96,7 +110,10 @@ def _in_a_type_of_torch(array: Array, what: str) -> Array:
 
 
 def listed(values: Any, rule: str) -> list[Any]:
-    """Turn an iterable into a list. `rule` says what it should have been, for the error."""
+    """Turn an iterable into a list.
+
+    `rule` says what it should have been, for the error: "rows must list ...".
+    """
     try:
         return list(values)
     except TypeError:
@@ -125,8 +142,11 @@ def checked_samples(
 ) -> Tensor:
     """Return the samples in a type that is kept: uint8 or floating. Other integers become float32.
 
-    With `gaps`, x is a table that will be standardised: NaN is allowed and marks a gap. Without,
-    every number must be finite.
+    Args:
+        x: The samples, [rows, ...].
+        where: The beginning of an error message.
+        gaps: Whether x is a table that will be standardised. Then NaN is allowed, and marks a gap.
+            Otherwise every number must be finite.
     """
     sample = x.shape[1:]
     if x.ndim < 2 or sample.numel() == 0:
@@ -163,6 +183,11 @@ def checked_targets(
 
     Floats are real targets unless `classes` is given. Anything else is a label, a whole number
     from 0 to classes - 1. Without `classes`, their number is the largest label + 1.
+
+    >>> checked_targets(torch.tensor([0, 2, 1]), None)
+    (tensor([0, 2, 1]), 3)
+    >>> checked_targets(torch.tensor([0.5, 2.0]), None)
+    (tensor([0.5000, 2.0000]), 0)
     """
     if y.ndim != 1:
         shape = tuple(y.shape)
@@ -226,7 +251,12 @@ def check_finite(values: Tensor, what: str) -> None:
 def check_every_value(good: Tensor, problem: str, remedy: str) -> None:
     """Raise InputError that names the first row, and in a table the column, which is not good.
 
-    `good` is boolean, of the shape of the values. The message does not quote the value itself.
+    Args:
+        good: A boolean for each value, of the same shape as the values.
+        problem: What is wrong, such as "x has NaN or Inf".
+        remedy: What to do about it.
+
+    The message does not quote the value itself, so that it tells nothing about a patient.
     """
     rows = good
     if good.ndim > 1:
@@ -247,7 +277,13 @@ def check_every_value(good: Tensor, problem: str, remedy: str) -> None:
 def checked_indices(rows: Any, total: int, client: int) -> Tensor:
     """Return the rows of a client as int64 indices.
 
-    `rows` is a list of indices from 0 to total - 1, or a mask of `total` booleans.
+    Args:
+        rows: The list of indices, from 0 to total - 1, or a mask of `total` booleans.
+        total: The number of rows of all clients.
+        client: The number of the client, for the error.
+
+    >>> checked_indices([True, False, True], 3, client=0)
+    tensor([0, 2])
     """
     what = f"rows of client {client}"
     own = dense(rows, what)
@@ -302,7 +338,10 @@ def checked_pair(
     classes: int | None,
     gaps: bool,
 ) -> Pair:
-    """Return one client's (samples, targets)."""
+    """Return one client's (samples, targets), checked like those of a whole federation.
+
+    Errors name the client. `gaps` allows NaN in the samples, as in `checked_samples`.
+    """
     where = f"client {client}: "
     is_sequence = isinstance(pair, tuple | list)
     if not is_sequence or len(pair) != 2:
@@ -348,6 +387,9 @@ def client_weights(weights: Any, clients: int) -> Tensor | None:
     """Return a user's own client weights p_i as float64 [clients], or None where there are none.
 
     They must not be negative and must sum to 1.
+
+    >>> client_weights([0.25, 0.75], 2)
+    tensor([0.2500, 0.7500], dtype=torch.float64)
     """
     if weights is None:
         return None

@@ -17,7 +17,8 @@ from .partition import PARTITIONS, options_of
 from .sets import DATASETS
 from .sources import EVERY, DataSet, Wish
 
-WIDTH = 92  # columns of the list of options in the documentation of `load`
+WIDTH = 92
+"""How wide the list of options is in the documentation of `load`."""
 
 
 def load(
@@ -33,22 +34,42 @@ def load(
 ) -> Federation:
     """Make a federation from a named data set.
 
+    The rows of the data set are shared out among clients by a partition. Each client then keeps a
+    part of its rows for testing. The same arguments always give the same federation, on every
+    machine.
+
     `fedsso data list` on the command line shows the data sets, and where their files are looked
     for. `fedsso data get NAME` fetches them. The data set "digits" needs no files, and "csv" reads
     your own tables.
 
-    The rows of the data set are shared out among clients by a partition. Each client then keeps a
-    part of its rows for testing. The same arguments always give the same federation, on every
-    machine. Its `summary()` tells who holds what.
-
     >>> load("digits", clients=4, partition="iid")
     Federation(digits, 4 clients, 1349 train + 448 test rows, sample 1×8×8 uint8, 10 classes)
 
-    A small `concentration` makes the clients very different from each other:
+    A small `concentration` makes the clients very different from each other. `summary` tells how
+    much:
 
     >>> fed = load("digits", clients=4, partition="dirichlet", concentration=0.1)
-    >>> fed.train_sizes.tolist()
-    [330, 297, 347, 373]
+    >>> print(fed.summary())
+    Federation(digits, 4 clients, 1348 train + 449 test rows, sample 1×8×8 uint8, 10 classes)
+    per client         min    median       max
+    train rows         232     259.5       597
+    test rows           77      86.5       199
+    labels held          3         6         8
+    label skew  0.552  (0: all alike, near 1: disjoint)
+
+    Args:
+        name: The name of the data set.
+        clients: How many clients share the rows. By default, the data set's own number.
+        partition: The rule that decides which client holds which rows.
+        min_rows: The fewest rows that a client may have.
+        test_fraction: The share of each client's rows that is kept for testing.
+        seed: The seed of the partition and of the split into training and test rows.
+        data_dir: The folder of the data files.
+        **options: The options of the partition and of the data set. `help(fedsso.load)` lists
+            all of them.
+
+    Returns:
+        The federation. Its `source` holds the arguments with which `load` makes it again.
 
     Raises:
         InputError: An option is unknown or has a wrong value, or the files are not there. The
@@ -77,6 +98,9 @@ def load(
 def datasets() -> list[DataSet]:
     """Every data set there is, in the order of the documentation.
 
+    A `DataSet` tells its title, its licence, its default partition and the files it needs. Its
+    method `present` tells whether these files are on this machine.
+
     >>> [dataset.name for dataset in datasets()][:3]
     ['digits', 'mnist', 'fashion_mnist']
     """
@@ -88,6 +112,8 @@ def all_options() -> dict[Option, tuple[str, ...]]:
 
     No names mean that every data set takes it. Two options can have the same name, if they belong
     to different data sets: the `length` of a piece of text, and the `length` of a tweet.
+
+    The command line and the documentation are made from this.
 
     >>> for option, owners in all_options().items():
     ...     if option.name == "length":

@@ -53,19 +53,13 @@ class Federation:
     - `Federation.from_rows` takes all rows, and a list of row numbers for each client,
     - `Federation.from_csv` reads one CSV file for each client.
 
-    These options of the four methods mean the same everywhere:
+    Each client's rows are divided into a training part and a test part, at random but always in
+    the same way for the same seed. Every client keeps at least one row for training.
 
-    - `test_fraction` is the share of each client's rows that is kept for testing, from 0 to below
-      1. Every client keeps at least one row for training.
-    - `seed` decides which rows these are. The same arguments always give the same federation.
-    - `classes` is the number of classes. It is needed only where labels are stored as floats, or
-      where no row has the largest label. Integer y are labels, numbered from 0. Floating y are
-      real targets, unless `classes` is given.
-    - `standardise=True` prepares a table x [rows, features]: gaps (NaN) take the median of their
-      column, then columns are scaled to mean 0 and deviation 1. Medians, means and deviations are
-      those of all clients' training rows together. In a real network, the clients would need two
-      more averages for the means and deviations, and a few for a median.
-    - `weights` are your own p_i, one for each client, summing to 1.
+    With `standardise=True`, a table x [rows, features] is prepared for training. Gaps (NaN) take
+    the median of their column, then columns are scaled to mean 0 and deviation 1. Medians, means
+    and deviations are those of all clients' training rows together. In a real network, the clients
+    would need two more averages for the means and deviations, and a few for a median.
 
     A federation is immutable. All its tensors are on the CPU until `to` moves them.
 
@@ -122,12 +116,26 @@ class Federation:
     ) -> Federation:
         """Build a federation from all rows and, for each client, the numbers of its rows.
 
-        `x` holds the samples: [rows, features] for a table, [rows, channels, height, width] for
-        images, or any other shape that your model takes. `y` holds one label or target for each
-        row. `rows[i]` lists the row numbers of client i, or is a mask of booleans with one entry
-        for each row. A row may belong to one client or to none, but not to two.
+        Args:
+            x: The samples: [rows, features] for a table, [rows, channels, height, width] for
+                images, or any other shape that your model takes. Lists, numpy arrays, data frames
+                and tensors are accepted. Floats and uint8 keep their type, other integers become
+                float32.
+            y: One label or target for each row, [rows]. Integers are labels, numbered from 0.
+                Floats are real targets, unless `classes` is given.
+            rows: For each client the list of its row numbers, or a mask of booleans with one entry
+                for each row. A row may belong to one client or to none, but not to two.
+            test_fraction: The share of each client's rows that is kept for testing.
+            seed: Decides which rows these are.
+            classes: The number of classes. By default the largest label + 1.
+            standardise: Whether to fill gaps in a table and to scale its columns.
 
-        The other options are explained at `Federation`.
+        Returns:
+            The federation. Its clients are numbered in the order of `rows`.
+
+        Raises:
+            InputError: The arrays do not fit together, or hold NaN or infinite numbers. The message
+                names the first wrong row.
 
         >>> x = [[0.0], [1.0], [2.0], [3.0]]
         >>> fed = Federation.from_rows(x, [0, 1, 0, 1], [[0, 1], [2, 3]], test_fraction=0)
@@ -183,11 +191,20 @@ class Federation:
     ) -> Federation:
         """Build a federation from all rows and the owner of each row.
 
-        `x` and `y` are as in `from_rows`. `client_of_row[j]` is the client of row j: an integer,
-        or a name. The clients come in sorted order. Arrays whose type need not change are shared
-        with the caller, not copied.
+        Arrays whose type need not change are shared with the caller, not copied.
 
-        The other options are explained at `Federation`.
+        Args:
+            x: The samples, as in `from_rows`.
+            y: The labels or targets, as in `from_rows`.
+            client_of_row: The client of each row, [rows]: an integer, or a name.
+            test_fraction: The share of each client's rows that is kept for testing.
+            seed: Decides which rows these are.
+            classes: The number of classes. By default the largest label + 1.
+            weights: Your own client weights p_i, in the sorted order of the clients, summing to 1.
+            standardise: Whether to fill gaps in a table and to scale its columns.
+
+        Returns:
+            The federation. Its clients come in sorted order, and `client_names` has their names.
 
         >>> x = [[36.6], [39.1], [37.0]]
         >>> fed = Federation.from_arrays(x, [0, 1, 0], ["Ulm", "Graz", "Ulm"], test_fraction=0)
@@ -225,9 +242,18 @@ class Federation:
         """Build a federation from one pair (x, y) for each client.
 
         The clients may have different numbers of rows, but their samples must have the same shape.
-        `client_names` gives each client a name, for tables and plots.
 
-        The other options are explained at `Federation`.
+        Args:
+            clients: The pairs, one for each client. x and y are as in `from_rows`.
+            test_fraction: The share of each client's rows that is kept for testing.
+            seed: Decides which rows these are.
+            client_names: A name for each client, for tables and plots.
+            classes: The number of classes. By default the largest label of all clients + 1.
+            weights: Your own client weights p_i, one for each client, summing to 1.
+            standardise: Whether to fill gaps in a table and to scale its columns.
+
+        Returns:
+            The federation. Its clients come in the order of the pairs.
 
         >>> pairs = [([[36.6], [39.1]], [0, 1]), ([[37.0], [38.5]], [0, 1])]
         >>> fed = Federation.from_clients(pairs, client_names=["Ulm", "Graz"], test_fraction=0.5)
@@ -271,16 +297,29 @@ class Federation:
     ) -> Federation:
         """Build a federation from CSV files, one for each client.
 
-        `files` is a folder, a list of paths, or a dictionary {client's name: path}. `target` is
-        the name of the column to predict. `features` are the names of the columns to learn from,
-        by default all other columns of the first file. `missing` lists the texts that mark a gap.
-        With `group`, the clients are the values of that column instead of the files.
+        The first line of a file names its columns. Commas or semicolons separate the cells. All
+        files must have the same columns, in any order.
 
-        Targets that are names, or that are all whole numbers, are labels. They are numbered from 0
-        in sorted order. `classes=0` takes numbers as real targets. `classes=n` takes the labels
-        0 to n - 1 as they are written.
+        Args:
+            files: A folder, a list of paths, or a dictionary {client's name: path}.
+            target: The name of the column to predict. Targets that are names, or that are all
+                whole numbers, are labels. They are numbered from 0 in sorted order.
+            features: The names of the columns to learn from. By default all other columns of the
+                first file.
+            group: The name of a column that says which client a row belongs to. By default, one
+                file is one client.
+            missing: The texts that mark a gap.
+            standardise: Whether to fill gaps and to scale columns. It is on by default.
+            test_fraction: The share of each client's rows that is kept for testing.
+            seed: Decides which rows these are.
+            classes: 0 takes numbers as real targets. n takes labels from 0 to n - 1 as they are
+                written.
 
-        The other options are explained at `Federation`. Here `standardise` is on by default.
+        Returns:
+            The federation. `fed.scaling(rows)` prepares new rows for the trained model.
+
+        Raises:
+            InputError: A file cannot be read. The message names the file, the line and the column.
 
         >>> import tempfile, pathlib
         >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -313,17 +352,30 @@ class Federation:
 
     @property
     def train_sizes(self) -> Tensor:
-        """The number of training rows of each client, n_i, int64 [N]."""
+        """The number of training rows of each client, n_i, int64 [N].
+
+        >>> pairs = [([[0.0]] * 4, [0] * 4), ([[0.0]] * 8, [1] * 8)]
+        >>> Federation.from_clients(pairs).train_sizes
+        tensor([3, 6])
+        """
         return self.train_start.diff()
 
     @property
     def test_sizes(self) -> Tensor:
-        """The number of test rows of each client, int64 [N]."""
+        """The number of test rows of each client, int64 [N]. It may be 0."""
         return self.test_start.diff()
 
     @property
     def p(self) -> Tensor:
-        """The weight of each client in the objective, p_i, float64 [N]. They sum to 1."""
+        """The weight of each client in the objective, p_i, float64 [N]. They sum to 1.
+
+        The server minimises p_1 f_1(x) + ... + p_N f_N(x), where f_i is the mean loss over the
+        training rows of client i. Unless weights are given, every row counts the same.
+
+        >>> pairs = [([[0.0]] * 3, [0, 0, 1]), ([[0.0]], [1])]
+        >>> Federation.from_clients(pairs, test_fraction=0).p.tolist()
+        [0.75, 0.25]
+        """
         if self.weights is not None:
             return self.weights
         sizes = self.train_sizes.double()
@@ -337,7 +389,8 @@ class Federation:
     def rows_of(self, i: int, part: str = "train") -> Tensor:
         """The row numbers of client i, int64. `part` is "train" or "test".
 
-        They are in random order. Use them as an index of `x` and `y`.
+        They are in random order. Use them as an index of `x` and `y`:
+        `fed.x[fed.rows_of(3)]` are the training samples of client 3.
 
         >>> fed = Federation.from_clients([([[0.0], [1.0]], [0, 1])], test_fraction=0)
         >>> sorted(fed.rows_of(0).tolist())
@@ -377,7 +430,7 @@ class Federation:
         train rows           3       4.5         6
         test rows            1       1.5         2
         labels held          1       1.5         2
-        label skew  0.333  (0: all alike, near 1: disjoint)
+        label skew  0.375  (0: all alike, near 1: disjoint)
         """
         lines = [
             repr(self),
@@ -399,6 +452,11 @@ class Federation:
 
         Two federations with the same digest give the same results. Names, notes and the source do
         not count. The digest is the same on every machine.
+
+        >>> one = Federation.from_clients([([[0.0]], [0])], client_names=["a"])
+        >>> two = Federation.from_clients([([[0.0]], [0])], client_names=["b"])
+        >>> one.digest() == two.digest()
+        True
         """
         hasher = sha256(repr((self.affine, self.classes)).encode())
         arrays = [
@@ -454,7 +512,10 @@ class Federation:
         )
 
     def to(self, device: torch.device | str) -> Federation:
-        """The same federation with every tensor on a device, for example "cuda"."""
+        """The same federation with every tensor on a device, for example "cuda".
+
+        `fedsso.simulate` does it by itself. Training is faster if the data are where the model is.
+        """
         moved: dict[str, Any] = {}
         for one in fields(self):
             value = getattr(self, one.name)

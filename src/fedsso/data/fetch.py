@@ -95,13 +95,26 @@ def fetch(
 ) -> list[Path]:
     """Download the files of a data set into a folder, and return their paths.
 
-    The files appear in the folder all together, once `check` has accepted them. `check` is given
-    the staging folder, which is laid out like the data folder, and raises InputError for wrong
-    content.
+    The files appear in the folder all together, once they are complete, verified and accepted. If
+    the call fails or is interrupted, the next call goes on where it stopped.
 
-    `progress` is called at most ten times a second. `mirror` is the address of a folder that has
-    all files under their own names; the checksums must still be right. `timeout` is the longest
-    silence of a server, in seconds.
+    Args:
+        name: The name of the data set, for the staging folder and the messages.
+        remotes: The files to download.
+        folder: The data folder.
+        check: Is given the staging folder, which is laid out like the data folder, and raises
+            InputError for wrong content.
+        progress: Is called at most ten times a second, to show how far the download is.
+        mirror: The address of a folder that has all files under their own names. The checksums
+            must still be right.
+        timeout: The longest silence of a server, in seconds.
+
+    Returns:
+        The paths of the files in the data folder.
+
+    Raises:
+        InputError: No address gives a file, a file is wrong, or the disk is full. The message says
+            what to do.
     """
     staging = folder / PARTIAL / name
     targets: list[str] = []
@@ -203,7 +216,10 @@ def _is_held(file: IO[str], lock: Path) -> bool:
 
 
 def _mirrored(remote: Remote, mirror: str) -> Remote:
-    """The same file from a mirror, which is laid out like the data folder or has all in one place."""
+    """The same file from a mirror.
+
+    A mirror is laid out like the data folder, or has all files in one place.
+    """
     if not mirror:
         return remote
     base = mirror.rstrip("/")
@@ -333,7 +349,11 @@ def _obtain(
 
 
 def _verify(part: Path, expected: str) -> None:
-    """Compare the checksum, where there is one. A file with another checksum is removed."""
+    """Compare the checksum of a download, where one is known.
+
+    A file with another checksum is removed, together with its note: going on from it could never
+    make it right.
+    """
     if not expected:
         return
     found = _sha256(part)
@@ -349,7 +369,11 @@ def _note(part: Path) -> Path:
 
 
 def _kept(part: Path) -> _Kept:
-    """What there is to go on from. Nothing, where it is not certain what the bytes are."""
+    """What there is to go on from. Nothing, where it is not certain what the bytes are.
+
+    A server that does not mark the version of a file gives nothing to go on from: the file could
+    have changed in the meantime.
+    """
     try:
         note = read_json(_note(part))
         url = str(note["url"])
@@ -376,7 +400,10 @@ def _download(transfer: _Transfer) -> None:
 
 
 def _attempt(transfer: _Transfer) -> None:
-    """Open the connection once, and read until the file is complete or the connection breaks."""
+    """Open the connection once, and read until the file is complete or the connection breaks.
+
+    The bytes are on the disk when this returns. A crash after it loses nothing.
+    """
     kept = transfer.kept()
     if kept.done and kept.done == kept.total:  # all bytes are there, but were not verified
         return
@@ -405,7 +432,11 @@ def _copy(
     total: int,
     transfer: _Transfer,
 ) -> None:
-    """Write bytes to the file as they come. `done` bytes of `total` are there already."""
+    """Write bytes to the file as they come. `done` bytes of `total` are there already.
+
+    Raises `_Cut` if the connection ends too early. Raises `_Failure` if a file of unknown size
+    turns out to be larger than any data set.
+    """
     limit = total or transfer.most() + 1
     told = 0.0
     while done < limit:
@@ -477,7 +508,11 @@ def _rest(transfer: _Transfer, kept: _Kept) -> HTTPResponse | None:
 
 
 def _span(response: HTTPResponse) -> tuple[int, int]:
-    """The byte that an answer starts at, and the size of the whole file (0: not known)."""
+    """The byte that an answer starts at, and the size of the whole file (0: not known).
+
+    Status 206 is the answer to a request for a part. Its header reads "bytes 100-199/200". The
+    first byte is -1 if the header cannot be understood.
+    """
     if response.status != 206:
         return 0, response.length or 0
     header = response.headers.get("Content-Range", "")
@@ -488,7 +523,10 @@ def _span(response: HTTPResponse) -> tuple[int, int]:
 
 
 def _version(response: HTTPResponse) -> str:
-    """The server's mark of the file's version. A weak ETag does not promise the same bytes."""
+    """The server's mark of the file's version: its ETag, else its date. Empty if there is none.
+
+    A weak ETag, which begins with W/, does not promise the same bytes.
+    """
     tag: str = response.headers.get("ETag", "")
     if tag and not tag.startswith("W/"):
         return tag
@@ -497,7 +535,10 @@ def _version(response: HTTPResponse) -> str:
 
 
 def _open(url: str, headers: Mapping[str, str], timeout: float) -> HTTPResponse:
-    """Ask for an address. Trouble of the server, which may pass, is a `_Cut`; the rest a `_Failure`."""
+    """Ask for an address, and return the answer.
+
+    Raises `_Cut` if the server has trouble, which may pass. Raises `_Failure` for all else.
+    """
     try:
         asked = request.Request(url, headers={**HEADERS, **headers})
         response: HTTPResponse = _opener().open(asked, timeout=timeout)
@@ -513,7 +554,10 @@ def _open(url: str, headers: Mapping[str, str], timeout: float) -> HTTPResponse:
 
 
 def _opener() -> request.OpenerDirector:
-    """What opens addresses: http and https and redirections between them, but no file or ftp."""
+    """What opens addresses: http and https and redirections between them, but no file or ftp.
+
+    The default of urllib would follow a redirection to a file on this machine.
+    """
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

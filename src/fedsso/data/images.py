@@ -30,16 +30,25 @@ from .pool import Pool
 Array = np.ndarray[Any, Any]
 Paths = Sequence[Path]
 Range = Sequence[float]
-Decoder = Callable[[str, bytes], tuple[Array, Any]]  # from a name and bytes to (images, labels)
-Batch = tuple[Decoder, str, bytes]  # how to decode a batch, its name, its content
+Decoder = Callable[[str, bytes], tuple[Array, Any]]
+"""A function from the name and the bytes of a batch to its images and labels."""
+Batch = tuple[Decoder, str, bytes]
+"""How to decode a batch of CIFAR, its name for messages, and its bytes."""
 
 GREY = (28, 28)
+"""The shape of a grey image."""
 COLOUR = (3, 32, 32)
-PIXELS = math.prod(COLOUR)  # bytes of a CIFAR image
-LABELS = 0x801  # what an idx file of labels begins with: bytes in one dimension
-IMAGES = 0x803  # what an idx file of images begins with: bytes in three dimensions
-BLOCK = 1 << 20  # bytes read at a time
-ROWS_AT_A_TIME = 1024  # images whose axes are permuted at a time
+"""The shape of a colour image of CIFAR: channels, height, width."""
+PIXELS = math.prod(COLOUR)
+"""The bytes of a colour image."""
+LABELS = 0x801
+"""What an idx file of labels begins with. It stands for bytes in one dimension."""
+IMAGES = 0x803
+"""What an idx file of images begins with. It stands for bytes in three dimensions."""
+BLOCK = 1 << 20
+"""How many bytes are read at a time."""
+ROWS_AT_A_TIME = 1024
+"""How many images have their axes permuted at a time."""
 CIFAR = (
     "data_batch_1",
     "data_batch_2",
@@ -48,9 +57,13 @@ CIFAR = (
     "data_batch_5",
     "test_batch",
 )
-MOST = 1 << 26  # the most bytes of a CIFAR batch, twice what one has
-MEMBERS = 1000  # the most files in a CIFAR archive, which has eight
-ROWS = 1 << 21  # the most images in an idx file, more than any set has
+"""The batches of CIFAR-10 in their order."""
+MOST = 1 << 26
+"""The most bytes of a CIFAR batch: twice what one has."""
+MEMBERS = 1000
+"""The most files in a CIFAR archive, which has eight."""
+ROWS = 1 << 21
+"""The most images in an idx file: more than any set has."""
 DAMAGED = "corrupt or cut short"
 
 
@@ -59,7 +72,14 @@ def digits(
     *,
     pixel_range: Range = PIXEL_RANGE.default,
 ) -> Pool:
-    """Read the 1797 8×8 digits that come with scikit-learn. Their pixels are 0 to 16."""
+    """Read the 1797 8×8 digits that come with scikit-learn. Their pixels are 0 to 16.
+
+    There are no files to read, so the list of paths is ignored.
+
+    >>> pool = digits()
+    >>> pool.x.shape, pool.x.dtype
+    (torch.Size([1797, 1, 8, 8]), torch.uint8)
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -80,7 +100,10 @@ def npz(
     *,
     pixel_range: Range = PIXEL_RANGE.default,
 ) -> Pool:
-    """Read 28×28 images from a .npz file with x (uint8 [rows, 28, 28]) and y (integers [rows])."""
+    """Read 28×28 images from a .npz file.
+
+    It holds x (uint8 [rows, 28, 28]) and y (integers [rows]).
+    """
     x, y = _arrays(paths, GREY)
     return _pool(x, y, pixel_range)
 
@@ -92,7 +115,8 @@ def npz_colour(
 ) -> Pool:
     """Read 32×32 colour images from a .npz file.
 
-    It holds x (uint8 [rows, 32, 32, 3]) and y (integers [rows]).
+    It holds x (uint8 [rows, 32, 32, 3]) and y (integers [rows]). A model wants the colours first,
+    so the axes are permuted.
     """
     x, y = _arrays(paths, (32, 32, 3))
     _permute(x, 3, 1, 2)
@@ -103,7 +127,7 @@ def _arrays(paths: Paths, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Images of the given shape, contiguous in memory, and their labels."""
     (path,) = paths
     x, y = read_npz(path, ("x", "y")).values()
-    if x.dtype != np.uint8 or x.ndim == 0 or x.shape[1:] != shape:
+    if x.dtype != np.uint8 or x.shape[1:] != shape:
         need = ", ".join(map(str, shape))
         got = f"{x.dtype} {list(x.shape)}"
         raise InputError(f"{path}: x must be uint8 [rows, {need}], got {got}")
@@ -115,6 +139,9 @@ def _arrays(paths: Paths, shape: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 # ---- idx: the format of MNIST and its relatives ----
+#
+# A set consists of four files: images and labels for training, images and labels for testing. Both
+# parts are pooled, because every client later keeps its own rows for testing.
 
 
 def idx(
@@ -135,7 +162,10 @@ def emnist_digits(
     *,
     pixel_range: Range = PIXEL_RANGE.default,
 ) -> Pool:
-    """Read EMNIST Digits from its own files (images, labels, images, labels)."""
+    """Read EMNIST Digits from its own files (images, labels, images, labels).
+
+    It has 280000 images in ten classes, equally many of each.
+    """
     x, y = _emnist(paths, range(10))
     return _pool(x, y, pixel_range)
 
@@ -145,7 +175,10 @@ def emnist_balanced(
     *,
     pixel_range: Range = PIXEL_RANGE.default,
 ) -> Pool:
-    """Read EMNIST Balanced, 47 digits and letters, from its own files (images, labels, ...)."""
+    """Read EMNIST Balanced from its own files (images, labels, images, labels).
+
+    It has 47 classes of digits and letters, with equally many images of each.
+    """
     x, y = _emnist(paths, range(47))
     return _pool(x, y, pixel_range)
 
@@ -201,7 +234,14 @@ def _read_idx(
 ) -> int:
     """Append the content of an idx file to a buffer, and return the number of its items.
 
-    `magic` is the number that the file begins with, `shape` is the shape of one item.
+    Args:
+        path: The file, which may be packed.
+        magic: The number that the file must begin with.
+        shape: The shape of one item: that of an image, or () for a label.
+        out: The buffer. Several files are appended to one, so that no image is copied again.
+
+    Raises:
+        InputError: The file is of another kind, or has more or fewer bytes than its header says.
     """
     before = len(out)
     with unpacked(path) as file:
@@ -232,7 +272,8 @@ def _read_header(
 ) -> int:
     """Read the header of an idx file and return the number of items, at least one.
 
-    The header is a row of 4-byte numbers: the magic number, the number of items, the shape of one.
+    The header is a row of 4-byte numbers, the most significant byte first: the magic number, the
+    number of items, and the shape of one item.
     """
     what = "images" if shape else "labels"
     length = 4 * (2 + len(shape))
@@ -254,6 +295,9 @@ def _read_header(
 
 
 # ---- CIFAR-10 ----
+#
+# It comes in six batches, five for training and one for testing, in two versions: binary records,
+# or pickled dictionaries. Either version is read from its files, or from the archive.
 
 
 def cifar_binary(
@@ -261,7 +305,10 @@ def cifar_binary(
     *,
     pixel_range: Range = PIXEL_RANGE.default,
 ) -> Pool:
-    """Read CIFAR-10 from the files data_batch_1.bin, ... of its binary version."""
+    """Read CIFAR-10 from the files data_batch_1.bin, ... of its binary version.
+
+    The files are given in the order of CIFAR.
+    """
     return _cifar(_from_files(_records, paths), pixel_range)
 
 
@@ -297,7 +344,10 @@ def _from_files(decode: Decoder, paths: Paths) -> Iterator[Batch]:
 
 
 def _cifar(batches: Iterable[Batch], pixel_range: Range) -> Pool:
-    """Join the images of all batches in one buffer."""
+    """Join the images of all batches in one buffer.
+
+    The batches come one by one, so that only one of them is in memory beside the buffer.
+    """
     pixels = bytearray()
     marks = bytearray()
     for decode, name, data in batches:
@@ -313,7 +363,10 @@ def _cifar(batches: Iterable[Batch], pixel_range: Range) -> Pool:
 
 
 def _records(name: str, data: bytes) -> tuple[Array, bytes]:
-    """Decode a batch of the binary version: records of one label and 3072 pixels."""
+    """Decode a batch of the binary version: records of one label and 3072 pixels.
+
+    The pixels of a record are 1024 bytes of red, then of green, then of blue.
+    """
     width = 1 + PIXELS
     if not data or len(data) % width:
         raise InputError(
@@ -326,7 +379,11 @@ def _records(name: str, data: bytes) -> tuple[Array, bytes]:
 
 
 def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
-    """Decode a batch of the Python version: a dictionary with the keys data and labels."""
+    """Decode a batch of the Python version: a dictionary with the keys data and labels.
+
+    The data are an array uint8 [rows, 3072], the labels are a list of integers. Other keys are
+    ignored.
+    """
     try:
         batch = _Unpickler(BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged bytes can ask the unpickler for anything
@@ -444,7 +501,10 @@ def _from_archive(path: Path) -> Iterator[Batch]:
 
 
 def _untarred(path: Path) -> dict[str, bytes]:
-    """The content of the batches in an archive, by the last part of their names."""
+    """The content of the batches in an archive, by the last part of their names.
+
+    The archive is read to its end, because a checksum stands there that shows damage.
+    """
     try:
         with unpacked(path) as raw:
             stream = cast(IO[bytes], Pieces(raw))
@@ -462,7 +522,10 @@ def _untarred(path: Path) -> dict[str, bytes]:
 
 
 def _batches_in(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
-    """Read the batches of an open archive. InputError if it has too many files, or too large ones."""
+    """Read the batches of an open archive, and nothing else in it.
+
+    Raises InputError if there are too many files, or if a batch is too large.
+    """
     files: dict[str, bytes] = {}
     for count, member in enumerate(archive):
         if count > MEMBERS:
@@ -495,7 +558,10 @@ def _pool(x: Array, y: Array, pixel_range: Range) -> Pool:
 
 
 def _permute(x: Array, *axes: int) -> None:
-    """Permute the axes of every image in place. The caller knows the new shape, x keeps the old."""
+    """Permute the axes of every image in place. The caller knows the new shape, x keeps the old.
+
+    A copy of a block of images is made at a time, instead of a copy of all.
+    """
     for start in range(0, len(x), ROWS_AT_A_TIME):
         block = x[start : start + ROWS_AT_A_TIME]
         permuted = block.transpose(0, *axes).ravel()
@@ -513,7 +579,11 @@ def _check_known(path: str | Path, labels: Iterable[int], known: range) -> None:
 
 
 def _affine(pixel_range: Range, brightest: int) -> tuple[float, float]:
-    """The factor and the offset that take pixels 0..brightest to the wanted range."""
+    """The factor and the offset that take pixels 0..brightest to the wanted range.
+
+    >>> _affine((-1.0, 1.0), 16)
+    (0.125, -1.0)
+    """
     low, high = pixel_range
     width = high - low
     if not math.isfinite(width) or not low < high:

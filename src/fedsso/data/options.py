@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from ..errors import MOST, InputError, integer, number, one_of
 from ..support.intake import user_path
 
-BYTE = 255  # the largest number that one byte holds
+BYTE = 255
+"""The largest number that one byte holds."""
 
 
 class Bounds(NamedTuple):
@@ -33,10 +34,12 @@ class Bounds(NamedTuple):
     (True, False, False)
     """
 
-    text: str  # how an error states the bounds, after "must be"
+    text: str
+    """How an error states the bounds, after "must be"."""
     least: float
     most: float
     without: tuple[float, ...] = ()
+    """Ends of the interval that do not belong to it."""
 
     def hold(self, value: float) -> bool:
         """Whether a number lies within the bounds."""
@@ -59,15 +62,25 @@ class Option:
     """
 
     name: str
-    type: Any  # int, float, str, Path, or a list of one of these
+    """The keyword of `load`, and the key in a settings file."""
+    type: Any
+    """int, float, str, Path, or a list of one of these."""
     default: Any
-    doc: str  # one sentence for users
-    choices: tuple[str, ...] = ()  # all values of an option that takes only a few words
-    least: int | None = None  # the bounds of an integer
+    """The value of an option that is left out."""
+    doc: str
+    """What the option does, in one or two sentences for users."""
+    choices: tuple[str, ...] = ()
+    """All values, if the option takes only a few words."""
+    least: int | None = None
+    """The smallest value of an integer. None: it has no bounds."""
     most: int = MOST
-    bounds: Bounds | None = None  # the bounds of any other number
+    """The largest value of an integer."""
+    bounds: Bounds | None = None
+    """The bounds of any other number."""
     also: tuple[str, ...] = ()
-    hint: str = ""  # added to an error about a number beyond the bounds
+    """What other libraries call it."""
+    hint: str = ""
+    """A text that is added to an error about a number beyond the bounds."""
 
     @property
     def plain_type(self) -> Any:
@@ -137,6 +150,9 @@ def other_names(options: Iterable[Option]) -> dict[str, str]:
 
 
 # ---- options of every data set ----
+#
+# They are keywords of `load`. They say how many clients there are, which rows each of them gets,
+# and which of its rows are kept for testing.
 
 CLIENTS = Option(
     "clients",
@@ -183,6 +199,8 @@ DATA_DIR = Option(
 )
 
 # ---- options of some partitions ----
+#
+# They say how much the clients differ. `partition.py` knows which partition takes which.
 
 CONCENTRATION = Option(
     "concentration",
@@ -210,8 +228,11 @@ SHARDS_PER_CLIENT = Option(
     also=("num_shards", "n_shards", "shards", "num_shards_per_client"),
 )
 SKEW = (CONCENTRATION, CLASSES_PER_CLIENT, SHARDS_PER_CLIENT)
+"""The options of partitions, beside min_rows."""
 
 # ---- options of images ----
+#
+# Images are stored as bytes. A model sees them as numbers in a range.
 
 PIXEL_RANGE = Option(
     "pixel_range",
@@ -222,6 +243,8 @@ PIXEL_RANGE = Option(
 )
 
 # ---- options of text ----
+#
+# The first belongs to Shakespeare, the others to Sentiment140.
 
 PIECE_LENGTH = Option(
     "length",
@@ -265,6 +288,8 @@ SAMPLED_ROWS = Option(
 )
 
 # ---- options of your own files ----
+#
+# They belong to the data set csv, but for the last one, which belongs to svmlight. Both take files.
 
 FILES = Option(
     "files",
@@ -313,6 +338,8 @@ COLUMNS = Option(
 )
 
 # ---- options of synthetic problems ----
+#
+# `synthetic.py` explains the problems, and knows which of them takes which option.
 
 DIM = Option(
     "dim",

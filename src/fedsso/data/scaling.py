@@ -89,9 +89,12 @@ def _moments(column: Tensor, number: int) -> tuple[float, float, float]:
     known = column[~column.isnan()]
     if not len(known):
         raise InputError(f"column {number} of x has no value in any training row: leave it out")
-    median = float(np.median(known.numpy()))
+    middle = np.median(known.numpy())
+    median = float(middle)
     filled = torch.where(column.isnan(), median, column)
-    low, high = map(float, filled.aminmax())
+    smallest, greatest = filled.aminmax()
+    low = float(smallest)
+    high = float(greatest)
     if low == high:
         return median, low, 0.0
     largest = max(abs(low), abs(high))  # squares of numbers up to 1 do not overflow

@@ -45,7 +45,9 @@ from .text import sentiment140, shakespeare
 
 Reader = Callable[..., Pool]
 
+# The models that are tried with grey images of 28×28 pixels.
 IMAGE_MODELS = ("mclr", "mlp", "cnn", "cnn-small", "lenet")
+# Where data sets come from, in the words of their makers.
 EMNIST = "Cohen, Afshar, Tapson and van Schaik: EMNIST, from NIST Special Database 19"
 LIBSVM = "Chang and Lin: LIBSVM Data"
 SENTIMENT = "Go, Bhayani and Huang: Twitter Sentiment Classification using Distant Supervision"
@@ -136,6 +138,9 @@ def _libsvm(
 
 _LIST = (
     # ---- images ----
+    #
+    # The 1797 digits that come with scikit-learn need no download, so they are the default data
+    # set. Twenty clients with few labels each are a hard but quick test.
     DataSet(
         "digits",
         "8×8 handwritten digits",
@@ -149,6 +154,7 @@ _LIST = (
         origin="UCI Optical Recognition of Handwritten Digits, shipped with scikit-learn",
         licence="CC BY 4.0",
     ),
+    # By default MNIST is shared out over 20 clients, by the paper's own table of label counts.
     DataSet(
         "mnist",
         "28×28 handwritten digits, training and test images pooled",
@@ -162,6 +168,8 @@ _LIST = (
         origin="LeCun, Cortes and Burges: MNIST",
         licence="CC BY-SA 3.0",
     ),
+    # The class counts, curves and numbers of parameters of the paper's "EMNIST" columns are those
+    # of Fashion-MNIST. So the paper's table for them is the default here.
     DataSet(
         "fashion_mnist",
         "28×28 articles of clothing, training and test images pooled; the paper's “EMNIST”",
@@ -175,6 +183,8 @@ _LIST = (
         origin="Zalando Research: Fashion-MNIST",
         licence="MIT",
     ),
+    # The three parts of EMNIST come in one archive. The last form of the digits is a plain file
+    # with about a fifth of the rows.
     _emnist(
         "digits",
         "28×28 handwritten digits",
@@ -197,6 +207,8 @@ _LIST = (
         47,
         emnist_balanced,
     ),
+    # CIFAR-10 is offered as a binary and as a Python version. Both are read, unpacked or not. The
+    # last form is a plain file with a third of the rows.
     DataSet(
         "cifar10",
         "32×32 colour photographs, training and test images pooled",
@@ -226,6 +238,8 @@ _LIST = (
         licence="none stated",
     ),
     # ---- text ----
+    #
+    # As in the paper, clients hold consecutive parts of a text, without shuffling.
     DataSet(
         "shakespeare",
         "next character of a play: 50 characters, one-hot, in pieces that do not overlap",
@@ -240,6 +254,8 @@ _LIST = (
         origin="Karpathy: tiny Shakespeare",
         licence="public domain",
     ),
+    # The official file is sorted by label, so consecutive parts leave most clients with a single
+    # label. A trial reading of a download takes 1000 of its 1.6 million rows.
     DataSet(
         "sentiment140",
         "tweets, glad or sad: hashed bag of words, or the mean of GloVe vectors",
@@ -259,6 +275,9 @@ _LIST = (
         licence="for research; none stated",
     ),
     # ---- tables ----
+    #
+    # The number of features is given for the LIBSVM sets, because a file may lack the last ones.
+    # How the paper shares out ijcnn1 is not known. A Dirichlet draw over three clients stands in.
     _libsvm(
         "ijcnn1",
         "22 features of a running engine",
@@ -283,6 +302,7 @@ _LIST = (
         clients=10,
         forms=PHISHING,
     ),
+    # The clients of heart disease are the four hospitals.
     DataSet(
         "heart",
         "heart disease, 13 features of a patient, four hospitals",
@@ -295,6 +315,8 @@ _LIST = (
         licence="CC BY 4.0",
     ),
     # ---- made to measure, or brought by the user ----
+    #
+    # A synthetic problem knows its exact minimiser, which is good for tests of convergence.
     DataSet(
         "synthetic",
         "quadratic or logistic problems with a known minimiser",
@@ -303,6 +325,7 @@ _LIST = (
         models=("linear",),
         origin="drawn from the seed",
     ),
+    # A CSV file is a hospital, so every file is a client by default. An svmlight file is not.
     DataSet(
         "csv",
         "your own CSV tables, one file for each client: give files and target",

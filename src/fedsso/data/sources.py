@@ -57,12 +57,19 @@ class Wish:
     """The options of `load` that every data set takes, checked. None leaves it to the data set."""
 
     clients: int | None
+    """How many clients to make."""
     partition: str | None
-    skew: Mapping[str, Any]  # options of the partition that were given
+    """The name of the partition."""
+    skew: Mapping[str, Any]
+    """The options of the partition that were given, by name."""
     min_rows: int
+    """The fewest rows of a client."""
     test_fraction: float
+    """The share of each client's rows that is kept for testing."""
     seed: int
+    """The seed of the partition and of the split."""
     data_dir: str | Path | None
+    """Where to look for files."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,17 @@ class Form:
     """One form of a data set: files below the data folder that hold it, and their reader."""
 
     files: tuple[str, ...]
-    read: Callable[..., Pool]  # takes the paths of the files, and the data set's options
-    rows: int = 0  # how many rows the files have; 0: this is not known
-    suffix: str = ""  # the files to take where a user names a folder
+    """The paths of the files below the data folder. Empty if none are needed."""
+    read: Callable[..., Pool]
+    """The reader. It takes the list of paths, and the data set's options as keywords."""
+    rows: int = 0
+    """How many rows the files have. 0: this is not known."""
+    suffix: str = ""
+    """Which files to take where a user names a folder."""
 
 
-Found = tuple[Form, list[Path]]  # a form, and where its files are
+Found = tuple[Form, list[Path]]
+"""A form, and where its files are."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +95,33 @@ class DataSet:
     """A data set: its name, where its files are, how to read them, and its defaults."""
 
     name: str
-    title: str  # one line for people
+    """The name by which `load` and the command line know it."""
+    title: str
+    """One line for people."""
     build: Callable[[DataSet, Wish, Mapping[str, object]], Federation]
-    forms: tuple[Form, ...] = ()  # the official files come first
-    options: tuple[Option, ...] = ()  # options of its own
-    classes: int = 0  # 0: real targets, or as many as the files have
-    partition: str = ""  # the default; "" where the set makes its own clients
-    clients: int = 20  # the default, where the partition does not decide
-    concentration: float = CONCENTRATION.default  # of the default partition
-    models: tuple[str, ...] = ("mclr",)  # the models that it is tried with
-    remotes: tuple[Remote, ...] = ()  # where to download the official files
-    # Options that make a trial reading cheap, for the check of a download.
+    """Makes the federation: `pooled`, `own_files` or `synthetic`."""
+    forms: tuple[Form, ...] = ()
+    """The forms it comes in. The official files come first."""
+    options: tuple[Option, ...] = ()
+    """The options that belong to this data set."""
+    classes: int = 0
+    """How many classes it has. 0: real targets, or as many as the files have."""
+    partition: str = ""
+    """The default partition. Empty if the set makes its own clients."""
+    clients: int = 20
+    """The default number of clients, where the partition does not decide it."""
+    concentration: float = CONCENTRATION.default
+    """The concentration of the default partition."""
+    models: tuple[str, ...] = ("mclr",)
+    """The models that it is tried with."""
+    remotes: tuple[Remote, ...] = ()
+    """Where to download the official files."""
     trial: Mapping[str, int] = field(default_factory=dict)
+    """Options that make a trial reading cheap. A download is checked with them."""
     origin: str = ""
+    """Who made it."""
     licence: str = ""
+    """On which terms it may be used."""
 
     @property
     def yours(self) -> bool:
@@ -110,7 +135,10 @@ class DataSet:
         return not self.forms or self.find(data_dir) is not None
 
     def find(self, data_dir: str | Path | None = None) -> Found | None:
-        """The first form whose files are all there, with the paths of the files."""
+        """The first form whose files are all there, with the paths of the files.
+
+        None if no form is complete. A set that needs no files is always there.
+        """
         folder = data_folder(data_dir)
         for form in self.forms:
             paths = [folder / file for file in form.files]
@@ -128,7 +156,11 @@ class DataSet:
         return " or ".join(ways)
 
     def check(self, folder: Path) -> None:
-        """Raise InputError unless a folder holds the official files and they can be read."""
+        """Raise InputError unless a folder holds the official files and they can be read.
+
+        `fedsso data get` calls this for a download before it is put in its place. The number of
+        rows must be right, too.
+        """
         form = self.forms[0]
         paths = [folder / file for file in form.files]
         pool = form.read(paths, **self.trial)
@@ -154,7 +186,11 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 
 def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """Read a data set from the data folder and share its rows out among the clients."""
+    """Read a data set from the data folder and share its rows out among the clients.
+
+    `options` are the keywords of `load` beyond those in `wish`. A note tells if the files hold
+    only a part of the data set.
+    """
     check_names(dataset.name, options, (*SKEW, *dataset.options))
     own = _values(dataset.options, options)
     # Wrong options of the partition are found before the files are read, which can take minutes.
@@ -216,7 +252,11 @@ def _not_there(dataset: DataSet, data_dir: str | Path | None) -> InputError:
 
 
 def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """Read files of the user, which the option `files` names, and share their rows out."""
+    """Read files of the user, which the option `files` names, and share their rows out.
+
+    The paths are kept in `source`, as absolute paths, so that the federation can be made again from
+    another folder.
+    """
     check_names(dataset.name, options, (*SKEW, *dataset.options))
     given: Any = options.get(FILES.name)
     if given is None:
@@ -283,7 +323,11 @@ def _parts(
     wish: Wish,
     options: Mapping[str, Any],
 ) -> Parts:
-    """Call the partition: it decides which client holds which rows."""
+    """Call the partition: it decides which client holds which rows.
+
+    The number of clients is the one that was asked for, else that of the paper's table, else the
+    data set's own. The partition "group" has as many clients as there are groups.
+    """
     name = wish.partition or dataset.partition
     takes = options_of(name)
     skew = {option: value for option, value in options.items() if option in takes}
@@ -321,7 +365,10 @@ def _skew(dataset: DataSet, wish: Wish) -> dict[str, Any]:
 
 
 def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
-    """Make clients from random numbers. The option `kind` chooses the problem."""
+    """Make clients from random numbers. The option `kind` chooses the problem.
+
+    There is no pool and no partition: the problem itself decides how much the clients differ.
+    """
     if wish.partition or wish.skew:
         raise InputError(
             f"data set {dataset.name!r} makes its own clients: leave out the partition; use "

@@ -32,8 +32,11 @@ class Row(NamedTuple):
     """One line of a file."""
 
     label: float
+    """The first word of the line."""
     indices: list[int]
+    """The feature numbers, from 1, rising."""
     values: list[float]
+    """The values of these features."""
 
 
 class Sparse(NamedTuple):
@@ -52,8 +55,16 @@ class Sparse(NamedTuple):
 def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
     """Read svmlight files, plain or packed by gzip, bzip2 or xz, and pool them in order.
 
-    `dim` is the number of features; 0 takes the largest index in the files. Labels that are whole
-    numbers are numbered from 0 in sorted order.
+    Args:
+        paths: The files, at least one.
+        dim: The number of features. 0 takes the largest index in the files.
+
+    Returns:
+        The rows, dense: x float32 [rows, dim]. Labels that are whole numbers are numbered from 0
+        in sorted order, and a note tells so. Other labels are real targets.
+
+    Raises:
+        InputError: A line cannot be read. The message names the file and the line.
     """
     most = integer("dim", dim, 0, limits().columns)
     parts = [_read(path, most) for path in paths]
@@ -61,7 +72,10 @@ def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
         raise InputError("svmlight needs at least 1 file, got 0")
     _check_same_labels(paths, parts)
     y = np.concatenate([part.y for part in parts])
-    width = most or max(int(part.columns.max(initial=0)) for part in parts)
+    width = most
+    if not width:
+        largest = [int(part.columns.max(initial=0)) for part in parts]
+        width = max(largest)
     if not width:
         raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
     rows = len(y)
@@ -78,15 +92,21 @@ def _filled(parts: Sequence[Sparse], rows: int, width: int) -> Array:
     start = 0
     for part in parts:
         count = len(part.y)
-        own = x[start : start + count]
+        end = start + count
+        own = x[start:end]
         row_of_entry = np.repeat(np.arange(count), part.sizes)
-        own[row_of_entry, part.columns - 1] = part.values
-        start += count
+        column_of_entry = part.columns - 1
+        own[row_of_entry, column_of_entry] = part.values
+        start = end
     return x
 
 
 def _read(path: Path, most: int) -> Sparse:
-    """Read one file. `most` is the largest feature number that is allowed; 0 allows any."""
+    """Read one file. `most` is the largest feature number that is allowed; 0 allows any.
+
+    The rows are kept in arrays of plain numbers, which take far less memory than lists. The
+    limits of columns and cells are checked while the file is read, before it fills the memory.
+    """
     y = array("d")
     sizes = array("i")
     columns = array("i")
@@ -97,7 +117,8 @@ def _read(path: Path, most: int) -> Sparse:
         largest = row.indices[-1] if row.indices else 0
         if largest > bound.columns:
             raise bound.beyond("columns", where, f"has {largest} columns")
-        if len(columns) + len(row.indices) > bound.cells:
+        entries = len(columns) + len(row.indices)
+        if entries > bound.cells:
             has = f"has more than {bound.cells} numbers up to here"
             raise bound.beyond("cells", where, has)
         y.append(row.label)
@@ -133,7 +154,10 @@ def _as_array(numbers: array[float] | array[int]) -> Array:
 
 
 def _row(tokens: Sequence[str], most: int, where: str) -> Row:
-    """One row from the words of its line. InputError unless its indices rise from 1 to `most`."""
+    """One row from the words of its line.
+
+    Raises InputError unless the label is a number, and the indices rise from 1 to at most `most`.
+    """
     try:
         label = finite(tokens[0])
     except ValueError:
@@ -150,8 +174,9 @@ def _row(tokens: Sequence[str], most: int, where: str) -> Row:
                 f"{where}: has feature {index} after {before}, expected indices from 1 in rising "
                 f"order"
             )
-    if indices and indices[-1] > most:
-        raise InputError(f"{where}: has feature {indices[-1]}, expected at most dim={most}")
+    largest = indices[-1] if indices else 0
+    if largest > most:
+        raise InputError(f"{where}: has feature {largest}, expected at most dim={most}")
     if abs(label) >= EXACT:
         raise InputError(
             f"{where}: has a label of 2^53 or more, where labels run together: number them from 0"
@@ -180,7 +205,8 @@ def _check_same_labels(paths: Sequence[Path], parts: Sequence[Sparse]) -> None:
     """
     kinds = [set(part.y.tolist()) for part in parts]
     together = set().union(*kinds)
-    if max(map(len, kinds)) != 2 or len(together) <= 2:
+    most = max(map(len, kinds))
+    if most != 2 or len(together) <= 2:
         return
     told = []
     for path, kind in zip(paths, kinds, strict=True):

@@ -40,8 +40,10 @@ from .options import (
 )
 
 F64 = torch.float64
-LARGEST = 2**28  # numbers in x: 2 GiB, of which a few copies are in memory while it is made
-TOLERANCE = 1e-12  # the norm of the gradient at the minimiser
+LARGEST = 2**28
+"""The most numbers in x: 2 GiB, of which a few copies are in memory while it is made."""
+TOLERANCE = 1e-12
+"""How small the gradient must be at a minimiser."""
 
 
 # ---- quadratic ----
@@ -50,8 +52,15 @@ TOLERANCE = 1e-12  # the norm of the gradient at the minimiser
 def quadratic(A: Any, b: Any, p: Any = None) -> Federation:
     """Build the federation of f_i(x) = 1/2 (x - b_i)^T A_i (x - b_i).
 
-    A is [N, d, d], symmetric and positive definite; b is [N, d]. p are the client weights, all
-    equal when left out. The clients are tested on their training rows.
+    The clients are tested on their training rows, because there are no others.
+
+    Args:
+        A: The clients' matrices, [N, d, d], symmetric and positive definite.
+        b: The clients' own minimisers, [N, d].
+        p: The client weights, summing to 1. All equal when left out.
+
+    Returns:
+        A federation whose `optimum` is the exact minimiser of p_1 f_1 + ... + p_N f_N.
 
     >>> fed = quadratic([[[1.0]], [[1.0]]], [[0.0], [2.0]])
     >>> fed.optimum
@@ -93,8 +102,12 @@ def random_quadratic(
 ) -> Federation:
     """Draw a quadratic for each client. All share a part of A and b.
 
-    The part that is the client's own has the weight `heterogeneity`. `condition` is the condition
-    number of each of the two parts of A.
+    Args:
+        clients: The number of clients, N.
+        seed: The seed of all draws.
+        dim: The number of variables, d.
+        heterogeneity: The weight of the part that is the client's own. 0: all clients are alike.
+        condition: The condition number of each of the two parts of A.
     """
     _check_size(clients, dim, dim, heterogeneity)
     CONDITION.check(condition)
@@ -138,8 +151,15 @@ def random_logistic(
 ) -> Federation:
     """Draw a logistic regression for each client, with `rows` rows and noisy labels.
 
-    A share `noise` of the labels is flipped, so that no hyperplane separates the two classes and
-    the minimiser is finite.
+    Args:
+        clients: The number of clients, N.
+        seed: The seed of all draws.
+        dim: The number of variables, d.
+        heterogeneity: How far the clients' models and the centres of their rows lie apart.
+        rows: The rows of each client, training and test rows together.
+        noise: The share of the labels that are flipped, so that no hyperplane separates the two
+            classes and the minimiser is finite.
+        test_fraction: The share of each client's rows that is kept for testing.
     """
     LOGISTIC_ROWS.check(rows)
     NOISE.check(noise)

@@ -76,11 +76,16 @@ def csv(
     group: str = GROUP.default,
     task: str = TASK.default,
 ) -> Pool:
-    """Read CSV files for data set "csv". `target` is the column to predict.
+    """Read CSV files for the data set "csv".
 
-    Without `features`, all other columns are features. A client is a value of the column `group`,
-    or without `group` a file. Targets that are names, or that are all whole numbers, are labels.
-    With `task="regression"`, numbers stay numbers.
+    Args:
+        paths: The files. Their columns must be the same, in any order.
+        target: The name of the column to predict.
+        features: The names of the columns to learn from. Empty: all others.
+        group: The name of the column that says which client a row belongs to. Empty: a file is a
+            client.
+        task: "auto" takes names and whole numbers as labels. "regression" takes numbers as they
+            are.
     """
     is_regression = TASK.check(task) == "regression"
     return csv_pool(
@@ -102,12 +107,24 @@ def csv_pool(
 ) -> Pool:
     """Read several CSV files into one pool of rows.
 
-    Columns come in the order of `features`, or in that of the first file. A client is a value of
-    the column `group`, or without `group` a file.
+    Args:
+        files: A folder, a list of paths, or a dictionary {client's name: path}.
+        target: The name of the column to predict.
+        features: The names of the columns to learn from, in the order that x shall have. None
+            takes all others, in the order of the first file.
+        missing: The texts that mark a gap.
+        classes: None numbers names and whole numbers from 0 in sorted order, as labels. Otherwise
+            numbers are taken as they are written: 0 means that they are real targets, n that they
+            are labels from 0 to n - 1.
+        group: The name of the column that says which client a row belongs to. Empty: a file is a
+            client.
 
-    Targets that are names, or that are all whole numbers, are labels, numbered from 0 in sorted
-    order. With `classes`, numbers are taken as they are written: 0 means that they are real
-    targets, n that they are labels from 0 to n - 1.
+    Returns:
+        The rows of all files, one file after the other. The group of a row is its client's name.
+        Gaps are NaN, to be filled when the training rows are known.
+
+    Raises:
+        InputError: A file cannot be read, or the files do not fit together.
     """
     if not target or not isinstance(target, str):
         raise InputError(
@@ -151,10 +168,17 @@ def read_csv(
 ) -> tuple[Names, Array, Array]:
     """Read one CSV file in UTF-8. Returns (feature names, x, y).
 
-    x is float64 [rows, features], with NaN for gaps. y [rows] holds numbers or text: float64,
-    exact integers where float64 cannot tell them apart, or the names of classes.
+    Args:
+        path: The file, which may be packed.
+        target: The name of the column to predict.
+        features: The names of the columns to learn from. None: all but the target and `group`.
+        missing: The texts that mark a gap. A target must not be a gap.
+        group: The name of the column that says which client a row belongs to, if there is one.
 
-    Without `features`, all columns but the target and `group` are features.
+    Returns:
+        The names of the features, x and y. x is float64 [rows, features], with NaN for gaps. y
+        [rows] holds numbers or text: float64, exact integers where float64 cannot tell them apart,
+        or the names of classes.
     """
     marks = _texts("missing", missing)
     wanted = None if features is None else _texts("features", features)
@@ -302,6 +326,9 @@ def _delimiter(first: str, target: str) -> str:
     """Decide between comma and semicolon by the first line of a file.
 
     It is the one that shows the target's name as a column, else the one that makes more columns.
+
+    >>> _delimiter("age;dose, in mg;ill", "ill")
+    ';'
     """
     best = ","
     best_score = (False, 0)
@@ -360,7 +387,10 @@ def _texts(what: str, values: Iterable[str]) -> Names:
 
 
 def finite(text: str) -> float:
-    """Turn text into a number that float32 can hold. Raises ValueError for anything else."""
+    """Turn text into a number that float32 can hold. Raises ValueError for anything else.
+
+    Python would also take 1_000 as a number, but a table that says so is more likely wrong.
+    """
     value = float(text)
     if not -FLOAT32 <= value <= FLOAT32 or "_" in text:
         raise ValueError
@@ -389,8 +419,14 @@ def _table(
 ) -> Array:
     """Read some columns of all records as float64 [rows, columns], with NaN for gaps.
 
-    `columns` maps the name of a column to its place in a record. `width` is the number of cells
-    that a record must have. `marks` are the texts of a gap.
+    Args:
+        records: The records of a file.
+        columns: The place of each wanted column in a record, by the column's name.
+        width: How many cells a record must have.
+        marks: The texts of a gap.
+
+    Raises:
+        InputError: A record has another number of cells, or a cell is neither a number nor a gap.
     """
     numbers = array("d")
     bound = limits()
@@ -485,7 +521,10 @@ class Targets(NamedTuple):
 
 
 def _noted(records: Iterable[Record], place: int, targets: Targets) -> Iterator[Record]:
-    """Pass the records on, and note the target of each one on the way."""
+    """Pass the records on, and note the target of each one on the way.
+
+    So a file is read once, although its targets are looked at after its features.
+    """
     for where, record in records:
         cell = record[place] if place < len(record) else ""
         line = int(where.rpartition(" ")[2])
@@ -500,7 +539,11 @@ def _checked_targets(
     name: str,
     marks: Collection[str],
 ) -> Array:
-    """The targets as numbers, or as the names of classes if not one of them is a number."""
+    """The targets as numbers, or as the names of classes if not one of them is a number.
+
+    Raises InputError for a gap, and for a name among numbers. The message names the line; `public`
+    tells only how many such cells there are.
+    """
     cells = targets.cells
     gaps = [row for row, cell in enumerate(cells) if cell in marks]
     if gaps:
@@ -526,7 +569,10 @@ def _checked_targets(
 
 
 def _told_apart(y: Array, cells: Sequence[str]) -> Array:
-    """The numbers, as exact integers where float64 would make two different ones equal."""
+    """The numbers, as exact integers where float64 would make two different ones equal.
+
+    Labels such as 9007199254740992 and 9007199254740993 are then still two classes.
+    """
     are_whole = not (y % 1).any()
     are_large = (np.abs(y) >= EXACT).any()
     if not are_whole or not are_large:

@@ -56,10 +56,16 @@ WORD = re.compile(r"<(?:url|user|number)>|n't\b|'(?:s|m|d|re|ve|ll)\b|\w+")
 def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) -> Pool:
     """Read a play, to predict the next character.
 
-    A sample is `length` characters, one-hot: uint8 [length, characters of the alphabet]. Its label
-    is the character that follows. The text is cut into consecutive pieces of length + 1
-    characters, and a remainder is dropped. So no character is in two rows, and nothing leaks from
-    training to test rows. A row's group is who speaks at its start.
+    The text is cut into consecutive pieces of length + 1 characters, and a remainder is dropped.
+    So no character is in two rows, and nothing leaks from training to test rows.
+
+    Args:
+        paths: One file, in UTF-8.
+        length: How many characters a model sees.
+
+    Returns:
+        A sample is `length` characters, one-hot: uint8 [length, characters of the alphabet]. Its
+        label is the character that follows. A row's group is who speaks at its start.
     """
     (path,) = paths
     text = read_text(path)
@@ -76,10 +82,12 @@ def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) ->
             f"{path}: has {count} distinct characters, need at most {BYTE}: replace the rare ones "
             f"in the file"
         )
-    needed = rows * length * count + 4 * len(text)
+    samples = rows * length * count
+    needed = samples + 4 * len(text)
     _check_affordable(f"{path}: the rows", needed, "cut the file")
     codes = _codes(text, alphabet)
-    pieces = codes[: rows * size].reshape(rows, size)
+    used = rows * size
+    pieces = codes[:used].reshape(rows, size)
     following = pieces[:, -1].astype(np.int64)
     starts = np.arange(rows) * size
     return Pool(
@@ -91,8 +99,13 @@ def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) ->
 
 
 def _codes(text: str, alphabet: Sequence[str]) -> Array:
-    """The place of each character in the alphabet, uint8 [characters of the text]."""
-    known = np.array(list(map(ord, alphabet)), np.uint32)
+    """The place of each character in the alphabet, uint8 [characters of the text].
+
+    UTF-32 gives every character four bytes, so numpy can look them up. A piece is encoded at a
+    time, because the whole text would take four times its memory.
+    """
+    numbers = [ord(character) for character in alphabet]
+    known = np.array(numbers, np.uint32)
     codes = np.zeros(len(text), np.uint8)
     for start in range(0, len(text), PIECE):
         end = start + PIECE
@@ -104,11 +117,13 @@ def _codes(text: str, alphabet: Sequence[str]) -> Array:
 
 def _one_hot(codes: Array, characters: int) -> Tensor:
     """Codes [rows, length] as uint8 [rows, length, characters]: 1 at the code, 0 elsewhere."""
-    x = np.zeros((*codes.shape, characters), np.uint8)
+    rows, length = codes.shape
+    x = np.zeros((rows, length, characters), np.uint8)
     for start in range(0, len(codes), CHUNK):
         end = start + CHUNK
-        places = codes[start:end, :, None].astype(np.int64)
-        np.put_along_axis(x[start:end], places, 1, 2)
+        places = codes[start:end, :, None]
+        wide = places.astype(np.int64)
+        np.put_along_axis(x[start:end], wide, 1, 2)
     return torch.from_numpy(x)
 
 
@@ -159,14 +174,17 @@ def sentiment140(
 ) -> Pool:
     """Read tweets of a good (label 1) or bad (label 0) mood. A row's group is who wrote it.
 
-    It reads the official files, and the same columns as UTF-8 with a header. At most `length`
-    words of a tweet count. With `rows` > 0, a fixed sample of that many tweets is taken.
+    Args:
+        paths: The official files, or files with the same columns in UTF-8 with a header.
+        length: How many words of a tweet count.
+        buckets: How many places the words of a tweet are counted in, by their hash. A linear layer
+            on such counts is an embedding, summed over the words, that is trained.
+        vectors: The path of a GloVe text file (plain, .gz or .zip). Then a sample is the mean of
+            the vectors of its known words, or zero if it has none.
+        rows: How many tweets to draw, always the same ones. 0 takes all of them.
 
-    Without `vectors`, a sample counts the words of a tweet by their hash, in `buckets` places. A
-    linear layer on it is then an embedding, summed over the words, that is trained.
-
-    With `vectors`, the path of a GloVe text file (plain, .gz or .zip), a sample is the mean of the
-    vectors of its known words, or zero if it has none.
+    Returns:
+        Samples are uint8 [buckets], or float32 with the length of the vectors.
     """
     length = TWEET_LENGTH.check(length)
     buckets = BUCKETS.check(buckets)
@@ -192,7 +210,10 @@ def sentiment140(
     )
 
 
-def _opinions(paths: Iterable[Path], seen: Counter[str]) -> Iterator[Tweet]:
+def _opinions(
+    paths: Iterable[Path],
+    seen: Counter[str],
+) -> Iterator[Tweet]:
     """The tweets of a good or bad mood. `seen` counts all tweets by polarity on the way."""
     for path in paths:
         for tweet in _tweets(path):
@@ -228,12 +249,14 @@ def _tweets(path: Path) -> Iterator[Tweet]:
 def _tweet(cells: Sequence[str], where: str) -> Tweet:
     """A tweet from the cells of its row."""
     polarity = cells[0]
-    if len(cells) != len(COLUMNS) or polarity not in ("0", "2", "4"):
+    count = len(cells)
+    wanted = len(COLUMNS)
+    if count != wanted or polarity not in ("0", "2", "4"):
         names = ",".join(COLUMNS)
+        start = polarity[:20]
         raise InputError(
-            f"{where}: has {len(cells)} cells, the first {polarity[:20]!r}; expected "
-            f"{len(COLUMNS)}, {names}, with a polarity of 0, 2 or 4: correct the line, or fetch "
-            f"the file again"
+            f"{where}: has {count} cells, the first {start!r}; expected {wanted}, {names}, with a "
+            f"polarity of 0, 2 or 4: correct the line, or fetch the file again"
         )
     return Tweet(polarity, cells[4], cells[5])
 
@@ -282,7 +305,10 @@ def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
 
 
 def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
-    """Number the words of the tweets in the order of their first appearance."""
+    """Number the words of the tweets in the order of their first appearance.
+
+    A number takes four bytes, however long the word is. The first `length` words of a tweet count.
+    """
     labels: list[int] = []
     users: list[str] = []
     number_of: dict[str, int] = {}
@@ -331,21 +357,33 @@ def _words(text: str) -> list[str]:
 
 
 def _hashed(tweets: Bags, buckets: int) -> Tensor:
-    """How often each tweet has a word of each bucket: uint8 [tweets, buckets]."""
+    """How often each tweet has a word of each bucket: uint8 [tweets, buckets].
+
+    The bucket of a word is its CRC-32 modulo `buckets`, which is the same on every machine. Tweets
+    are counted in chunks, so that the numbers of their places do not fill the memory.
+    """
     rows = len(tweets.labels)
     affordable = limits().samples // buckets
     remedy = f"use rows={affordable}, or fewer buckets"
     _check_affordable(f"{rows} tweets", rows * buckets, remedy)
-    hashes = [zlib.crc32(word.encode()) for word in tweets.words]
+    hashes = []
+    for word in tweets.words:
+        hashes.append(zlib.crc32(word.encode()))
     bucket_of_word = np.array(hashes, np.int64) % buckets
     x = np.zeros((rows, buckets), np.uint8)
     for first in range(0, rows, CHUNK):
-        counts = x[first : first + CHUNK]
-        start = tweets.start[first : first + CHUNK + 1]
-        words = tweets.codes[start[0] : start[-1]]
-        row_of_word = np.repeat(np.arange(len(counts)), np.diff(start))
-        place = row_of_word * buckets + bucket_of_word[words]
-        np.add.at(counts.reshape(-1), place, np.uint8(1))
+        last = first + CHUNK
+        counts = x[first:last]
+        start = tweets.start[first : last + 1]
+        begin = start[0]
+        end = start[-1]
+        words = tweets.codes[begin:end]
+        rows_here = np.arange(len(counts))
+        row_of_word = np.repeat(rows_here, np.diff(start))
+        bucket = bucket_of_word[words]
+        place = row_of_word * buckets + bucket
+        flat = counts.reshape(-1)
+        np.add.at(flat, place, np.uint8(1))
     return torch.from_numpy(x)
 
 
@@ -372,25 +410,33 @@ def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
         padding_idx=0,
     )
     known = (numbers > 0).mean()
-    distinct = f"{len(vectors) - 1} of {len(tweets.words)} distinct words"
-    return x, f"{distinct} are in {path.name}, {known:.1%} of all words"
+    with_vector = len(vectors) - 1
+    distinct = f"{with_vector} of {len(tweets.words)} distinct words"
+    note = f"{distinct} are in {path.name}, {known:.1%} of all words"
+    return x, note
 
 
-def _vectors(path: Path, words: Sequence[str]) -> tuple[Array, Array]:
+def _vectors(
+    path: Path,
+    words: Sequence[str],
+) -> tuple[Array, Array]:
     """The vectors of the words that a GloVe file knows.
 
     Returns the number of each word's vector, int32 [words], and the vectors, float32
     [1 + known, dim]. Number 0 is for unknown words, and its vector is zero.
     """
-    wanted = {word.encode(): place for place, word in enumerate(words)}
+    wanted = {}
+    for place, word in enumerate(words):
+        wanted[word.encode()] = place
     numbers = np.zeros(len(words), np.int32)
     vectors: list[Array] = []
-    for line, word, cells in _entries(path):
-        place = wanted.pop(word, None)
-        if place is None:
+    for line, found, cells in _entries(path):
+        known = wanted.pop(found, None)
+        if known is None:
             continue
-        vectors.append(_vector(cells, f"{path}: line {line}"))
-        numbers[place] = len(vectors)
+        vector = _vector(cells, f"{path}: line {line}")
+        vectors.append(vector)
+        numbers[known] = len(vectors)
     if not vectors:
         raise InputError(
             f"{path}: has none of the {len(words)} words of the tweets: use a GloVe text file"
@@ -419,7 +465,10 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _vector(cells: bytes, where: str) -> Array:
-    """A vector from its text, float32 [dim]."""
+    """A vector from its text, float32 [dim].
+
+    Raises InputError if a cell is not a number, or too large for float32.
+    """
     try:
         numbers = [float(cell) for cell in cells.split(b" ")]
     except ValueError as error:

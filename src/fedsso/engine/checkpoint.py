@@ -33,7 +33,7 @@ OLD_KEY = "fedsso.identity"  # the tensor in which the first form kept the ident
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], identity: str) -> None:
-    """Write tensors and the identity of the settings they belong to; the checkpoint before is kept."""
+    """Write tensors and the identity of their settings; the checkpoint before is kept."""
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     about = {
         "fedsso.form": FORM,
@@ -76,7 +76,7 @@ def recover(path: Path, identity: str | None = None) -> dict[str, Tensor] | None
 
 
 def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], Path]:
-    """The tensors of the newest checkpoint that is not damaged, and the file that they come from."""
+    """The tensors of the newest checkpoint that is not damaged, and the file they come from."""
     try:
         return _read(path, identity), path
     except Damaged as damage:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..data import Federation
-from ..objective import Backend
 from ..objective.losses import mse
-from .gather import Gather
 from .metrics import Metric, hits
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..objective import Backend
+    from .gather import Gather
 
 PIECE = 2048  # rows widened at a time
 Rows = Tensor | list[Tensor]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Batch
-from ..data import Federation
 from ..support.rng import key
-from .rounds import Ints, Rounds
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from .rounds import Ints, Rounds
 
 Floats = NDArray[np.float64]
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients

@@ -67,7 +67,7 @@ METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "f1": f1}
 
 
 def metric(wish: str | Callable[[Tensor, Tensor], float]) -> tuple[str, Metric]:
-    """A metric by name, or a user's callable (outputs [rows, classes], targets [rows]) -> number."""
+    """A metric by name, or from a user's function of outputs [rows, classes] and targets [rows]."""
     if isinstance(wish, str):
         if wish not in METRICS:
             raise unknown("metric", wish, METRICS)

@@ -8,16 +8,18 @@ client's position in its stream.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data import Federation
 from ..support.rng import generator
-from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from .settings import Settings
 
 Ints = NDArray[np.int64]
 

@@ -8,11 +8,12 @@ the checks, what a run writes down about itself, and the options page of the doc
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args, get_type_hints
 
 import torch
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ENGINES = ("auto", "stacked", "loop")
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 Metrics = Sequence[str | Callable[[Tensor, Tensor], float]]
+F = TypeVar("F", bound=Callable[..., Any])
 Init = str | Path | Tensor | NDArray[Any]
 
 OTHER_NAMES = {  # what other libraries call these options
@@ -311,3 +313,24 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
     return device
+
+
+def with_options(function: F) -> F:
+    """Give a function that takes run options their names, defaults and explanations.
+
+    `help(function)` then shows every option, and editors complete them.
+    """
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind
+        )
+        for one in options()
+    ]
+    made: Any = function
+    made.__signature__ = signature.replace(parameters=[*own, *shared])
+    lines = [f"    {one.name} (default {one.default!r}): {one.doc}" for one in options()]
+    text = inspect.getdoc(function) or ""
+    made.__doc__ = "\n".join([text, "", "Run options, all by keyword:", "", *lines])
+    return function

@@ -9,15 +9,17 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Phase
 from ..maths.compress import Compressor, compressor
-from ..objective import Layout
 from ..support.trees import Tree, leaves, tree_map
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm, Phase
+    from ..objective import Layout
 
 Errors = dict[str, Tensor]
 """e [trials, d] by exchange, place in the upload and client."""

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..algorithm import Algorithm
-from ..data import Federation
-from ..engine.settings import options as run_options
+from ..engine.settings import with_options
 from ..errors import InputError, integer
+from ..support.lock import locked
 from .execute import Progress, execute, printer
 from .plan import (
     Planned,
+    Question,
     below,
     check,
     complete_plan,
     folder_of,
     grid_of,
-    locked,
     plan,
+    plan_sweep,
     prepare,
     record_of,
     records_of,
@@ -34,34 +33,18 @@ from .plan import (
 )
 from .problem import pose
 from .results import Results
-from .run import SPEC, Run, is_done, load_run, run_folders
-from .spec import Spec, specify
-from .sweep import PARTS, Means, Question, answer, plan_sweep, read_sweep
+from .revive import problem_of, specify
+from .run import Run, is_done, load_run, run_folders
+from .spec import SPEC, Spec
+from .store import PARTS
+from .sweep import Means, answer, read_sweep
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
+    from ..data import Federation
 
 log = logging.getLogger("fedsso")
-F = TypeVar("F", bound=Callable[..., Any])
 CHECKPOINT_EVERY = 10
-
-
-def with_options(function: F) -> F:
-    """Give a function that takes run options their names, defaults and explanations.
-
-    `help(function)` then shows every option, and editors complete them.
-    """
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind
-        )
-        for one in run_options()
-    ]
-    made: Any = function
-    made.__signature__ = signature.replace(parameters=[*own, *shared])
-    lines = [f"    {one.name} (default {one.default!r}): {one.doc}" for one in run_options()]
-    text = inspect.getdoc(function) or ""
-    made.__doc__ = "\n".join([text, "", "Run options, all by keyword:", "", *lines])
-    return function
 
 
 @with_options
@@ -77,10 +60,14 @@ def simulate(
 ) -> Run:
     """Train one model with one algorithm; the result is one run.
 
-    `model` is a name (`fedsso.models.MODELS` lists them) or your own `nn.Module`; `algorithm` a
-    name or a record such as `FedSSO(alpha=0.1)`. With `out` the run is kept in that folder, with a
-    checkpoint every `checkpoint_every` rounds, and `fedsso.resume` completes it after a kill.
-    `progress=True` prints a line that tells how far it is.
+    Args:
+        fed: The data and which client holds them, from `fedsso.load` or `Federation.from_clients`.
+        model: A name (`fedsso.models.MODELS` lists them) or your own `nn.Module`.
+        algorithm: A name, or a record such as `FedSSO(alpha=0.1)`.
+        out: A folder in which the run is kept; `fedsso.resume` completes it after a kill.
+        progress: True prints a line that tells how far it is. A function is called after every
+            round, as progress(label, round, rounds, numbers).
+        checkpoint_every: Rounds between two checkpoints of a run with `out`.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -110,9 +97,15 @@ def compare(
 ) -> Results:
     """Run several algorithms on one federation, with the same cohorts and mini-batches.
 
-    A name stands for the algorithm with its defaults; `sweep` searches for good settings. With
-    several `seeds` each algorithm runs once for each of them. With `out` every run has a folder
-    with its model there, and a second call goes on after a kill.
+    Args:
+        fed: The data and which client holds them.
+        model: A name or your own `nn.Module`.
+        algorithms: Names and records. A name stands for the algorithm with its defaults; `sweep`
+            searches for good settings.
+        seeds: Each algorithm runs once for each of these.
+        out: A folder in which every run has a folder with its model; a second call goes on after
+            a kill.
+        progress: As for `simulate`.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -157,17 +150,26 @@ def sweep(
 ) -> Results:
     """Search a grid of hyper-parameters for the best setting of each algorithm.
 
-    A name stands for the algorithm's whole grid, as `fedsso.grid` makes it: the paper's twelve
-    client steps and, for some, seven server steps. A record stands for itself. All trials of an
-    algorithm train together in one batch; `local_steps` and `batch_size` may be lists.
+    All trials of an algorithm train together in one batch. The best setting has the fewest mean
+    rounds to the accuracy `target`; without one, the best accuracy at the end (`Results.best` has
+    the whole rule).
 
-    The best setting has the fewest mean rounds to the accuracy `target`; without one, the best
-    accuracy at the end (`Results.best` has the whole rule). `select="val"` chooses by a quarter of
-    each client's training rows, then judges the chosen settings by the test rows.
-
-    With `out` all traces and settings are kept in a few files there, but no models; the same call
-    goes on after a kill, or after `minutes`, when it raises OutOfTime. `jobs` processes share the
-    work.
+    Args:
+        fed: The data and which client holds them.
+        model: A name or your own `nn.Module`.
+        algorithms: Names and records. A name stands for the algorithm's whole grid, as
+            `fedsso.grid` makes it: the paper's twelve client steps and, for some, seven server
+            steps. A record stands for itself.
+        seeds: Every setting runs once for each of these.
+        target: The accuracy to reach in few rounds.
+        select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
+            training rows; the chosen settings are then judged by the test rows.
+        out: A folder in which all traces and settings are kept in a few files, but no models. The
+            same call goes on after a kill.
+        jobs: Processes that share the work.
+        minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
+        progress: As for `simulate`.
+        **options: Run options; `local_steps` and `batch_size` may be lists.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -209,7 +211,21 @@ def resume(
 ) -> Results:
     """Complete a run, or all runs below a folder, exactly as if nothing had interrupted them.
 
-    Arrays and modules of your own have to be given again.
+    The trace and the model are the same to the bit, seconds aside. A sweep is not resumed but
+    called again, with the same `out`.
+
+    Args:
+        folder: The `out` of `simulate` or `compare`.
+        federation: The data, if they were arrays of your own.
+        model: The module, if it was your own.
+        progress: As for `simulate`.
+
+    >>> import tempfile, fedsso
+    >>> fed = fedsso.load("digits", clients=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fedsso.simulate(fed, "mclr", "fedavg", rounds=2, out=folder)
+    ...     fedsso.resume(folder)  # it is finished: there is nothing left to do
+    Results(1 runs, 1 settings of fedavg)
     """
     complete_plan(Path(folder))
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
@@ -240,7 +256,7 @@ def _planned_again(
     data: dict[str, Federation] = {}
     for batch in batches:
         spec = specs[batch[0]]
-        problem = spec.problem(federation or data.get(spec.digest), model)
+        problem = problem_of(spec, federation or data.get(spec.digest), model)
         data[spec.digest] = problem.fed
         planned += [Planned(specs[one], specs[one].record, problem, one) for one in batch]
     return planned
@@ -250,6 +266,13 @@ def load_runs(folder: str | Path) -> Results:
     """Read a run's folder, a folder of such folders, or the folder of a sweep.
 
     The runs of a sweep have settings and traces, but no models.
+
+    >>> import tempfile, fedsso
+    >>> fed = fedsso.load("digits", clients=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = fedsso.compare(fed, "mclr", ["fedavg", "fedsgd"], rounds=2, out=folder)
+    ...     fedsso.load_runs(folder)
+    Results(2 runs, 2 settings of fedavg, fedsgd)
     """
     folder = Path(folder)
     if (folder / PARTS).is_dir():

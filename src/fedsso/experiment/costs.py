@@ -6,7 +6,8 @@ model size is possible; the bytes are counted on the messages and states that co
 stands for all: every number holds for each client that takes part, in float32.
 
     d    parameters of the model
-    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model, FedAvg's server: 4 d
+    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d
+    n_m  bytes of one model, which is all that FedAvg's server keeps: 4 d
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from ..engine.simulate import fitted
 from ..engine.uplink import Errors, uplink
 from ..errors import InputError, integer
 from ..maths.compress import compressor
-from ..objective import Layout, objective, ravel
+from ..objective.backend import Layout, ravel
+from ..objective.choose import objective
 from ..objective.losses import cross_entropy
 from ..support.trees import nbytes, tree_map
 

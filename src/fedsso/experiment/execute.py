@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,11 +26,14 @@ from ..engine.simulate import Trials, fitted
 from ..engine.simulate import run as advance
 from ..errors import InputError
 from ..support.intake import Damaged
+from ..support.lock import locked
 from ..support.trees import nbytes
-from .plan import Planned, locked, without_memory
-from .run import CHECKPOINT, TRACE, Run, Weights, is_done, load_run
-from .spec import Spec
+from .run import Run, Weights, is_done, load_run
+from .spec import CHECKPOINT, TRACE, Spec
 from .trace import COLUMNS, INTEGERS, Trace
+
+if TYPE_CHECKING:
+    from .plan import Planned
 
 log = logging.getLogger("fedsso")
 TRIALS = 12  # trials of a chunk on a CPU: 8 to 16 are fastest
@@ -105,7 +108,7 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
 def chunks(
     planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
 ) -> Iterator[list[int]]:
-    """Indices of runs that are batched together; finished ones keep their place among the others."""
+    """Indices of runs that are batched together; finished ones keep their place among them."""
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
@@ -124,7 +127,7 @@ def chunks(
 def _trials(run: Planned) -> int:
     """How many trials fit: measured on the state objects of one, without allocating them."""
     device = run.settings.torch_device.type
-    meta = without_memory(run.problem)
+    meta = run.problem.without_memory()
     record = stack([fitted(run.record, run.problem.module)], meta.dtype, meta.device)
     each = (
         nbytes(record.server_init(meta), 1)

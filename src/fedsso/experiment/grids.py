@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..algorithm import Algorithm
 from ..algorithm.records import fields_of, to_dict
 from ..algorithms import ALGORITHMS, make
 from ..errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
 
 ALPHA = (0.0001, 0.0003, 0.0007, 0.001, 0.003, 0.007, 0.01, 0.03, 0.07, 0.1, 0.3, 0.7)
 ETA = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)
@@ -30,7 +32,7 @@ OWN: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def axes(name: str) -> dict[str, tuple[float, ...]]:
-    """What is tuned of an algorithm, and the values that are tried: α at least, where it has one."""
+    """The hyper-parameters of an algorithm that are tuned, with the values that are tried."""
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     if name in OWN:
@@ -40,8 +42,11 @@ def axes(name: str) -> dict[str, tuple[float, ...]]:
 
 
 def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
-    """All records of an algorithm's grid; a list in `values` replaces or adds an axis, anything
-    else is fixed.
+    """All records of an algorithm's grid, which is what `fedsso.sweep` tries for a name.
+
+    Args:
+        name: The algorithm's name in the registry.
+        values: A list replaces or adds an axis of the grid; anything else is a fixed value.
 
     >>> len(grid("fedsso")), len(grid("fedavg", {"alpha": [0.1, 0.3]}))
     (84, 2)

@@ -8,34 +8,38 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithm import Algorithm
 from ..algorithm.records import fields_of
 from ..algorithms import ALGORITHMS, make
-from ..data import Federation
 from ..engine import checkpoint
 from ..engine.settings import Settings, options
 from ..engine.simulate import admit, fitted
 from ..engine.uplink import uplink
-from ..errors import InputError, integer
-from ..objective import Layout, ravel
+from ..errors import InputError, integer, number, one_of
+from ..objective.backend import Layout
+from ..objective.losses import mse
 from ..support.files import check_writable, write_atomic
 from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
 from .grids import grid
 from .problem import Problem, pose
-from .run import CHECKPOINT, SPEC, TRACE
-from .spec import Spec, specify
+from .revive import specify
+from .spec import CHECKPOINT, SPEC, TRACE, Spec
+
+if TYPE_CHECKING:
+    from ..data import Federation
 
 PLAN = "plan.toml"  # the runs of a comparison, until each has its folder
+SELECT = ("test", "val")
+"""Rows that a sweep may choose its settings by: the test rows, or held-out training rows."""
 VARIED = ("local_steps", "batch_size")  # options of which a sweep may list several values
 
 
@@ -155,6 +159,51 @@ def folder_of(out: Any) -> Path | None:
     return Path(out)
 
 
+# ---- sweeps ----
+
+
+class Question(NamedTuple):
+    """What a sweep asks: which records, on what, with which seeds and run options."""
+
+    fed: Federation
+    model: str | nn.Module
+    records: Sequence[Algorithm]
+    seeds: Sequence[int]
+    options: Mapping[str, Any]
+
+
+def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:
+    """The trials of a sweep's grid, checked; nothing is written."""
+    planned = plan(*question._replace(fed=judging(question.fed, select)))
+    check(planned)
+    check_target(target, planned)
+    return planned
+
+
+def judging(fed: Federation, select: str) -> Federation:
+    """The federation on whose test rows a grid is judged."""
+    if not len(fed.test_rows):
+        raise InputError("there are no test rows to judge by: it takes test_fraction above 0")
+    if one_of("choice of rows: select", select, SELECT) == "test":
+        return fed
+    held_out = fed.validation()
+    if not len(held_out.test_rows):
+        raise InputError(
+            "there are no held-out rows to judge by: it takes clients with three rows at least"
+        )
+    return held_out
+
+
+def check_target(target: float | None, planned: Sequence[Planned]) -> None:
+    """Refuse a target that is no accuracy, or one for models that have none."""
+    if target is None:
+        return
+    if not 0 < number("target", target) <= 1:
+        raise InputError(f"target is an accuracy in (0, 1], got target={target!r}")
+    if any(run.problem.loss is mse for run in planned):
+        raise InputError("a target is an accuracy, which the loss mse does not have; leave it out")
+
+
 # ---- what cannot run is refused ----
 
 
@@ -190,7 +239,7 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
     settings = problem.settings
     admit(record, settings)
     record = fitted(record, problem.module)
-    x = without_memory(problem)
+    x = problem.without_memory()
     server = record.server_init(x)
     uplink(record, server, Layout.of(problem.module), settings.compress)
     problem.grants(record.asks())
@@ -212,12 +261,6 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def without_memory(problem: Problem) -> Tensor:
-    """One trial's model [1, d] that takes no memory, to measure the states of algorithms with."""
-    x = ravel(problem.module)
-    return torch.empty(1, len(x), dtype=x.dtype, device="meta")
-
-
 def _check_registered(record: Algorithm, name: str) -> None:
     if ALGORITHMS.get(name) is not type(record):
         raise InputError(
@@ -234,16 +277,6 @@ def below(planned: Sequence[Planned], root: Path | None) -> list[Planned]:
     if root is None:
         return list(planned)
     return [run._replace(folder=root / run.spec.folder(i)) for i, run in enumerate(planned)]
-
-
-@contextmanager
-def locked(folders: Iterable[Path | None]) -> Iterator[None]:
-    """Keep other writers out of some folders."""
-    with ExitStack() as held:
-        for folder in folders:
-            if folder is not None:
-                held.enter_context(Lock(folder))
-        yield
 
 
 def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from ..algorithm import Algorithm
 from ..errors import InputError, one_of
 from ..support.files import to_toml
 from .grids import tried
-from .run import SPEC, Run
-from .spec import FREE, Spec
+from .run import Run
+from .spec import FREE, SPEC, Spec
 from .trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..algorithm import Algorithm
     from ..data import Federation
     from ..report.figures import Heat
     from ..report.page import Entry, Holding, Recipe
@@ -60,7 +60,16 @@ def at_end(trace: Trace, rounds: int, metric: str = ACCURACY) -> float:
 
 
 class Setting(NamedTuple):
-    """An algorithm with its hyper-parameters and run options: one run for each seed."""
+    """An algorithm with its hyper-parameters and run options: one run for each seed.
+
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> best = fedsso.compare(fed, "mclr", ["fedavg"], seeds=[0, 1], rounds=5).best()
+    >>> best.record, best.seeds
+    (FedAvg(alpha=0.01, eta=1.0), (0, 1))
+    >>> len(best.rounds(0.5)), best.diverged
+    (2, 0)
+    """
 
     label: str  # for people to read
     runs: tuple[Run, ...]

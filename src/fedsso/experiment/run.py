@@ -18,28 +18,27 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Algorithm
-from ..data import Federation
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..engine.evaluate import Evaluator
 from ..engine.gather import Gather
 from ..errors import InputError
-from ..objective import buffers_into, buffers_of, objective, ravel, unravel_into
+from ..objective.backend import buffers_into, buffers_of, ravel, unravel_into
+from ..objective.choose import objective
 from ..support.files import write_atomic
 from ..support.intake import Damaged, inside, is_file, is_folder, read_text
 from ..support.lock import Lock
-from .problem import Problem
-from .spec import Spec
+from .spec import CHECKPOINT, SPEC, TRACE, Spec
 from .trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..algorithm import Algorithm
+    from ..data import Federation
+    from .problem import Problem
+
 log = logging.getLogger("fedsso")
-SPEC = "spec.toml"
-TRACE = "trace.csv"
-CHECKPOINT = "checkpoint.safetensors"
 
 
 class Weights(NamedTuple):
@@ -165,7 +164,9 @@ class Run:
         """Test loss and metrics at each client, of its own model where it has one."""
         import pandas as pd
 
-        live = self.live or self.spec.problem(model=self.module, trained=True)
+        from .revive import problem_of
+
+        live = self.live or problem_of(self.spec, model=self.module, trained=True)
         fed = live.fed
         f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
         evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
@@ -204,7 +205,20 @@ class Run:
 def load_run(
     folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
 ) -> Run:
-    """Read a finished run's folder; `model` is the architecture where it was a module of your own."""
+    """Read a finished run's folder.
+
+    Args:
+        folder: What `out=` or `Run.save` wrote.
+        federation: The data, if `Run.clients` is to be asked and they were arrays of your own.
+        model: The architecture, if it was a module of your own.
+
+    >>> import tempfile, fedsso
+    >>> fed = fedsso.load("digits", clients=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fedsso.simulate(fed, "mclr", "fedavg", rounds=2, out=folder)
+    ...     fedsso.load_run(folder).final() == run.final()
+    True
+    """
     folder = Path(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
@@ -230,7 +244,11 @@ def load_run(
     )
     if model is not None:
         _same_size(model, saved)
-    live = None if federation is None else spec.problem(federation, model, trained=True)
+    live = None
+    if federation is not None:
+        from .revive import problem_of
+
+        live = problem_of(spec, federation, model, trained=True)
     weights = Weights(saved["model"], saved["buffers"], saved.get("personal"))
     return Run(spec, trace, weights, live, model)
 

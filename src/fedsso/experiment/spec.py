@@ -5,33 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from .. import models
-from ..algorithm import Algorithm
-from ..algorithm.records import changed, fields_of, to_dict
+from ..algorithm.records import fields_of
 from ..algorithm.schedule import decay_of
-from ..algorithms import ALGORITHMS, make, name_of
-from ..data import Federation, load
+from ..algorithms import ALGORITHMS, make
 from ..engine.settings import Settings
 from ..engine.settings import options as run_options
 from ..errors import InputError, integer, unknown
 from ..support.files import write_atomic
-from ..support.fingerprint import describe
-from ..support.intake import Unreadable, user_path
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..version import __version__
-from .problem import Problem, default_loss, outputs_of, pose
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
 
 log = logging.getLogger("fedsso")
+SPEC = "spec.toml"  # the files of a run's folder
+TRACE = "trace.csv"
+CHECKPOINT = "checkpoint.safetensors"
 FREE = ("device",)  # may change without making it another run
 
 
@@ -141,7 +140,8 @@ class Spec:
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
             if data and not isinstance(data.get("name"), str):
                 raise InputError(
-                    'this spec.toml is not one of a run: [data] must name its data set: dataset = "..."'
+                    "this spec.toml is not one of a run: [data] must name its data set: "
+                    'dataset = "..."'
                 )
             short = inner["label"]
             if not isinstance(short, dict) or not all(
@@ -168,24 +168,6 @@ class Spec:
                 f"this spec.toml is not one of a run: {error} is missing or wrong"
             ) from error
 
-    def federation(self) -> Federation:
-        """Load the federation again."""
-        if not self.data:
-            raise InputError("this run used arrays of your own: give the federation from Python")
-        try:
-            fed = load(**self.data)
-        except Unreadable as error:
-            again = "fedsso.resume(folder, federation=fedsso.load(...))"
-            raise Unreadable(
-                f"{error}. This run reads it there: put it back, or load it from elsewhere, in "
-                f"Python: {again}"
-            ) from error
-        if fed.digest() != self.digest:
-            raise InputError(
-                f"the data set {self.data['name']!r} has changed since this run: its digest differs"
-            )
-        return fed
-
     def module(self) -> nn.Module:
         """The architecture, by name."""
         if self.model == "own":
@@ -199,44 +181,6 @@ class Spec:
         """The run options as the record that the engine takes."""
         return Settings.of(self.options)
 
-    def problem(
-        self,
-        fed: Federation | None = None,
-        model: nn.Module | None = None,
-        *,
-        trained: bool = False,
-    ) -> Problem:
-        """The live objects of this run; own data and modules must be given.
-
-        For a `trained` run it does not matter from which weights it started.
-        """
-        if model is None and self.model == "own":
-            raise InputError("this run used a module of your own: give model= from Python")
-        self._check_own_functions()
-        if fed is not None and fed.digest() != self.digest:
-            raise InputError("this federation is not the one of the run: their digests differ")
-        live = pose(fed or self.federation(), model or self.model, self.settings)
-        if live.start != self.start and not trained:
-            raise InputError(
-                "the initial model is not the one of the run: another module, or its file has "
-                "changed"
-            )
-        return live
-
-    def _check_own_functions(self) -> None:
-        """Refuse a run whose loss, start or metrics were objects that no file can hold."""
-        named = {
-            "loss": [self.options["loss"]],
-            "init": [self.options["init"]],
-            "metrics": self.options["metrics"],
-        }
-        for name, values in named.items():
-            if any(str(value).startswith("own ") for value in values):
-                raise InputError(
-                    f"this run used {name} of your own: it can be resumed only by calling "
-                    f"simulate again"
-                )
-
 
 def _options_of(table: Mapping[str, Any]) -> dict[str, Any]:
     """The run options in a table of settings, checked and completed."""
@@ -247,50 +191,3 @@ def _options_of(table: Mapping[str, Any]) -> dict[str, Any]:
     full = Settings.of(given).values()
     full["metrics"] = tuple(given["metrics"])
     return full
-
-
-def specify(
-    problem: Problem,
-    model: str | nn.Module,
-    record: Algorithm,
-    trial: int = 0,
-    vary: Sequence[str] = (),
-) -> Spec:
-    """The settings of a run as plain values; objects that TOML cannot hold go by their names.
-
-    `vary` names the options that differ within a sweep, which the label then shows.
-    """
-    fed = problem.fed
-    options = problem.settings.values()
-    plain = dict(options)
-    plain["metrics"] = tuple(m if isinstance(m, str) else _own(m) for m in plain["metrics"])
-    if callable(plain["loss"]):
-        plain["loss"] = _own(plain["loss"])
-    if isinstance(plain["init"], Tensor | np.ndarray):
-        plain["init"] = "own tensor"
-    elif plain["init"] not in (None, "zero", "default"):
-        plain["init"] = os.path.realpath(
-            user_path("init", plain["init"])
-        )  # a run goes on from any folder
-    always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
-    shown = {**always, **changed(record), **{name: options[name] for name in vary}}
-    short = {k: _short(v) for k, v in shown.items()}
-    return Spec(
-        dict(fed.source), problem.digest, model if isinstance(model, str) else "own", problem.start,
-        tuple(fed.sample_shape), outputs_of(fed, options["loss"] or default_loss(fed)),
-        name_of(record), to_dict(record), plain, trial, short,
-    )  # fmt: skip
-
-
-def _own(function: Callable[..., Any]) -> str:
-    """A name for a user's function that changes with what it computes."""
-    digest = hashlib.sha256(describe(function).encode()).hexdigest()[:12]
-    return f"own {getattr(function, '__name__', 'function')} {digest}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "decay(" + ",".join(_short(v) for v in value.values()) + ")"
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return str(value)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..data import Federation
+from ..engine.settings import with_options
 from ..engine.simulate import Trials, run
-from .calls import with_options
 from .execute import traces
 from .plan import Planned, check, record_of, settings_of
 from .problem import pose
-from .spec import specify
-from .trace import Trace
+from .revive import specify
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from .trace import Trace
 
 
 @with_options

@@ -34,6 +34,10 @@ from .trace import INTEGERS, Trace
 log = logging.getLogger("fedsso")
 
 EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
+PARTS = "parts"  # folder of the traces below that of the sweep
+TRIALS = "trials.csv"  # list of a finished sweep's trials
+SETTINGS = "sweep.toml"  # settings with which `fedsso sweep --config` repeats it
+DIGITS = 16  # of a trial's identity in the list
 PART = ".npz"
 OURS = re.compile(r".+-[0-9a-f]{12}\.npz")  # names that `save_part` gives
 INDEX = ("trial", "seed", "round")

@@ -11,42 +11,33 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
-
-from ..algorithm import Algorithm
-from ..data import Federation
-from ..errors import InputError, integer, number, one_of
-from ..objective.losses import mse
+from ..errors import InputError, integer
 from ..support.files import check_writable
 from ..support.intake import is_file, is_folder, read_csv
 from ..support.lock import Lock
 from ..support.seal import read_sealed_toml
 from .execute import Progress, begin, chunks
-from .plan import Planned, check, plan
+from .plan import Planned, Question, check, judging, plan
 from .results import Results
-from .run import Run
-from .spec import Spec
-from .store import Held, add_settings, held, put_aside_damaged, read, read_all
+from .store import (
+    DIGITS,
+    PARTS,
+    SETTINGS,
+    TRIALS,
+    Held,
+    add_settings,
+    held,
+    put_aside_damaged,
+    read,
+    read_all,
+)
 from .workers import in_order, in_processes
 
-PARTS = "parts"  # folder of the traces below that of the sweep
-TRIALS = "trials.csv"  # list of a finished sweep's trials
-SETTINGS = "sweep.toml"  # settings with which `fedsso sweep --config` repeats it
-DIGITS = 16  # of a trial's identity in the list
-SELECT = ("test", "val")
-"""Rows that a sweep may choose its settings by: the test rows, or held-out training rows."""
-
-
-class Question(NamedTuple):
-    """What a sweep asks: which records, on what, with which seeds and run options."""
-
-    fed: Federation
-    model: str | nn.Module
-    records: Sequence[Algorithm]
-    seeds: Sequence[int]
-    options: Mapping[str, Any]
+if TYPE_CHECKING:
+    from .run import Run
+    from .spec import Spec
 
 
 class Means(NamedTuple):
@@ -56,14 +47,6 @@ class Means(NamedTuple):
     jobs: int = 1  # processes that share the work
     deadline: float = math.inf  # of time.monotonic(): no new part begins after it
     progress: Progress | None = None
-
-
-def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:
-    """The trials of a sweep's grid, checked; nothing is written."""
-    planned = plan(*question._replace(fed=judging(question.fed, select)))
-    check(planned)
-    check_target(target, planned)
-    return planned
 
 
 def answer(
@@ -86,30 +69,6 @@ def answer(
     winners = [setting.record for setting in results.winners().values()]
     again = question._replace(records=winners)
     return Results(runs, target=target, judged=carry_out(again, plan(*again), means))
-
-
-def judging(fed: Federation, select: str) -> Federation:
-    """The federation on whose test rows a grid is judged."""
-    if not len(fed.test_rows):
-        raise InputError("there are no test rows to judge by: it takes test_fraction above 0")
-    if one_of("choice of rows: select", select, SELECT) == "test":
-        return fed
-    held_out = fed.validation()
-    if not len(held_out.test_rows):
-        raise InputError(
-            "there are no held-out rows to judge by: it takes clients with three rows at least"
-        )
-    return held_out
-
-
-def check_target(target: float | None, planned: Sequence[Planned]) -> None:
-    """Refuse a target that is no accuracy, or one for models that have none."""
-    if target is None:
-        return
-    if not 0 < number("target", target) <= 1:
-        raise InputError(f"target is an accuracy in (0, 1], got target={target!r}")
-    if any(run.problem.loss is mse for run in planned):
-        raise InputError("a target is an accuracy, which the loss mse does not have; leave it out")
 
 
 def run_grid(question: Question, means: Means) -> Results:
@@ -181,7 +140,7 @@ def read_sweep(folder: Path) -> Kept:
             )
         missing = len(names) - len(found)
         others = len(runs) - len(found)
-        runs = found
+        runs = sorted(found, key=lambda run: run.spec.trial)
     return Kept(_divided(runs, _asked(folder / SETTINGS)), finished, missing, others)
 
 

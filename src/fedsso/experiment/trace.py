@@ -118,7 +118,10 @@ class Trace:
         return int(rounds[~reached].max(initial=-1))
 
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
-        """The mean of the last evaluations; after divergence accuracy is 0 and everything else NaN."""
+        """The mean of the last evaluations.
+
+        After divergence the accuracy is 0 and everything else is NaN.
+        """
         if last < 1:
             raise InputError(f"last must be >= 1, got {last}")
         values = self.evaluations(metric)[1][-last:]

@@ -37,7 +37,16 @@ class Tally(Protocol):
 
 
 class OutOfTime(Exception):
-    """A sweep stopped because its time was up; the same call goes on."""
+    """A sweep stopped because its time was up; the same call goes on where it stopped.
+
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5)
+    >>> try:
+    ...     results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=2, minutes=1e-9)
+    ... except OutOfTime as late:
+    ...     print(late)
+    1 of 1 parts are left
+    """
 
 
 def in_order(

@@ -78,7 +78,10 @@ def _node(message: Message, sent: Mapping[int, Metadata]) -> int:
 
 
 def _fault(message: Message, sent: Metadata | None) -> str:
-    """Why a message does not answer the one that was sent. Empty if it does."""
+    """Why a message does not answer the one that was sent. Empty if it does.
+
+    `sent` is about the message to the node that this one comes from, or None if there was none.
+    """
     got = message.metadata
     if sent is None:
         return FOREIGN

@@ -52,7 +52,10 @@ def trimmed_avg(stacked: Tensor, beta: float = BETA) -> Tensor:
 
 
 def average(text: str) -> Average | None:
-    """The average that a text names, such as "median". None stands for the weighted mean."""
+    """The average that a text names, such as "median". None stands for the weighted mean.
+
+    Raises InputError for a name that does not exist, or a share that would cut everything.
+    """
     name, _, value = str(text).partition(":")
     if name == MEAN and not value:
         return None

@@ -37,7 +37,9 @@ class Clip(NamedTuple):
 
     def multiple(self, kind: str) -> float:
         """The bound of one kind of arrays. Counts grow with the rows, as weights do."""
-        return self.weight if kind == COUNTS else self.update
+        if kind == COUNTS:
+            return self.weight
+        return self.update
 
 
 def checked(clip: Clip | None) -> Clip | None:
@@ -88,12 +90,18 @@ def medians(values: Sequence[float]) -> list[float]:
     middle = (len(values) - 1) // 2
     for place, i in enumerate(order):
         # Without the value itself, those behind it move up by one place.
-        others_middle = middle if middle < place else middle + 1
+        others_middle = middle
+        if middle >= place:
+            others_middle += 1
         found[i] = values[order[others_middle]]
     return found
 
 
-def moves(arrays: Given, sent: Given, kinds: Mapping[str, str]) -> list[float]:
+def moves(
+    arrays: Given,
+    sent: Given,
+    kinds: Mapping[str, str],
+) -> list[float]:
     """How far the arrays of each kind are from those that were sent.
 
     `kinds` maps the name of an array to its kind. The distances come in the order in which the
@@ -103,7 +111,8 @@ def moves(arrays: Given, sent: Given, kinds: Mapping[str, str]) -> list[float]:
     for name, kind in kinds.items():
         wide = arrays[name].astype(np.float64)
         away = (wide - sent[name]).ravel()
-        totals[kind] += float(np.vdot(away, away))
+        square = np.vdot(away, away)
+        totals[kind] += float(square)
     return [sqrt(total) for total in totals.values()]
 
 
@@ -125,7 +134,8 @@ def _drawn_back(value: Values, sent: Values, scale: float) -> Values:
     """An array between what was sent (scale 0) and what came back (scale 1), in the same type."""
     if scale == 1:
         return value
-    near = sent + scale * (value.astype(np.float64) - sent)
+    away = value.astype(np.float64) - sent
+    near = sent + scale * away
     if value.dtype.kind in "iu":
         near = np.rint(near)
     return np.asarray(near, value.dtype)

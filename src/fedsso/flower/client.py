@@ -39,8 +39,12 @@ from .task import BUFFERS, OWN, SETUP, TASK, Mismatch, Setup, Task, digest, read
 ROUND = "fedsso.round."
 STATE = "fedsso.own."
 
-Rows = tuple[Any, Any] | tuple[Any, Any, Any, Any]
+Pair = tuple[Any, Any]
+Pairs = tuple[Any, Any, Any, Any]
+Rows = Pair | Pairs
 """A client's x and y for training and, if it has any, for testing."""
+Named = Mapping[str, Tensor]
+"""Tensors by name."""
 
 
 def client_app(
@@ -50,11 +54,19 @@ def client_app(
 ) -> ClientApp:
     """Make the ClientApp for a server that runs `PhasedStrategy`.
 
-    `model()` builds the module, which must be the same on all clients and the server.
-    `data(context)` gives the node's own rows: (x, y), or (x_train, y_train, x_test, y_test). The
-    node's number is in context.node_config["partition-id"] in a simulation.
+    The client does whatever the server's algorithm asks for: the messages carry the algorithm's
+    name and settings. Errors tell the server nothing about the rows.
 
-    A client is evaluated on its test rows, or on its training rows if it has no test rows.
+    Args:
+        model: Builds the module. It must be the same on all clients and the server.
+        data: Is given the context of the node, and returns its own rows: (x, y), or
+            (x_train, y_train, x_test, y_test). In a simulation, context.node_config has the number
+            of the node as "partition-id". A client is evaluated on its test rows, or on its
+            training rows if it has no test rows.
+        loss: The name of the loss, or a function of the model's output and the targets.
+
+    Returns:
+        The app for `flwr run`, or for a SuperNode.
 
     >>> def rows(context):
     ...     return [[0.0], [1.0]], [0, 1]
@@ -87,7 +99,27 @@ def client_app(
 
 
 class Client:
-    """One client, while it answers one message."""
+    """One client, while it answers one message.
+
+    It is built anew for every message. What must survive is in the context.
+    """
+
+    setup: Setup
+    """What holds for the whole run."""
+    dtype: torch.dtype
+    """The type of the parameters."""
+    device: torch.device
+    """Where the client computes: on a graphics card, if it has one."""
+    module: nn.Module
+    """The user's model, moved to that type and device."""
+    train_rows: Federation
+    """The rows for training, as a federation of one client."""
+    test_rows: Federation
+    """The rows for evaluation."""
+    algorithm: Algorithm
+    """The algorithm, with its hyper-parameters as tensors."""
+    blank: Tensor
+    """A model of zeros, [1, d], from which the shapes of messages and states follow."""
 
     def __init__(
         self,
@@ -106,29 +138,44 @@ class Client:
         self.f, _ = objective(self.module, loss, "auto", self.device, sample)
         self.f.l2 = setup.l2
         record = fitted(setup.record, self.module)
-        self.algorithm: Algorithm = stack([record], self.dtype, self.device)
-        # A model of zeros, from which the shapes of messages and states follow.
-        self.blank = torch.zeros_like(ravel(self.module)).unsqueeze(0)
+        self.algorithm = stack([record], self.dtype, self.device)
+        zeros = torch.zeros_like(ravel(self.module))
+        self.blank = zeros.unsqueeze(0)
 
     # ---- training ----
 
     def train(self, message: Message, context: Context) -> RecordDict:
-        """Do one exchange, and return the upload."""
+        """Do one exchange, and return the upload.
+
+        The context afterwards holds the new version of the client's state, beside the one before
+        the round.
+        """
         task = read(Task, TASK, message)
-        phases = self.algorithm.phases
-        is_last = task.phase + 1 == len(phases)
+        last = len(self.algorithm.phases) - 1
+        is_last = task.phase == last
         received = _received(task, message, context.state, is_last)
         tensors = self._tensors(received)
-        server = self.algorithm.server_init(self.blank)
-        like = phases[task.phase].broadcast(server)
-        names = iter(task.message)
-        sent = tree_map(lambda _: tensors[next(names)].unsqueeze(0), like)
-        self.f.buffers = tensors[task.buffers].view(1, 1, -1).clone()
+        sent = self._message(task, tensors)
+        buffers = tensors[task.buffers]
+        self.f.buffers = buffers.view(1, 1, -1).clone()
         own = self._state(task, tensors, context.state)
         reply = self._exchange(task, sent, own, _number(context))
         new = tree_map(lambda leaf: leaf[0], reply.own)
         _keep(context.state, task.reply, new)
         return self._answer(reply)
+
+    def _message(self, task: Task, tensors: Named) -> Tree:
+        """The algorithm's message, put together from the tensors that have arrived."""
+        server = self.algorithm.server_init(self.blank)
+        phase = self.algorithm.phases[task.phase]
+        like = phase.broadcast(server)
+        names = iter(task.message)
+
+        def arrived(_: Tensor) -> Tensor:
+            name = next(names)
+            return tensors[name].unsqueeze(0)
+
+        return tree_map(arrived, like)
 
     def _exchange(
         self,
@@ -139,7 +186,12 @@ class Client:
     ) -> Reply:
         """Run the algorithm's client function.
 
-        The mini-batches are those of client `number` in the simulator.
+        Args:
+            task: Which exchange it is, and where the client is in its stream of mini-batches.
+            message: What the server has sent, a tree with leaves [1, ...].
+            own: The client's state, a tree with leaves [1, ...].
+            number: The client's number. The mini-batches are those of this client in the
+                simulator, so a run on Flower can repeat a simulation.
         """
         setup = self.setup
         phase = self.algorithm.phases[task.phase]
@@ -164,22 +216,31 @@ class Client:
         for name, leaf in named_leaves(reply.upload, "upload"):
             tensors[name] = leaf[0, 0]
         tensors[BUFFERS] = self.f.buffers[0, 0]
-        metrics: dict[str, Any] = {self.setup.weight: len(self.train_rows.train_rows)}
+        metrics: dict[str, Any] = {}
+        metrics[self.setup.weight] = len(self.train_rows.train_rows)
         if reply.loss is not None:
             metrics["train_loss"] = float(reply.loss[0, 0])
-        return RecordDict({"arrays": _record(tensors), "metrics": MetricRecord(metrics)})
+        return RecordDict(
+            {
+                "arrays": _record(tensors),
+                "metrics": MetricRecord(metrics),
+            }
+        )
 
     def _state(
         self,
         task: Task,
-        tensors: Mapping[str, Tensor],
+        tensors: Named,
         state: RecordDict,
     ) -> Tree:
         """The client's state in the version that counts.
 
         Versions that can never count again are removed from the context.
         """
-        needed = (f"{STATE}{task.own}", f"{STATE}{task.settled}")
+        needed = (
+            f"{STATE}{task.own}",
+            f"{STATE}{task.settled}",
+        )
         for name in list(state):
             if name.startswith(STATE) and name not in needed:
                 del state[name]
@@ -207,7 +268,8 @@ class Client:
         """Flower's arrays as tensors on the client's device."""
         tensors = {}
         for name, array in record.items():
-            tensors[name] = torch.from_numpy(array.numpy()).to(self.device)
+            tensor = torch.from_numpy(array.numpy())
+            tensors[name] = tensor.to(self.device)
         return tensors
 
     # ---- evaluation ----
@@ -215,19 +277,22 @@ class Client:
     def evaluate(self, message: Message, context: Context) -> RecordDict:
         """Measure the loss and the accuracy of a model on the client's rows.
 
-        It is the model of the message, or the client's own where every client has one.
+        It is the model of the message, or the client's own where every client has one. With real
+        targets there is no accuracy.
         """
         (arrays,) = message.content.array_records.values()
         self.module.load_state_dict(arrays.to_torch_state_dict())
         x = ravel(self.module).unsqueeze(0)
         if self.algorithm.personal:
             own = self._personal(x, message, context)
-            x = self.algorithm.model(self.algorithm.server_init(x), own)
+            server = self.algorithm.server_init(x)
+            x = self.algorithm.model(server, own)
         fed = self.test_rows
         wanted = {"accuracy": METRICS["accuracy"]}
-        evaluator = Evaluator(self.f, fed, Gather(fed, self.dtype), wanted)
-        buffers = buffers_of(self.module).to(x).unsqueeze(0)
-        found = evaluator(x, buffers, fed.train_rows)
+        gather = Gather(fed, self.dtype)
+        evaluator = Evaluator(self.f, fed, gather, wanted)
+        buffers = buffers_of(self.module).to(x)
+        found = evaluator(x, buffers.unsqueeze(0), fed.train_rows)
         metrics: dict[str, Any] = {
             "eval_loss": float(found["loss"]),
             self.setup.weight: len(fed.train_rows),
@@ -237,7 +302,10 @@ class Client:
         return RecordDict({"metrics": MetricRecord(metrics)})
 
     def _personal(self, x: Tensor, message: Message, context: Context) -> Tree:
-        """The client's own part of its model, where the algorithm gives every client one."""
+        """The client's own part of its model, where the algorithm gives every client one.
+
+        A client that has not taken part yet begins with the model of the message.
+        """
         (config,) = message.content.config_records.values()
         version = config[OWN]
         if not version:
@@ -257,6 +325,15 @@ def _received(
     """The arrays that have arrived in this round so far, with those of this message.
 
     They are kept in the context until the last exchange. Those of earlier rounds are forgotten.
+
+    Args:
+        task: The exchange, which lists the arrays that it needs.
+        message: What has arrived now.
+        state: The client's context.
+        last: Whether this is the last exchange of the round.
+
+    Raises:
+        Mismatch: An array is missing, for example because the client was restarted in between.
     """
     held: dict[str, Any] = {}
     for name in list(state):
@@ -267,7 +344,8 @@ def _received(
                 held |= record
     (arrays,) = message.content.array_records.values()
     held |= arrays
-    for name in (*task.message, *task.first.values(), task.buffers):
+    needed = (*task.message, *task.first.values(), task.buffers)
+    for name in needed:
         if name not in held:
             raise Mismatch(
                 "this client has lost what it received earlier in the round; it can take part in "
@@ -285,17 +363,24 @@ def _keep(state: RecordDict, version: int, own: Tree) -> None:
         state[f"{STATE}{version}"] = _record(tensors)
 
 
-def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+def _record(tensors: Named) -> ArrayRecord:
     """Tensors as a record of Flower."""
-    plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {}
+    for name, tensor in tensors.items():
+        plain[name] = tensor.cpu().contiguous()
     return ArrayRecord(plain)
 
 
-def _filled(tree: Tree, tensors: Mapping[str, Tensor]) -> Tree:
-    """A tree of the same shape, whose leaves are the tensors with the names of its leaves."""
-    names = [name for name, _ in named_leaves(tree, "own")]
-    parts = iter(names)
-    return tree_map(lambda _: tensors[next(parts)], tree)
+def _filled(tree: Tree, tensors: Named) -> Tree:
+    """A tree of the same shape, whose leaves are the tensors with the names of its leaves.
+
+    `tree_map` visits the leaves in the order in which `named_leaves` names them.
+    """
+    parts = []
+    for name, _ in named_leaves(tree, "own"):
+        parts.append(tensors[name])
+    left = iter(parts)
+    return tree_map(lambda _: next(left), tree)
 
 
 def _number(context: Context) -> int:
@@ -307,7 +392,10 @@ def _number(context: Context) -> int:
 
 
 def _check_same_model(module: nn.Module, expected: str) -> None:
-    """Raise Mismatch unless a module has the arrays of the server's model, in the same order."""
+    """Raise Mismatch unless a module has the arrays of the server's model, in the same order.
+
+    `expected` is what `digest` made of the server's model.
+    """
     layout = Layout.of(module)
     params = list(zip(layout.names, layout.shapes, strict=True))
     buffers = [(name, buffer.shape) for name, buffer in module.named_buffers()]
@@ -319,9 +407,13 @@ def _check_same_model(module: nn.Module, expected: str) -> None:
         )
 
 
-def _federations(rows: Sequence[Any], device: torch.device) -> tuple[Federation, Federation]:
+def _federations(
+    rows: Sequence[Any],
+    device: torch.device,
+) -> tuple[Federation, Federation]:
     """A client's rows for training and for testing. Both are the same if it has no test rows."""
-    if not isinstance(rows, list | tuple) or len(rows) not in (2, 4):
+    is_sequence = isinstance(rows, list | tuple)
+    if not is_sequence or len(rows) not in (2, 4):
         raise Mismatch("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
     train = _alone(rows[0], rows[1], device)
     test = _alone(rows[-2], rows[-1], device)
@@ -332,4 +424,5 @@ def _alone(x: Any, y: Any, device: torch.device) -> Federation:
     """A federation of one client, whose rows are all for training and keep their order."""
     fed = Federation.from_clients([(x, y)], test_fraction=0)
     in_order = torch.arange(len(fed.x))
-    return replace(fed, train_rows=in_order).to(device)
+    unshuffled = replace(fed, train_rows=in_order)
+    return unshuffled.to(device)

@@ -29,6 +29,11 @@ def discreet(
     """A mod for ClientApps: turn an exception into an error reply that hides its text.
 
     The context stays as it was before the message, so that the client can answer the next one.
+
+    Args:
+        message: The message to answer.
+        context: What Flower keeps for the client.
+        call_next: The ClientApp, or the next mod.
     """
     before = deepcopy(context.state)
     try:

@@ -31,7 +31,7 @@ from .bounds import Clip
 from .rehearse import Rehearsal
 from .screen import Good, Screened, note
 from .task import BUFFERS, SETUP, TASK, Setup, Task, digest, write
-from .wire import Arrays, Given, Model
+from .wire import UPDATE, Arrays, Given, Model
 
 CPU = torch.device("cpu")
 REST = 2.5
@@ -68,7 +68,7 @@ class State:
         """What a later run needs to go on.
 
         Nodes have other numbers in a later run. All of them then count as the node that has seen
-        most mini-batches.
+        most mini-batches, so that none of them sees the same ones again.
         """
         most = max(self.seen.values(), default=self.begun)
         numbers = {
@@ -98,39 +98,80 @@ class Rule(NamedTuple):
 
 
 class Problem:
-    """An algorithm, and the model that it trains, which is known by its arrays."""
+    """An algorithm, and the model that it trains, which is known by its arrays.
+
+    The server needs no module and no data. What it must know follows from the names, the shapes
+    and the types of the model's arrays.
+    """
+
+    model: Model
+    """How the arrays become the vector x, and back."""
+    buffers: dict[str, torch.Size]
+    """The shapes of the arrays that are averaged, and not trained."""
+    places: dict[str, Tensor]
+    """Where the buffers of each kind are, in the vector of all buffers."""
+    record: Algorithm
+    """The algorithm with its hyper-parameters, fitted to the model."""
+    algorithm: Algorithm
+    """The same with tensors of the model's type, as the functions of the algorithm take it."""
+    rehearsal: Rehearsal
+    """What tells the shapes of client states and uploads."""
+    digest: str
+    """A few letters by which a client recognises the model."""
+    x0: Tensor
+    """The initial model, [1, d]."""
+    start: State
+    """The state before the first round."""
 
     def __init__(self, record: Algorithm, arrays: Arrays) -> None:
         self.model = Model(arrays)
-        shapes = {name: torch.Size(shape) for name, (shape, _) in self.model.like.items()}
-        params = {name: shapes[name] for name in self.model.params}
-        self.buffers = {name: shape for name, shape in shapes.items() if name not in params}
+        params: dict[str, torch.Size] = {}
+        self.buffers = {}
+        for name, (shape, _) in self.model.like.items():
+            is_param = self.model.kinds[name] == UPDATE
+            group = params if is_param else self.buffers
+            group[name] = torch.Size(shape)
         self.places = _places(self.buffers, self.model.kinds)
         layout = Layout(tuple(params), tuple(params.values()))
         self.record = fitted(record, layout)
-        self.algorithm: Algorithm = stack([self.record], self.model.dtype, CPU)
+        dtype = self.model.dtype
+        self.algorithm = stack([self.record], dtype, CPU)
         d = sum(self.model.sizes)
-        self.rehearsal = Rehearsal(self.record, d, self.model.dtype)
-        self.digest = digest(list(params.items()), list(self.buffers.items()))
+        self.rehearsal = Rehearsal(self.record, d, dtype)
+        self.digest = digest(
+            list(params.items()),
+            list(self.buffers.items()),
+        )
         self.x0 = self.model.ravel(arrays).unsqueeze(0)
-        self.start = State(self.algorithm.server_init(self.x0), self._first_buffers(arrays))
+        self.start = State(
+            self.algorithm.server_init(self.x0),
+            self._first_buffers(arrays),
+        )
 
     def _first_buffers(self, arrays: Arrays) -> Tensor:
         """The buffers of the initial model as one vector, [1, b]."""
         parts = [self.x0.new_zeros(0)]
         for name in self.buffers:
             buffer = torch.from_numpy(np.array(arrays[name]))
-            parts.append(buffer.reshape(-1).to(self.x0.dtype))
+            flat = buffer.reshape(-1)
+            parts.append(flat.to(self.x0.dtype))
         return torch.cat(parts)[None]
 
     @property
     def keeps(self) -> bool:
-        """Whether the algorithm keeps a state with every client."""
+        """Whether the algorithm keeps a state with every client, as SCAFFOLD does.
+
+        Flower forgets such a state when a run ends, so the run cannot be resumed.
+        """
         first_leaf = next(leaves(self.rehearsal.own), None)
         return first_leaf is not None
 
     def statistics(self, arrays: Given) -> Arrays:
-        """The model's buffers in an upload, by their names in the model."""
+        """The model's buffers in an upload, by their names in the model.
+
+        An upload has all buffers in one vector. Each of them is looked at by itself, because a
+        variance must not be negative while a mean may be.
+        """
         if not self.buffers:
             return {}
         sizes = [shape.numel() for shape in self.buffers.values()]
@@ -141,12 +182,14 @@ class Problem:
     def first(self) -> dict[str, Tensor]:
         """The parts of a new client's state that it cannot know by itself.
 
-        These are the leaves that depend on the initial model.
+        These are the leaves that depend on the initial model. They are found by comparing the state
+        for the initial model with the state for a model of zeros.
         """
         zeros = torch.zeros_like(self.x0)
         blank = dict(named_leaves(self.algorithm.client_init(zeros), "own"))
+        own = self.algorithm.client_init(self.x0)
         found = {}
-        for name, leaf in named_leaves(self.algorithm.client_init(self.x0), "own"):
+        for name, leaf in named_leaves(own, "own"):
             if not torch.equal(leaf, blank[name]):
                 found[name] = leaf
         return found
@@ -158,16 +201,17 @@ class Problem:
 
     def arrays(self, state: State) -> ArrayRecord:
         """The model as named arrays."""
-        sizes = [shape.numel() for shape in self.buffers.values()]
-        parts = state.buffers[0].split_with_sizes(sizes)
-        buffers = {}
-        for name, part in zip(self.buffers, parts, strict=True):
-            buffers[name] = part.numpy()
-        return self.model.record(self.x(state.server), buffers)
+        buffers = self.statistics({BUFFERS: state.buffers[0].numpy()})
+        x = self.x(state.server)
+        return self.model.record(x, buffers)
 
 
 class Round:
-    """A round under way."""
+    """A round under way.
+
+    For each exchange, the strategy calls `ask` for the messages, screens the replies, and calls
+    `average` and `move`. If the exchange fails, it sets `reason` instead, and forgets the round.
+    """
 
     def __init__(
         self,
@@ -214,7 +258,13 @@ class Round:
         nodes: Collection[int],
         config: ConfigRecord,
     ) -> list[Message]:
-        """The messages of an exchange to some nodes. `config` is the user's configuration."""
+        """The messages of an exchange.
+
+        Args:
+            phase: The number of the exchange within the round, from 0.
+            nodes: The nodes to ask.
+            config: The user's configuration, which travels with our own.
+        """
         self.phase = phase
         self.asked = nodes
         state = self.state
@@ -224,7 +274,8 @@ class Round:
         names = [self._name(leaf) for leaf in leaves(broadcast)]
         first = {}
         if self._any_new():
-            first = {leaf: self._name(tensor) for leaf, tensor in self.problem.first().items()}
+            for leaf, tensor in self.problem.first().items():
+                first[leaf] = self._name(tensor)
         task = Task(
             round=self.number,
             k=k,
@@ -237,7 +288,10 @@ class Round:
             settled=0,
             reply=self._version,
         )
-        self.messages = [self._message(node, task, config) for node in self.asked]
+        self.messages = []
+        for node in self.asked:
+            message = self._message(node, task, config)
+            self.messages.append(message)
         return self.messages
 
     @property
@@ -249,10 +303,14 @@ class Round:
         """Whether one of the nodes needs the state of a new client."""
         if not self.problem.keeps:
             return False
-        return any(node not in self.state.versions for node in self.asked)
+        known = self.state.versions.keys()
+        return bool(set(self.asked) - known)
 
     def _name(self, tensor: Tensor) -> str:
-        """The name of a tensor. It is the same whenever it is the same object."""
+        """The name of a tensor. It is the same whenever it is the same object.
+
+        So a tensor that several exchanges of a round need is sent to a node once.
+        """
         for place, sent in enumerate(self._sent):
             if sent is tensor:
                 return str(place)
@@ -260,7 +318,10 @@ class Round:
         return str(len(self._sent) - 1)
 
     def _message(self, node: int, task: Task, config: ConfigRecord) -> Message:
-        """The message to one node. `task` holds what is the same for all of them."""
+        """The message to one node. `task` holds what is the same for all of them.
+
+        It carries only those tensors that the node does not have yet.
+        """
         own = self.state.versions.get(node, 0)
         task = replace(
             task,
@@ -270,7 +331,8 @@ class Round:
             settled=self.before.versions.get(node, 0),
         )
         held = self._held.get(node, set())
-        given = held | {*task.message, task.buffers, *task.first.values()}
+        needed = {*task.message, task.buffers, *task.first.values()}
+        given = held | needed
         self._given[node] = given
         arrays = {}
         for name in sorted(given - held, key=int):
@@ -296,17 +358,29 @@ class Round:
     # ---- the way up ----
 
     def expected(self) -> Arrays:
-        """What an upload must look like, for `screen`: zeros, and the buffers as they were sent."""
+        """What an upload must look like, for `screen`: zeros, and the buffers as they were sent.
+
+        An upload is a change of the model, so its length is its distance from zero. Buffers come
+        back whole, so theirs is the distance from what was sent.
+        """
         like: Arrays = {}
         for name, leaf in named_leaves(self._upload, "upload"):
-            like[name] = torch.zeros_like(leaf[0, 0], device=CPU).numpy()
+            zeros = torch.zeros_like(leaf[0, 0], device=CPU)
+            like[name] = zeros.numpy()
         like[BUFFERS] = self.state.buffers[0].numpy()
         return like
 
     def average(self, found: Screened) -> tuple[Tree, Screened]:
-        """Average the decoded uploads. Returns a tree with leaves [1, ...], and who is left.
+        """Average the decoded uploads.
 
-        A reply whose upload cannot be decoded is dropped.
+        A reply whose upload cannot be decoded is dropped. What exceeds its bounds is shortened, and
+        noted for the log.
+
+        Args:
+            found: The replies that passed the screening.
+
+        Returns:
+            The average, a tree with leaves [1, ...], and the replies with what was noted of them.
         """
         lengths: Numbers = {}
         good: list[Good] = []
@@ -314,17 +388,18 @@ class Round:
         for reply in found.good:
             try:
                 upload = self._decoded(reply)
-                lengths[reply.node] = [float(leaf.double().norm()) for leaf in leaves(upload)]
+                own = [_norm(leaf) for leaf in leaves(upload)]
+                lengths[reply.node] = own
                 good.append(reply)
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 dropped[reply.node] = shown(f"its upload cannot be decoded ({error})")
         scales = self._scales(good, lengths)
         clipped = dict(found.clipped)
-        for reply in good:
-            node = reply.node
-            for length, scale in zip(lengths[node], scales[node], strict=True):
+        for node, own in lengths.items():
+            for length, scale in zip(own, scales[node], strict=True):
                 if scale < 1:
-                    note(clipped, node, bounds.told("upload of length", length, scale))
+                    told = bounds.told("upload of length", length, scale)
+                    note(clipped, node, told)
         self._moves = self._bounded_moves(good, clipped)
         if self.rule.average is None:
             mean = self._mean(good, scales)
@@ -333,7 +408,11 @@ class Round:
         return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
 
     def _decoded(self, reply: Good) -> Tree:
-        """The upload of a reply in the form that is averaged, leaves [1, 1, ...]."""
+        """The upload of a reply in the form that is averaged, leaves [1, 1, ...].
+
+        Some algorithms compress their uploads. A client can send numbers that are finite, but
+        decode to infinite ones. Such an upload is a ValueError.
+        """
         upload = self._functions.decode(self._read(reply))
         for leaf in leaves(upload):
             if not torch.isfinite(leaf).all():
@@ -343,39 +422,54 @@ class Round:
     def _read(self, reply: Good) -> Tree:
         """The upload of a reply as a tree of tensors, leaves [1, 1, ...]."""
         arrays = reply.arrays
-        names = iter([name for name, _ in named_leaves(self._upload, "upload")])
+        names = [name for name, _ in named_leaves(self._upload, "upload")]
+        left = iter(names)
 
         def tensor(leaf: Tensor) -> Tensor:
-            array = arrays[next(names)]
-            return torch.from_numpy(array).to(leaf.dtype)[None, None]
+            """The array for a leaf, in its type."""
+            array = arrays[next(left)]
+            own = torch.from_numpy(array)
+            return own.to(leaf.dtype)[None, None]
 
         return tree_map(tensor, self._upload)
 
     def _scales(self, good: list[Good], lengths: Numbers) -> Numbers:
-        """What each leaf of each upload is multiplied by, so that it keeps its bound.
+        """What each leaf of each upload is multiplied by, so that it keeps its bound: 1 or less.
 
         The first leaf moves the model. In what comes with it, such as memories or curvature, honest
         clients differ far more, so its bound is wider. Single numbers are bounded as weights are.
         """
         nodes = [reply.node for reply in good]
-        scales: Numbers = {node: [1.0] * len(lengths[node]) for node in nodes}
+        scales: Numbers = {}
+        for node in nodes:
+            leaves_of_node = len(lengths[node])
+            scales[node] = [1.0] * leaves_of_node
         clip = self.rule.clip
         if clip is None or not nodes:
             return scales
-        for place, leaf in enumerate(leaves(self._decoded(good[0]))):
-            multiple = clip.update if place == 0 else clip.update * REST
+        example = self._decoded(good[0])
+        for place, leaf in enumerate(leaves(example)):
+            multiple = clip.update
             if leaf.numel() == 1:
                 multiple = clip.weight
+            elif place > 0:
+                multiple = clip.update * REST
             column = [lengths[node][place] for node in nodes]
             factors = bounds.factors(column, multiple)
             for node, factor in zip(nodes, factors, strict=True):
                 scales[node][place] = factor
         return scales
 
-    def _bounded_moves(self, good: list[Good], clipped: dict[int, str]) -> list[Tensor]:
+    def _bounded_moves(
+        self,
+        good: list[Good],
+        clipped: dict[int, str],
+    ) -> list[Tensor]:
         """How the nodes' buffers have moved, each kind within its bounds, [1, b] each.
 
-        What is clipped is noted in `clipped`.
+        Args:
+            good: The replies.
+            clipped: Where it is noted what counts less than was sent.
         """
         start = self.state.buffers
         clip = self.rule.clip
@@ -386,19 +480,21 @@ class Round:
         if clip is None:
             return moves
         for kind, places in self.problem.places.items():
-            lengths = [float(move[:, places].double().norm()) for move in moves]
+            lengths = [_norm(move[:, places]) for move in moves]
             scales = bounds.factors(lengths, clip.multiple(kind))
             for i, scale in enumerate(scales):
                 if scale < 1:
+                    node = good[i].node
                     moves[i][:, places] *= scale
                     told = bounds.told(f"{kind} of length", lengths[i], scale)
-                    note(clipped, good[i].node, told)
+                    note(clipped, node, told)
         return moves
 
     def _part(self, reply: Good, scales: Numbers) -> Tree:
         """The decoded upload of a reply within its bounds, leaves [1, ...]."""
+        upload = self._decoded(reply)
         factors = iter(scales[reply.node])
-        return tree_map(lambda leaf: leaf[0] * next(factors), self._decoded(reply))
+        return tree_map(lambda leaf: leaf[0] * next(factors), upload)
 
     def _mean(self, good: list[Good], scales: Numbers) -> Tree:
         """The weighted mean.
@@ -411,7 +507,10 @@ class Round:
             share = reply.weight / heaviest
             part = self._part(reply, scales)
             weighted = tree_map(lambda leaf, share=share: share * leaf, part)
-            total = weighted if total is None else tree_map(torch.add, total, weighted)
+            if total is None:
+                total = weighted
+            else:
+                total = tree_map(torch.add, total, weighted)
         if total is None:
             return ()
         used = sum(reply.weight / heaviest for reply in good)
@@ -427,7 +526,13 @@ class Round:
         parts = [self._part(reply, scales) for reply in good]
         if not parts:
             return ()
-        return tree_map(lambda *leaf: average(torch.stack(leaf)), *parts)
+
+        def averaged(*leaf: Tensor) -> Tensor:
+            """The average of one leaf of all uploads."""
+            stacked = torch.stack(leaf)
+            return average(stacked)
+
+        return tree_map(averaged, *parts)
 
     def move(
         self,
@@ -437,8 +542,12 @@ class Round:
     ) -> None:
         """Run the server's function, and note what is now known of the nodes that answered.
 
-        `everybody` are all nodes of the federation. If the new model is not finite, the state
-        stays, and `reason` says so.
+        If the new model is not finite, the state stays, and `reason` says so.
+
+        Args:
+            mean: The average of the uploads.
+            good: The replies that it was made of.
+            everybody: All nodes of the federation, whether they were asked or not.
         """
         state = self.state
         nodes = [reply.node for reply in good]
@@ -475,28 +584,47 @@ class Round:
         self.answered = nodes
 
     def _buffers(self, good: list[Good]) -> Tensor:
-        """The average of the nodes' buffers. One that nobody changed stays the same, to the bit."""
+        """The average of the nodes' buffers. One that nobody changed stays the same, to the bit.
+
+        The moves are averaged and added to what was sent. An average of the buffers themselves
+        would round a constant.
+        """
         start = self.state.buffers
         moves = self._moves
-        if self.rule.average is not None:
-            return start + self.rule.average(torch.stack(moves))
+        average = self.rule.average
+        if average is not None:
+            return start + average(torch.stack(moves))
         total = sum(reply.weight for reply in good)
         parts = []
         for move, reply in zip(moves, good, strict=True):
             share = reply.weight / total
             parts.append(move * share)
-        return start + sum(parts[1:], parts[0])
+        first, *others = parts
+        return start + sum(others, first)
 
 
-def _places(buffers: Mapping[str, torch.Size], kinds: Mapping[str, str]) -> dict[str, Tensor]:
+def _norm(tensor: Tensor) -> float:
+    """The Euclidean length, computed in float64."""
+    return float(tensor.double().norm())
+
+
+def _places(
+    buffers: Mapping[str, torch.Size],
+    kinds: Mapping[str, str],
+) -> dict[str, Tensor]:
     """Where the buffers of each kind are, in the vector of all buffers."""
     places: dict[str, list[int]] = {}
     start = 0
     for name, shape in buffers.items():
         end = start + shape.numel()
-        places.setdefault(kinds[name], []).extend(range(start, end))
+        own = places.setdefault(kinds[name], [])
+        own.extend(range(start, end))
         start = end
-    return {kind: torch.tensor(own) for kind, own in places.items() if own}
+    found = {}
+    for kind, own in places.items():
+        if own:
+            found[kind] = torch.tensor(own)
+    return found
 
 
 def _mass(
@@ -506,9 +634,11 @@ def _mass(
 ) -> float:
     """The nodes' share of all weights.
 
-    A node that has never answered counts as the mean of the others.
+    Algorithms that estimate a sum over all clients from some of them need this share. The weight of
+    a node that has never answered is not known. It counts as the mean of the others.
     """
     unheard = len(set(everybody) - weights.keys())
     known = sum(weights.values())
     own = sum(weights[node] for node in nodes)
-    return own / (known + unheard * known / len(weights))
+    everything = known + unheard * known / len(weights)
+    return own / everything

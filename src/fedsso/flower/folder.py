@@ -45,6 +45,15 @@ class Saved(NamedTuple):
 class Folder:
     """The checkpoints of runs with the same settings."""
 
+    path: Path
+    """The folder, as an absolute path."""
+    settings: str
+    """A text that tells runs apart."""
+    file: Path
+    """The checkpoint."""
+    trace: Path
+    """The trace, a CSV file."""
+
     def __init__(self, path: str | Path, settings: str) -> None:
         self.path = user_path("checkpoint_dir", path).absolute()
         self.settings = settings
@@ -77,7 +86,10 @@ class Folder:
             self._lock = None
 
     def _check_round(self, k: int) -> None:
-        """Raise InputError unless the checkpoint, if there is one, is of round k."""
+        """Raise InputError unless the checkpoint, if there is one, is of round k.
+
+        Another process may have gone on with the run since this one read the checkpoint.
+        """
         if not checkpoint.exists(self.file):
             return
         if k == 0:
@@ -96,7 +108,8 @@ class Folder:
     def save(self, run: Saved, trace: Trace) -> None:
         """Write the trace, and then the checkpoint.
 
-        In this order, there is a row for every round that the checkpoint counts.
+        In this order, there is a row for every round that the checkpoint counts. A row too many
+        does no harm: it is written again when the round is done again.
         """
         about = {
             "settings": self.settings,
@@ -138,7 +151,10 @@ class Folder:
         return saved
 
     def _read(self) -> tuple[str, Saved]:
-        """The settings of the run in the checkpoint, and its last round."""
+        """The settings of the run in the checkpoint, and its last round.
+
+        Raises KeyError, TypeError or ValueError if it is a checkpoint of something else.
+        """
         tensors = checkpoint.load(self.file)
         about = json.loads(text_of(tensors.pop(ABOUT)))
         arrays = {}

@@ -1,4 +1,8 @@
-"""The trace of a run on Flower: the same columns, tables and plots as those of a simulation."""
+"""The trace of a run on Flower: the same columns, tables and plots as those of a simulation.
+
+ClientApps measure what they like, under names of their own. The journal takes the usual names for
+losses and accuracies, and keeps everything else that is a number as it comes.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,16 @@ COUNTED = {
 """The columns that every row has from the start."""
 
 Metrics = Mapping[str, object] | None
+"""What Flower has of the clients' metrics."""
 Row = dict[str, float]
+"""The columns of one round."""
 
 
 class Journal:
-    """One row for each round, which is filled while the round goes on."""
+    """One row for each round, which is filled while the round goes on.
+
+    Row 0 is the initial model. What was not measured is missing in a row, and NaN in the trace.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {0: {**COUNTED, "round": 0, "seconds": 0.0}}
@@ -60,7 +69,10 @@ class Journal:
         self.rows[k]["bytes_up"] += sum(map(size, replies))
 
     def trained(self, k: int, metrics: Metrics, **numbers: float) -> None:
-        """Note the clients' metrics of a round's training, and numbers that the server knows."""
+        """Note the clients' metrics of a round's training, and numbers that the server knows.
+
+        The round's time ends here: evaluation does not count.
+        """
         found = _scalars(metrics)
         name = _first(TRAIN_LOSS, found)
         row = self.rows[k]

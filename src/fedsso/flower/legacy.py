@@ -50,9 +50,10 @@ from flwr.server.strategy import FedAvg
 
 from ..algorithm.schedule import Step
 from ..errors import InputError, integer
+from ..server import Server
 from . import bounds, privacy, statistics
 from .bounds import Clip, checked
-from .screen import HEAVY, farthest, header, heaviest, holds, scales_of
+from .screen import HEAVY, farthest, header, heaviest, holds, scales_of, told_moves
 from .settings import server, split, told
 from .wire import Arrays, Model, Values
 
@@ -68,17 +69,28 @@ Replies = list[tuple[ClientProxy, FitRes]]
 class LegacyFedSSO(FedAvg):
     """Flower's earlier FedAvg, from whose mean FedSSO makes a step.
 
-    It takes the fields of `fedsso.FedSSO` and the keywords of the earlier FedAvg. `eta_l` and
-    `local_steps` must be what the clients use.
-
-    `buffers` are the positions of arrays that are averaged and never stepped, such as the running
-    statistics of BatchNorm. Integers are always treated so. `clip` bounds what one reply can do beside
-    the others, where they can be seen. None does not bound it.
+    Args:
+        eta_l: The size of the clients' local steps. It must be what the clients use.
+        local_steps: The number of local steps that clients make in a round.
+        buffers: The positions of arrays that are averaged and never stepped, such as the running
+            statistics of BatchNorm. Arrays of integers are always treated so.
+        clip: What bounds the influence of one reply, where replies can be seen. None does not bound
+            it.
+        **keywords: The fields of `fedsso.FedSSO`, and the keywords of the earlier FedAvg.
 
     >>> strategy = LegacyFedSSO(eta_l=0.01, local_steps=5, min_fit_clients=4)
     >>> strategy.min_fit_clients
     4
     """
+
+    server: Server
+    """FedSSO's server: it makes the step, and keeps the curvature."""
+    buffers: list[int]
+    """The positions of arrays that are averaged and never stepped."""
+    clip: Clip | None
+    """What bounds the influence of one reply."""
+    sent: Arrays
+    """The model of the round, x_k, by the positions of its arrays."""
 
     def __init__(
         self,
@@ -95,7 +107,7 @@ class LegacyFedSSO(FedAvg):
         self.server = server(eta_l, local_steps, of_record)
         self.buffers = [integer("each of buffers", position, 0) for position in buffers]
         self.clip = checked(clip)
-        self.sent: Arrays = {}
+        self.sent = {}
 
     def configure_fit(
         self,
@@ -103,7 +115,10 @@ class LegacyFedSSO(FedAvg):
         parameters: Parameters,
         client_manager: ClientManager,
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """FedAvg's instructions. The model that is sent is x_k."""
+        """FedAvg's instructions. The model that is sent is x_k.
+
+        It is kept until the replies arrive, because FedSSO's step begins there.
+        """
         privacy.refuse_outside()
         self.sent = _named(parameters)
         _check_model(self.sent, self.buffers)
@@ -129,7 +144,9 @@ class LegacyFedSSO(FedAvg):
             log.warning("round %d: %d usable replies, the model is kept", server_round, len(good))
             return None, {}
         arrays = _named(mean)
-        x = self.server.step(model.ravel(self.sent), model.ravel(arrays), server_round)
+        before = model.ravel(self.sent)
+        v = model.ravel(arrays)
+        x = self.server.step(before, v, server_round)
         new = [array.numpy() for array in model.record(x, arrays).values()]
         numbers = {
             **self.server.diagnostics(),
@@ -154,7 +171,10 @@ class LegacyFedSSO(FedAvg):
     def _bounded(self, good: Replies, model: Model) -> tuple[Replies, list[str]]:
         """Bound the replies, so that none counts many times more than the others.
 
-        Returns the replies, and for each one that was clipped a line for the log.
+        With SecAgg+ there is nothing to compare, because all replies are the mean.
+
+        Returns:
+            The replies, and for each one that was clipped a line for the log.
         """
         replies = [reply for _, reply in good]
         if self.clip is None or _are_secret(replies):
@@ -166,19 +186,29 @@ class LegacyFedSSO(FedAvg):
         heavy = bounds.factors(weights, self.clip.weight)
         lines = []
         for i, (proxy, reply) in enumerate(good):
+            factor = heavy[i]
             parts = []
-            if heavy[i] < 1:
-                parts.append(bounds.told("weight", weights[i], heavy[i]))
-            for length, (kind, scale) in zip(lengths[i], scales[i].items(), strict=True):
-                if scale < 1:
-                    parts.append(bounds.told(f"{kind} of length", length, scale))
-            if parts:
-                lines.append("; ".join(parts))
-                near = bounds.shortened(arrays[i], self.sent, model.kinds, scales[i])
-                parameters = ndarrays_to_parameters(list(near.values()))
-                count = max(1, int(weights[i] * heavy[i]))
-                lighter = replace(reply, parameters=parameters, num_examples=count)
-                good[i] = (proxy, lighter)
+            if factor < 1:
+                parts.append(bounds.told("weight", weights[i], factor))
+            moved = told_moves(lengths[i], scales[i])
+            if moved:
+                parts.append(moved)
+            if not parts:
+                continue
+            lines.append("; ".join(parts))
+            near = bounds.shortened(
+                arrays[i],
+                self.sent,
+                model.kinds,
+                scales[i],
+            )
+            count = int(weights[i] * factor)
+            lighter = replace(
+                reply,
+                parameters=ndarrays_to_parameters(list(near.values())),
+                num_examples=max(1, count),
+            )
+            good[i] = (proxy, lighter)
         return good, lines
 
 
@@ -230,10 +260,14 @@ def _fit(faults: Sequence[str]) -> list[int]:
 
 
 def _find_heavy(replies: Sequence[FitRes], faults: list[str]) -> None:
-    """Note the weights that are absurd beside the others'."""
+    """Note the weights that are absurd beside the others', in `faults`.
+
+    Replies that have a fault already are not compared with.
+    """
     fit = _fit(faults)
     weights = [float(replies[place].num_examples) for place in fit]
-    for place, weight, most in zip(fit, weights, heaviest(weights), strict=True):
+    allowed = heaviest(weights)
+    for place, weight, most in zip(fit, weights, allowed, strict=True):
         if weight > most:
             faults[place] = f"its weight is more than {HEAVY:g} times the others'"
 
@@ -244,7 +278,10 @@ def _find_far(
     replies: Sequence[FitRes],
     faults: list[str],
 ) -> None:
-    """Note the updates that are absurdly long beside the others'."""
+    """Note the updates that are absurdly long beside the others', in `faults`.
+
+    An update is the difference between a reply's parameters and those that were sent.
+    """
     x = model.ravel(sent).double()
     fit = _fit(faults)
     lengths = []
@@ -259,7 +296,11 @@ def _find_far(
 
 
 def _fault(sent: Arrays, reply: FitRes) -> str:
-    """Why one reply, looked at alone, cannot be used. Empty if it can."""
+    """Why one reply, looked at alone, cannot be used. Empty if it can.
+
+    Its headers are read first, because they can tell of any size. Then its arrays are read, and
+    must be finite. Last come the statistics of BatchNorm.
+    """
     if reply.num_examples <= 0:
         return f"num_examples is {reply.num_examples}, not positive"
     try:

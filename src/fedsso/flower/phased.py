@@ -48,19 +48,21 @@ ELSEWHERE = {
 class PhasedStrategy(Recorded):
     """Any algorithm of the registry as a strategy of Flower.
 
-    Give the name of the algorithm and the fields of its record, or a record. The clients must be
-    those of `client_app`.
+    The clients must be those of `client_app`. A round changes nothing if an exchange has fewer than
+    min_train_nodes good replies, or if the algorithm needs all clients and one is missing.
 
-    - `local_steps`, `batch_size` (None: all rows) and `seed` are those of the simulator.
-    - `l2` is the strength of the penalty l2/2 |x|^2.
-    - `average` says how many uploads become one: "mean", which is weighted, or without weights
-      "median" or "trimmedavg:0.2".
-    - `clip` bounds what one reply can do beside the others. None does not bound it.
-    - `checkpoint_dir` is a folder that keeps the server's state after every round, for `resume`.
-    - The keywords of Flower's FedAvg are taken as well: fraction_train, min_train_nodes, ...
-
-    A round changes nothing if an exchange has fewer than min_train_nodes good replies, or if the
-    algorithm needs all clients and one is missing.
+    Args:
+        algorithm: The name of the algorithm in the registry, or its record.
+        local_steps: How many local steps a client makes in a round.
+        batch_size: How many rows a mini-batch has. None: all that a client has.
+        seed: The seed of the mini-batches.
+        l2: The strength of the penalty l2/2 |x|^2.
+        average: How many uploads become one: "mean", which is weighted, or without weights "median"
+            or "trimmedavg:0.2".
+        clip: What bounds the influence of one reply. None does not bound it.
+        checkpoint_dir: A folder that keeps the server's state after every round, for `resume`.
+        **keywords: The fields of the algorithm's record, if its name is given, and the keywords of
+            Flower's FedAvg: fraction_train, min_train_nodes, ...
 
     >>> strategy = PhasedStrategy("scaffold", alpha=0.1, min_train_nodes=4)
     >>> strategy.name, strategy.local_steps
@@ -68,6 +70,19 @@ class PhasedStrategy(Recorded):
     """
 
     inner: FedAvg
+    """What samples nodes, evaluates, and averages metrics."""
+    record: Algorithm
+    """The algorithm with its hyper-parameters."""
+    work: Settings
+    """How clients draw their mini-batches."""
+    local_steps: int
+    """How many local steps a client makes in a round."""
+    l2: float
+    """The strength of the penalty."""
+    average: str
+    """How uploads are averaged, as the user wrote it."""
+    rule: Rule
+    """How uploads are bounded and averaged."""
 
     def __init__(
         self,
@@ -108,6 +123,11 @@ class PhasedStrategy(Recorded):
         self._everybody: set[int] = set()
 
     def _restore(self, saved: Saved) -> None:
+        """Take over the state of a checkpoint.
+
+        An algorithm that keeps a state with every client cannot go on, because Flower has forgotten
+        these states.
+        """
         problem = Problem(self.record, arrays_of(saved.arrays))
         if problem.keeps:
             raise InputError(
@@ -137,7 +157,11 @@ class PhasedStrategy(Recorded):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """Do all exchanges of a round but the last, and return the messages of the last one."""
+        """Do all exchanges of a round but the last, and return the messages of the last one.
+
+        Flower calls this at the beginning of a round. It sends the messages, and hands the replies
+        to `aggregate_train`. If an early exchange fails, there is nothing to send.
+        """
         privacy.refuse_outside()
         k = self._before + server_round
         self.journal.begin(k)
@@ -186,7 +210,9 @@ class PhasedStrategy(Recorded):
     def _at(self, arrays: ArrayRecord) -> tuple[Problem, State]:
         """The problem, and the state whose model these arrays are.
 
-        If they are another model than that of the last round, both begin anew.
+        Flower hands the model to every function, but an algorithm has more state than the model. If
+        the arrays are those of the last round, its state is still right. If they are another model,
+        problem and state begin anew.
         """
         problem = self._problem
         state = self._state
@@ -200,7 +226,10 @@ class PhasedStrategy(Recorded):
         return problem, problem.start
 
     def _setup(self, problem: Problem) -> Setup:
-        """What clients must know for the whole run."""
+        """What clients must know for the whole run.
+
+        It goes with every message, because a client remembers nothing of it.
+        """
         dtype = str(problem.model.dtype)
         return Setup(
             algorithm=name_of(self.record),
@@ -224,7 +253,8 @@ class PhasedStrategy(Recorded):
         """The messages of an exchange.
 
         They go to the nodes that answered the exchange before. Where the phase wants fresh clients,
-        they go to a new sample.
+        they go to a new sample, which FedAvg draws. An algorithm that needs all clients keeps those
+        of its first round.
         """
         nodes = now.answered
         weights = now.state.weights
@@ -240,7 +270,10 @@ class PhasedStrategy(Recorded):
         return messages
 
     def _take(self, now: Round, replies: Iterable[Message]) -> None:
-        """Move the round on by the good replies of an exchange, or note why it fails."""
+        """Move the round on by the good replies of an exchange, or note why it fails.
+
+        The replies are counted, screened, bounded, averaged and handed to the server's function.
+        """
         replies = list(replies)
         self.journal.received(now.number, replies)
         key = self.inner.weighted_by_key
@@ -263,7 +296,11 @@ class PhasedStrategy(Recorded):
             now.metrics |= self.inner.train_metrics_aggr_fn(contents, key)
 
     def _failed(self, found: Screened) -> str:
-        """Why an exchange cannot be used. Empty if it can."""
+        """Why an exchange cannot be used. Empty if it can.
+
+        There must be as many good replies as the user asked for, and all of them if the algorithm
+        needs all clients.
+        """
         good = {reply.node for reply in found.good}
         least = max(1, self.inner.min_train_nodes)
         if len(good) < least:
@@ -286,7 +323,8 @@ class PhasedStrategy(Recorded):
     ) -> Iterable[Message]:
         """The messages of FedAvg, each with the version of the client's own state.
 
-        An algorithm that gives every client a model of its own needs it.
+        An algorithm that gives every client a model of its own needs it. Version 0 tells a client
+        that it has not taken part yet.
         """
         problem, state = self._at(arrays)
         setup = ConfigRecord({**config, SETUP: write(self._setup(problem))})
@@ -301,7 +339,11 @@ class PhasedStrategy(Recorded):
 
 
 def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
-    """The record of an algorithm, which clients must be able to build from its name and values."""
+    """The record of an algorithm, from its name and values, or as it was given.
+
+    Clients must be able to build the same record from its name and values. So an algorithm of the
+    user's own must be registered on both sides.
+    """
     for name, right in ELSEWHERE.items():
         if name in values:
             raise InputError(
@@ -323,7 +365,10 @@ def _record(algorithm: str | Algorithm, values: dict[str, Any]) -> Algorithm:
 
 
 def _check_fraction(record: Algorithm, fraction: float) -> None:
-    """Raise InputError for a share of nodes that trains nobody, or too few for the algorithm."""
+    """Raise InputError for a share of nodes that trains nobody, or too few for the algorithm.
+
+    An algorithm that needs all clients says what to use instead of it.
+    """
     if not 0 < number("fraction_train", fraction) <= 1:
         raise InputError(f"fraction_train must lie in (0, 1], got fraction_train={fraction}")
     if record.needs_all and fraction < 1:

@@ -18,7 +18,10 @@ from .wire import Arrays
 
 
 def chain(strategy: Strategy) -> Iterator[Strategy]:
-    """A strategy and those that it wraps, from the outermost to the innermost."""
+    """A strategy and those that it wraps, from the outermost to the innermost.
+
+    Flower's wrappers keep the strategy that they wrap in the attribute `strategy`.
+    """
     one: object = strategy
     while isinstance(one, Strategy):
         yield one
@@ -79,7 +82,10 @@ def check(inner: Strategy, arrays: Arrays) -> None:
 
 
 def check_resumable(inner: Strategy) -> None:
-    """Raise InputError if the strategy inside has learnt something that no checkpoint holds."""
+    """Raise InputError if the strategy inside has learnt something that no checkpoint holds.
+
+    A run that forgets the privacy it has spent would spend more than it promises.
+    """
     noisy = private(inner)
     if noisy is None:
         return

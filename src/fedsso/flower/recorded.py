@@ -30,9 +30,24 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class Recorded(Strategy):
-    """A strategy with a trace and, if wished, checkpoints. Its `inner` strategy evaluates."""
+    """A strategy with a trace and, if wished, checkpoints.
+
+    Rounds are numbered from 1 over all runs of a folder: a resumed run goes on counting. Flower
+    numbers the rounds of each run from 1, so the number of rounds before is added everywhere.
+    """
 
     inner: Strategy
+    """The strategy that samples nodes and evaluates."""
+    name: str
+    """The name of the algorithm in the registry."""
+    journal: Journal
+    """What becomes the trace."""
+    folder: Folder | None
+    """Where checkpoints are kept, if they are."""
+    k: int
+    """How many rounds are done."""
+    moved: bool
+    """Whether one of the rounds since the start moved the model."""
 
     def __init__(
         self,
@@ -40,20 +55,23 @@ class Recorded(Strategy):
         settings: str,
         checkpoint_dir: str | Path | None,
     ) -> None:
-        """`name` is that of the algorithm in the registry.
+        """Begin a trace, and open the folder of checkpoints if there is one.
 
-        `settings` is a text that tells runs apart: a checkpoint goes on with the same one only.
+        Args:
+            name: The name of the algorithm in the registry.
+            settings: A text that tells runs apart. A run goes on only from a checkpoint with the
+                same text.
+            checkpoint_dir: The folder, or None.
         """
         self.name = name
         self.journal = Journal()
-        self.folder: Folder | None = None
+        self.folder = None
         if checkpoint_dir is not None:
             self.folder = Folder(checkpoint_dir, settings)
-        # How many rounds are done, and how many of these before this start.
         self.k = 0
-        self._before = 0
-        # Whether one of the rounds since the start moved the model.
         self.moved = False
+        # How many rounds were done before this start.
+        self._before = 0
         # How long an exchange may take, in seconds.
         self._timeout: float | None = None
         # The messages of the last evaluation.
@@ -67,7 +85,14 @@ class Recorded(Strategy):
         """Restore the last complete round, and return its model for `start`.
 
         Without a checkpoint, `initial_arrays` comes back. Give the arrays of your network, so that
-        a checkpoint of another network is refused.
+        a checkpoint of another network is refused:
+
+            arrays = strategy.resume(ArrayRecord(net.state_dict()))
+            strategy.start(grid, arrays, num_rounds=strategy.rounds_left(100))
+
+        Raises:
+            InputError: The checkpoint is damaged, or of a run with other settings or another
+                network.
         """
         saved = None if self.folder is None else self.folder.load()
         if self.folder is None or saved is None:
@@ -117,6 +142,18 @@ class Recorded(Strategy):
         """Run the rounds. The arguments are those of Flower's own strategies.
 
         A resumed run counts its rounds on, also towards clients and `evaluate_fn`.
+
+        Args:
+            grid: What Flower's ServerApp is given, to reach the nodes.
+            initial_arrays: The model to begin with, or what `resume` returns.
+            num_rounds: How many rounds to run. 0 is allowed.
+            timeout: How long to wait for the replies of an exchange, in seconds.
+            train_config: What clients are told for training.
+            evaluate_config: What clients are told for evaluation.
+            evaluate_fn: Evaluates the model on the server, after every round.
+
+        Returns:
+            Flower's result: the last model, and the metrics of all rounds.
         """
         self._before = self.k
         self.moved = False

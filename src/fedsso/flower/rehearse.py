@@ -55,20 +55,36 @@ class Blank:
 
 
 class Rehearsal:
-    """One client's exchanges without numbers, for a model of d parameters."""
+    """One client's exchanges without numbers, for a model of d parameters.
 
-    def __init__(self, record: Algorithm, d: int, dtype: torch.dtype) -> None:
+    It takes no time and no memory, however large the model is.
+    """
+
+    algorithm: Algorithm
+    """The algorithm, with inner loops of one pass."""
+    own: Tree
+    """The shapes of a client's state, leaves [1, ...]."""
+
+    def __init__(
+        self,
+        record: Algorithm,
+        d: int,
+        dtype: torch.dtype,
+    ) -> None:
         x = torch.empty(1, d, dtype=dtype, device=META)
         # One pass of every inner loop has the shapes of all.
         loops = {name: 1 for name in LOOPS if hasattr(record, name)}
         short = replace(cast(Any, record), **loops)
-        self.algorithm: Algorithm = stack([short], dtype, META)
-        self.own: Tree = self.algorithm.client_init(x)
+        self.algorithm = stack([short], dtype, META)
+        self.own = self.algorithm.client_init(x)
         self._server = self.algorithm.server_init(x)
         self._dtype = dtype
 
     def upload(self, phase: int, k: int) -> Tree:
-        """The upload of an exchange in round k. Its leaves are [1, 1, ...]."""
+        """The upload of an exchange in round k. Its leaves are [1, 1, ...].
+
+        The round may matter: an algorithm can send something else in its first one.
+        """
         functions = self.algorithm.phases[phase]
         message = functions.broadcast(self._server)
         own = tree_map(lambda leaf: leaf.unsqueeze(0), self.own)

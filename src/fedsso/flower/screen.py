@@ -47,6 +47,7 @@ LINES = 100
 
 Type = np.dtype[Any]
 """A type of numbers."""
+Shape = tuple[int, ...]
 Kind = frozenset[tuple[str, int]]
 """The names of metrics, each with the length of its list, or -1 for a single number."""
 Names = Callable[[Given], Given]
@@ -57,22 +58,28 @@ class Good(NamedTuple):
     """A reply that can be used. Its arrays are in the order and of the types that were sent."""
 
     message: Message
+    """The reply itself. Its content was put in order."""
     node: int
+    """The node that it comes from."""
     weight: float
+    """How much it counts in an average: usually the number of the node's rows."""
     metrics: MetricRecord
+    """What the client has measured."""
     length: float
     """The length of the update."""
 
     @property
     def arrays(self) -> Arrays:
         """The upload."""
-        return arrays_of(_only(self.message.content.array_records, "ArrayRecord"))
+        records = self.message.content.array_records
+        return arrays_of(_only(records, "ArrayRecord"))
 
 
 class Screened(NamedTuple):
     """The replies of an exchange, and what is to be told of the others, by node."""
 
     good: list[Good]
+    """The replies that can be used."""
     dropped: dict[int, str]
     """Who does not count, and why."""
     ignored: list[tuple[int, str]]
@@ -105,19 +112,27 @@ def screen(
 ) -> Screened:
     """Sort the messages that have arrived into replies that can be used and others.
 
-    `asked` are the messages that were sent. `sent` is what an upload must look like, and from which
-    the length of an update is measured. Without `sent`, as in an evaluation, no arrays are
-    expected. `weight_key` is the metric that tells a client's weight.
+    Args:
+        messages: What has arrived.
+        asked: The messages that were sent.
+        sent: What an upload must look like, and from which the length of an update is measured.
+            None if no arrays are expected, as in an evaluation.
+        weight_key: The metric that tells a client's weight.
+        names: Gives the arrays of an upload the names that the model has for them, where these
+            differ.
 
-    The good replies come in an order that depends on their content alone. So a sum over them does
-    not depend on who answered first.
+    Returns:
+        The good replies, and what is to be told of the others. The good replies come in an order
+        that depends on their content alone. So a sum over them does not depend on who answered
+        first.
     """
     replies, ignored = match(messages, asked)
     good: list[Good] = []
     dropped: dict[int, str] = {}
     for node, reply in replies.items():
         try:
-            good.append(_read(reply, node, sent, weight_key, names))
+            read = _read(reply, node, sent, weight_key, names)
+            good.append(read)
         except _Unfit as reason:
             dropped[node] = shown(str(reason))
     for message in asked:
@@ -130,7 +145,8 @@ def screen(
     good = _without(good, _far(good, size), dropped)
     _share_metrics(good)
     blank = _fill_metrics(good)
-    return Screened(sorted(good, key=_content), dropped, ignored, blank, {})
+    in_order = sorted(good, key=_content)
+    return Screened(in_order, dropped, ignored, blank, {})
 
 
 def _without(
@@ -149,18 +165,30 @@ def _without(
 
 
 def tell(where: str, found: Screened) -> None:
-    """Log who was dropped, and why, and what else does not count as it was sent."""
+    """Log who was dropped, and why, and what else does not count as it was sent.
+
+    `where` says which exchange it was. A hundred lines are enough to see what is wrong.
+    """
     if found.dropped:
-        log.warning("%s: %d good replies, %d dropped", where, len(found.good), len(found.dropped))
-    lines = [f"node {node} dropped: {reason}" for node, reason in found.dropped.items()]
-    lines += [f"node {node}: {_ignored(node, reason, found)}" for node, reason in found.ignored]
-    lines += [f"node {node}: {reason}" for node, reason in found.blank.items()]
-    lines += [f"node {node} clipped: {reason}" for node, reason in found.clipped.items()]
+        good = len(found.good)
+        dropped = len(found.dropped)
+        log.warning("%s: %d good replies, %d dropped", where, good, dropped)
+    lines = []
+    for node, reason in found.dropped.items():
+        lines.append(f"node {node} dropped: {reason}")
+    for node, reason in found.ignored:
+        lines.append(f"node {node}: {_ignored(node, reason, found)}")
+    for node, reason in found.blank.items():
+        lines.append(f"node {node}: {reason}")
+    for node, reason in found.clipped.items():
+        lines.append(f"node {node} clipped: {reason}")
     for line in lines[:LINES]:
         log.warning("\t> %s", line)
-    if len(lines) > LINES:
-        log.warning("\t> and %d more", len(lines) - LINES)
-    if not found.good and set(found.dropped.values()) == {"no reply"}:
+    more = len(lines) - LINES
+    if more > 0:
+        log.warning("\t> and %d more", more)
+    reasons = set(found.dropped.values())
+    if not found.good and reasons == {"no reply"}:
         log.warning(
             "\t> nobody replied: is start(timeout=...) long enough for the clients to start and to "
             "train?"
@@ -184,17 +212,27 @@ def _content(reply: Good) -> tuple[float, float, str]:
 # ---- a bounded influence ----
 
 
-def lighten(found: Screened, weight_key: str, clip: Clip) -> Screened:
-    """Bound the weights: none is more than `clip.weight` times the others' median."""
+def lighten(
+    found: Screened,
+    weight_key: str,
+    clip: Clip,
+) -> Screened:
+    """Bound the weights: none is more than `clip.weight` times the others' median.
+
+    The metrics of a reply that was clipped tell the new weight, so that the user's own functions
+    and Flower's strategies count with it, too.
+    """
     weights = [reply.weight for reply in found.good]
     scales = bounds.factors(weights, clip.weight)
     clipped = dict(found.clipped)
     good = []
     for reply, scale in zip(found.good, scales, strict=True):
         if scale < 1:
-            note(clipped, reply.node, bounds.told("weight", reply.weight, scale))
-            reply = reply._replace(weight=reply.weight * scale)
-            reply.metrics[weight_key] = reply.weight
+            told = bounds.told("weight", reply.weight, scale)
+            note(clipped, reply.node, told)
+            weight = reply.weight * scale
+            reply = reply._replace(weight=weight)
+            reply.metrics[weight_key] = weight
         good.append(reply)
     return found._replace(good=good, clipped=clipped)
 
@@ -207,23 +245,45 @@ def shorten(
 ) -> Screened:
     """Bound the updates, each kind of arrays for itself.
 
-    None is longer than a multiple of the others' median. `kinds` maps an array's name to its kind.
-    The messages of the replies that were clipped get new arrays.
+    None is longer than a multiple of the others' median. The messages of the replies that were
+    clipped get new arrays.
+
+    Args:
+        found: The replies that passed the screening.
+        sent: The arrays that the nodes were sent.
+        kinds: The kind of each array, by name.
+        clip: The bounds.
     """
     if len(found.good) < bounds.LEAST:
         return found
-    lengths = [bounds.moves(reply.arrays, sent, kinds) for reply in found.good]
+    lengths = []
+    for reply in found.good:
+        lengths.append(bounds.moves(reply.arrays, sent, kinds))
     scales = scales_of(lengths, kinds, clip)
     clipped = dict(found.clipped)
     for reply, own, scale_of in zip(found.good, lengths, scales, strict=True):
-        for length, (kind, scale) in zip(own, scale_of.items(), strict=True):
-            if scale < 1:
-                note(clipped, reply.node, bounds.told(f"{kind} of length", length, scale))
-        if min(scale_of.values()) < 1:
-            arrays = bounds.shortened(reply.arrays, sent, kinds, scale_of)
-            content = {**reply.message.content, "arrays": _as_record(arrays)}
-            reply.message.content = RecordDict(content)
+        told = told_moves(own, scale_of)
+        if not told:
+            continue
+        note(clipped, reply.node, told)
+        arrays = bounds.shortened(reply.arrays, sent, kinds, scale_of)
+        content = {**reply.message.content, "arrays": _as_record(arrays)}
+        reply.message.content = RecordDict(content)
     return found._replace(clipped=clipped)
+
+
+def told_moves(
+    lengths: Sequence[float],
+    scale_of: Mapping[str, float],
+) -> str:
+    """What was clipped of a reply's arrays, for the log. Empty if nothing was."""
+    parts = []
+    for length, kind in zip(lengths, scale_of, strict=True):
+        scale = scale_of[kind]
+        if scale < 1:
+            told = bounds.told(f"{kind} of length", length, scale)
+            parts.append(told)
+    return "; ".join(parts)
 
 
 def scales_of(
@@ -235,17 +295,25 @@ def scales_of(
 
     `lengths` has, for each reply, what `bounds.moves` returns.
     """
-    scales: list[dict[str, float]] = [{} for _ in lengths]
-    for place, kind in enumerate(dict.fromkeys(kinds.values())):
+    scales: list[dict[str, float]] = []
+    for _ in lengths:
+        scales.append({})
+    order = dict.fromkeys(kinds.values())
+    for place, kind in enumerate(order):
         column = [own[place] for own in lengths]
-        factors = bounds.factors(column, clip.multiple(kind))
+        multiple = clip.multiple(kind)
+        factors = bounds.factors(column, multiple)
         for own_scales, factor in zip(scales, factors, strict=True):
             own_scales[kind] = factor
     return scales
 
 
-def note(clipped: dict[int, str], node: int, text: str) -> None:
-    """Add to what was clipped of a node's reply."""
+def note(
+    clipped: dict[int, str],
+    node: int,
+    text: str,
+) -> None:
+    """Add a text to what was noted of a node's reply."""
     if node in clipped:
         text = f"{clipped[node]}; {text}"
     clipped[node] = text
@@ -253,7 +321,10 @@ def note(clipped: dict[int, str], node: int, text: str) -> None:
 
 def _as_record(arrays: Given) -> ArrayRecord:
     """Arrays as a record of Flower."""
-    return ArrayRecord({name: Array(value) for name, value in arrays.items()})
+    record = {}
+    for name, value in arrays.items():
+        record[name] = Array(value)
+    return ArrayRecord(record)
 
 
 # ---- one reply ----
@@ -269,12 +340,20 @@ def _read(
     """Read a reply: its weight, its metrics and, put in order, its arrays.
 
     The records get the same names in all replies, because Flower's strategies take the names from
-    the first one.
+    the first one. Raises `_Unfit` with the reason if the reply cannot be used.
+
+    Args:
+        message: The reply.
+        node: The node that it comes from.
+        sent: What its arrays must look like, or None if there are none.
+        weight_key: The metric that tells its weight.
+        names: Gives its arrays the names that the model has for them.
     """
     if message.has_error():
         reason = (message.error.reason or "").strip()
         lines = reason.splitlines() or ["no reason given"]
-        raise _Unfit(f"error {message.error.code}: {lines[-1]}")  # of a traceback, the end
+        end = lines[-1]  # of a traceback, the last line says what is wrong
+        raise _Unfit(f"error {message.error.code}: {end}")
     if not message.has_content():
         raise _Unfit("an empty reply")
     content = message.content
@@ -290,10 +369,12 @@ def _read(
 
 
 def _only(records: Mapping[str, Any], kind: str) -> Any:
-    """The one record of its kind."""
-    if len(records) != 1:
-        raise _Unfit(f"{len(records)} {kind}s instead of one")
-    return next(iter(records.values()))
+    """The one record of its kind. A reply with none or several of them is refused."""
+    count = len(records)
+    if count != 1:
+        raise _Unfit(f"{count} {kind}s instead of one")
+    (record,) = records.values()
+    return record
 
 
 def _weight(metrics: MetricRecord, key: str) -> float:
@@ -301,8 +382,11 @@ def _weight(metrics: MetricRecord, key: str) -> float:
     weight = metrics.get(key)
     if weight is None:
         raise _Unfit(f"no {key!r} among its metrics")
-    if isinstance(weight, list) or not isfinite(weight) or weight <= 0:
-        raise _Unfit(f"{key} is {weight}, not a positive number")
+    wrong = f"{key} is {weight}, not a positive number"
+    if isinstance(weight, list):
+        raise _Unfit(wrong)
+    if not isfinite(weight) or weight <= 0:
+        raise _Unfit(wrong)
     return float(weight)
 
 
@@ -317,21 +401,29 @@ def _ordered(
     them up in the type of the first.
     """
     _check_names(record, sent)
-    arrays = {name: _array(name, record[name], like) for name, like in sent.items()}
+    arrays = {}
+    for name, like in sent.items():
+        arrays[name] = _array(name, record[name], like)
     were = names(sent)
     for name, value in names(arrays).items():
         reason = statistics.fault(name, value, were[name])
         if reason:
             raise _Unfit(reason)
     length = _length(arrays, sent)
-    if list(record) == list(sent) and _same_types(arrays, sent):
+    same_order = list(record) == list(sent)
+    if same_order and _same_types(arrays, sent):
         return record, length
-    typed = {name: _cast(name, arrays[name], like) for name, like in sent.items()}
+    typed = {}
+    for name, like in sent.items():
+        typed[name] = _cast(name, arrays[name], like)
     return _as_record(typed), length
 
 
 def _check_names(record: ArrayRecord, sent: Given) -> None:
-    """Refuse an upload that lacks an array, or has one that was not asked for."""
+    """Refuse an upload that lacks an array, or has one that was not asked for.
+
+    A few names are told, because a model can have thousands of arrays.
+    """
     missing = sorted(sent.keys() - record.keys())
     extra = sorted(record.keys() - sent.keys())
     faults = []
@@ -346,17 +438,28 @@ def _check_names(record: ArrayRecord, sent: Given) -> None:
 def _few(names: Sequence[str]) -> str:
     """A few of several names, for the log."""
     few = ", ".join(names[:5])
-    return few if len(names) <= 5 else f"{len(names)} arrays, such as {few}"
+    if len(names) <= 5:
+        return few
+    return f"{len(names)} arrays, such as {few}"
 
 
-def _array(name: str, array: Array, like: Values) -> Values:
-    """Read one array. One of another shape or type is refused before any memory is allocated."""
+def _array(
+    name: str,
+    array: Array,
+    like: Values,
+) -> Values:
+    """Read one array. One of another shape or type is refused before any memory is allocated.
+
+    A header can tell of any size. So it is read first, and compared with what was sent.
+    """
     try:
         shape, dtype = header(array.data)
-        fits = shape == like.shape and holds(dtype, like)
-        value = array.numpy() if fits else None
+        value = None
+        if shape == like.shape and holds(dtype, like):
+            value = array.numpy()
     except Exception as error:  # whatever a client may have put there
-        raise _Unfit(f"{name} cannot be read ({type(error).__name__}: {error})") from error
+        kind = type(error).__name__
+        raise _Unfit(f"{name} cannot be read ({kind}: {error})") from error
     if shape != like.shape:
         raise _Unfit(f"{name} has the shape {shape} instead of {like.shape}")
     if value is None:
@@ -375,7 +478,11 @@ def _same_types(arrays: Given, sent: Given) -> bool:
     return True
 
 
-def _cast(name: str, value: Values, like: Values) -> Values:
+def _cast(
+    name: str,
+    value: Values,
+    like: Values,
+) -> Values:
     """An array in the type that it is taken in."""
     with np.errstate(over="ignore"):
         typed = value.astype(_type(value, like))
@@ -404,17 +511,26 @@ def holds(dtype: Type, like: Values) -> bool:
     return dtype.kind in allowed
 
 
-def header(data: bytes) -> tuple[tuple[int, ...], Type]:
+def header(data: bytes) -> tuple[Shape, Type]:
     """The shape and type in the header of an array in numpy's format."""
     buffer = BytesIO(data)
     version = npy.read_magic(buffer)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    if version == (1, 0):
+        read = npy.read_array_header_1_0
+    else:
+        read = npy.read_array_header_2_0
     shape, _, dtype = read(buffer)
     return shape, dtype
 
 
-def _length(arrays: Given, origin: Given | None) -> float:
-    """The distance of all real arrays from the origin. Counts may grow, and are left out."""
+def _length(
+    arrays: Given,
+    origin: Given | None,
+) -> float:
+    """The distance of all real arrays from the origin. Counts may grow, and are left out.
+
+    Without an origin, it is the distance from zero. The sum is in float64.
+    """
     total = 0.0
     for name, value in arrays.items():
         if value.dtype.kind != "f":
@@ -424,7 +540,8 @@ def _length(arrays: Given, origin: Given | None) -> float:
             if origin[name].dtype.kind != "f":
                 continue
             away = away - origin[name]
-        total += float(np.vdot(away, away))
+        square = np.vdot(away, away)
+        total += float(square)
     return sqrt(total)
 
 
@@ -440,11 +557,14 @@ def _odd_metrics(good: Sequence[Good]) -> list[str]:
         return []
     kinds = [_kind(reply.metrics) for reply in good]
     usual, count = Counter(kinds).most_common(1)[0]
-    if 2 * count <= len(good):
-        return [""] * len(good)
-    names = sorted(name for name, _ in usual)
-    odd = f"its metrics are not those of the others ({', '.join(names)})"
-    return ["" if kind == usual else odd for kind in kinds]
+    is_majority = 2 * count > len(good)
+    names = ", ".join(sorted(dict(usual)))
+    odd = f"its metrics are not those of the others ({names})"
+    faults = []
+    for kind in kinds:
+        is_odd = is_majority and kind != usual
+        faults.append(odd if is_odd else "")
+    return faults
 
 
 def _share_metrics(good: Sequence[Good]) -> None:
@@ -455,9 +575,10 @@ def _share_metrics(good: Sequence[Good]) -> None:
     kinds = [_kind(reply.metrics) for reply in good]
     if len(set(kinds)) <= 1:
         return
-    shared = {name for name, _ in frozenset.intersection(*kinds)}
+    shared = dict(frozenset.intersection(*kinds))
     for reply in good:
-        for name in reply.metrics.keys() - shared:
+        others = reply.metrics.keys() - shared.keys()
+        for name in others:
             del reply.metrics[name]
 
 
@@ -469,28 +590,32 @@ def _fill_metrics(good: Sequence[Good]) -> dict[int, str]:
     """
     blank: dict[int, str] = {}
     for name in good[0].metrics if good else ():
-        fine = [_is_finite(reply.metrics[name]) for reply in good]
-        if all(fine) or not any(fine):
+        fine: list[Good] = []
+        others: list[Good] = []
+        for reply in good:
+            group = fine if _is_finite(reply.metrics[name]) else others
+            group.append(reply)
+        if not fine or not others:
             continue
-        mean = _mean_metric(name, good, fine)
-        for reply, is_fine in zip(good, fine, strict=True):
-            if not is_fine:
-                text = shown(f"its {name} is not finite, and is left out of the mean")
-                note(blank, reply.node, text)
-                is_list = isinstance(reply.metrics[name], list)
-                reply.metrics[name] = mean if is_list else mean[0]
+        mean = _mean_metric(name, fine)
+        for reply in others:
+            text = shown(f"its {name} is not finite, and is left out of the mean")
+            note(blank, reply.node, text)
+            is_list = isinstance(reply.metrics[name], list)
+            reply.metrics[name] = mean if is_list else mean[0]
     return blank
 
 
-def _mean_metric(name: str, good: Sequence[Good], fine: Sequence[bool]) -> list[float]:
-    """The weighted mean of a metric over the replies in which it is fine, as a list."""
-    total = sum(reply.weight for reply, is_fine in zip(good, fine, strict=True) if is_fine)
-    mean = [0.0] * len(_row(good[0].metrics[name]))
-    for reply, is_fine in zip(good, fine, strict=True):
-        if is_fine:
-            share = reply.weight / total
-            for place, value in enumerate(_row(reply.metrics[name])):
-                mean[place] += share * value
+def _mean_metric(name: str, replies: Sequence[Good]) -> list[float]:
+    """The weighted mean of a metric over some replies, as a list."""
+    total = sum(reply.weight for reply in replies)
+    first = _row(replies[0].metrics[name])
+    mean = [0.0] * len(first)
+    for reply in replies:
+        share = reply.weight / total
+        row = _row(reply.metrics[name])
+        for place, value in enumerate(row):
+            mean[place] += share * value
     return mean
 
 
@@ -505,7 +630,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _kind(metrics: MetricRecord) -> Kind:
-    """What metrics a reply has."""
+    """What metrics a reply has: their names and lengths, but not their values."""
     found = set()
     for name, value in metrics.items():
         length = len(value) if isinstance(value, list) else -1
@@ -516,18 +641,26 @@ def _kind(metrics: MetricRecord) -> Kind:
 def _heavy(good: Sequence[Good]) -> list[str]:
     """For each reply, why its weight is far above the others'. Empty if it is not.
 
-    A weight far below the others' does no harm, and must not make them look heavy.
+    A weight far below the others' does no harm, and must not make them look heavy. So weights are
+    compared with the median, which one small weight hardly moves.
     """
     weights = [reply.weight for reply in good]
+    allowed = heaviest(weights)
     faults = []
-    for weight, bound in zip(weights, heaviest(weights), strict=True):
-        fault = f"its weight {weight:.3g} is more than {HEAVY:g} times the others'"
-        faults.append(fault if weight > bound else "")
+    for weight, bound in zip(weights, allowed, strict=True):
+        fault = ""
+        if weight > bound:
+            fault = f"its weight {weight:.3g} is more than {HEAVY:g} times the others'"
+        faults.append(fault)
     return faults
 
 
 def heaviest(weights: Sequence[float]) -> list[float]:
-    """How much each client may weigh beside the others."""
+    """How much each client may weigh beside the others.
+
+    It is HEAVY times the others' median, but never more than SUM. With two clients there is no
+    majority. Then a weight below ABSURD is always accepted.
+    """
     least = ABSURD if len(weights) == 2 else 0.0
     bounds_ = []
     for other in medians(weights):
@@ -539,22 +672,29 @@ def heaviest(weights: Sequence[float]) -> list[float]:
 def _far(good: Sequence[Good], size: float) -> list[str]:
     """For each reply, why its update is too long. Empty if it is not."""
     lengths = [reply.length for reply in good]
+    allowed = farthest(lengths, size)
     faults = []
-    for length, bound in zip(lengths, farthest(lengths, size), strict=True):
-        fault = f"its update of length {length:.3g} is too long, at most {bound:.3g} would do"
-        faults.append("" if length <= bound else fault)
+    for length, bound in zip(lengths, allowed, strict=True):
+        fault = ""
+        if not length <= bound:
+            too_long = f"its update of length {length:.3g} is too long"
+            fault = f"{too_long}, at most {bound:.3g} would do"
+        faults.append(fault)
     return faults
 
 
 def farthest(lengths: Sequence[float], size: float) -> list[float]:
     """How long each update may be beside the others, for a model of length `size`.
 
-    Alone, any finite length will do.
+    It is FAR times the others' median, and at least BEYOND times the model: clients can learn at
+    very different speeds. Alone, any finite length will do.
     """
     most = float(np.finfo(np.float64).max)
     least = BEYOND * max(size, 1.0)
     bounds_ = []
     for other in medians(lengths):
-        bound = most if other == inf else max(FAR * other, least)
+        bound = most
+        if other != inf:
+            bound = max(FAR * other, least)
         bounds_.append(bound)
     return bounds_

@@ -1,4 +1,8 @@
-"""Keywords in, metrics out: what the strategies for Flower's two generations share."""
+"""Keywords in, metrics out: what the strategies for Flower's two generations share.
+
+A strategy takes its own keywords, the fields of the FedSSO record, and the keywords of FedAvg, all
+in one call. The functions here sort them and check them.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
 """What is called differently in the simulator or the paper."""
 
 Keywords = dict[str, Any]
+"""Keyword arguments by name."""
 
 
 def split(

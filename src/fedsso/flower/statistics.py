@@ -25,7 +25,10 @@ FARTHEST = 1e15
 def fault(name: str, value: Values, sent: Values) -> str:
     """Why an array cannot be the buffer of that name. Empty if it can.
 
-    `sent` is the buffer at the beginning of the round.
+    Args:
+        name: The name of the buffer in the model, by which its kind is known.
+        value: What the client has sent back.
+        sent: The buffer at the beginning of the round.
 
     >>> fault("bn.running_var", np.array([-1.0]), np.array([1.0]))
     'bn.running_var holds -1, a variance lies in [0, 1e+30]'

@@ -45,8 +45,13 @@ PATIENCE = 3
 OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip")
 """The keywords that the strategy takes itself."""
 STEPPING = (
-    *(flower.FedAdagrad, flower.FedAdam, flower.FedYogi, flower.FedAvgM, flower.QFedAvg),
-    *(flower.FedXgbBagging, flower.FedXgbCyclic),
+    flower.FedAdagrad,
+    flower.FedAdam,
+    flower.FedYogi,
+    flower.FedAvgM,
+    flower.QFedAvg,
+    flower.FedXgbBagging,
+    flower.FedXgbCyclic,
 )
 """Strategies of Flower that do not only average, but step on their own."""
 
@@ -54,20 +59,31 @@ STEPPING = (
 class FedSSO(Recorded):
     """FedSSO as a strategy of Flower, for clients that train as for FedAvg.
 
-    - `eta_l` and `local_steps` must be what the clients use: the size and the number of their local
-      steps. If they differ, give a mean.
-    - `inner` is the strategy that averages, FedAvg by default. Its keywords are taken as well:
-      fraction_train, min_train_nodes, ...
-    - `eta`, `form`, `guard`, `R` and so on are the fields of `fedsso.FedSSO`.
-    - `buffers` are patterns of the names of arrays that are averaged and never stepped. Arrays of
-      integers are always treated so.
-    - `clip` bounds what one reply can do beside the others. None does not bound it.
-    - `checkpoint_dir` is a folder that keeps the whole state after every round, for `resume`.
+    Args:
+        eta_l: The size of the clients' local steps. It must be what the clients use.
+        local_steps: The number of local steps that clients make in a round. If it differs among
+            them, give the mean.
+        inner: The strategy that averages, FedAvg by default.
+        checkpoint_dir: A folder that keeps the whole state after every round, for `resume`.
+        buffers: Patterns of the names of arrays that are averaged and never stepped. Arrays of
+            integers are always treated so.
+        clip: What bounds the influence of one reply. None does not bound it.
+        **keywords: The fields of `fedsso.FedSSO`, such as eta, form, guard and R, and the keywords
+            of FedAvg, such as fraction_train and min_train_nodes.
 
     >>> strategy = FedSSO(eta_l=0.01, local_steps=5, eta=0.5, fraction_train=1.0)
     >>> strategy.name
     'fedsso'
     """
+
+    server: Server
+    """FedSSO's server: it makes the step, and keeps the curvature."""
+    inner: Strategy
+    """The strategy that samples nodes and averages."""
+    buffers: tuple[str, ...]
+    """Patterns of the names of arrays that are averaged and never stepped."""
+    clip: Clip | None
+    """What bounds the influence of one reply."""
 
     def __init__(
         self,
@@ -97,7 +113,11 @@ class FedSSO(Recorded):
         self._failures = 0
 
     def _settings(self) -> str:
-        """A text that tells runs apart."""
+        """A text that tells runs apart.
+
+        A run is resumed only with the same one, because with other settings it would be another
+        run.
+        """
         names = [type(one).__name__ for one in privacy.chain(self.inner)]
         inside = " of ".join(names)
         steps = f"local_steps={self.server.local_steps:g}"
@@ -105,6 +125,7 @@ class FedSSO(Recorded):
         return f"{self.server.record}, {steps}, {replies}"
 
     def _restore(self, saved: Saved) -> None:
+        """Take over the state of a checkpoint: the server's curvature, and its round."""
         privacy.check_resumable(self.inner)
         arrays = arrays_of(saved.arrays)
         model = self._layout(arrays)
@@ -137,7 +158,11 @@ class FedSSO(Recorded):
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """The messages of the inner strategy. Rounds are counted on from an earlier run."""
+        """The messages of the inner strategy. Rounds are counted on from an earlier run.
+
+        If a run starts with another model than that of the last round, the curvature that was
+        learnt does not belong to it, and starts anew.
+        """
         privacy.refuse_outside()
         k = self._before + server_round
         self.journal.begin(k)
@@ -189,7 +214,10 @@ class FedSSO(Recorded):
         return str(of(self.inner, "weighted_by_key", "num-examples"))
 
     def _bounded(self, found: Screened) -> Screened:
-        """The replies, of which none counts many times more than the others."""
+        """The replies, of which none counts many times more than the others.
+
+        Weights are bounded first, then the updates, each kind of arrays for itself.
+        """
         if self.clip is None:
             return found
         kinds = self._layout(self._sent).kinds
@@ -197,7 +225,11 @@ class FedSSO(Recorded):
         return shorten(lighter, self._sent, kinds, self.clip)
 
     def _too_few(self, found: Screened) -> str:
-        """Why there are too few replies for a step. Empty if there are enough."""
+        """Why there are too few replies for a step. Empty if there are enough.
+
+        A private strategy scales its noise for a number of clients. With fewer of them, the noise
+        would be too little for the guarantee.
+        """
         least = max(1, of(self.inner, "min_train_nodes", 1))
         noisy = privacy.private(self.inner)
         scaled = getattr(noisy, "num_sampled_clients", 0)
@@ -215,7 +247,8 @@ class FedSSO(Recorded):
     ) -> tuple[str, ArrayRecord | None, MetricRecord | None]:
         """Let the inner strategy average the good replies: (why it failed or "", model, metrics).
 
-        If it fails, the federation goes on, unless it fails again and again.
+        If it fails, the federation goes on, unless it fails again and again. One bad reply that
+        passed the screening must not end a run of days.
         """
         if privacy.private(self.inner) is not None:  # its noise is scaled for equal weights
             for reply in found.good:
@@ -234,8 +267,16 @@ class FedSSO(Recorded):
         self._failures = 0
         return "", mean, told
 
-    def _stepped(self, k: int, mean: ArrayRecord | None) -> tuple[str, ArrayRecord | None]:
-        """Make FedSSO's step from the inner strategy's model: (why it failed or "", new model)."""
+    def _stepped(
+        self,
+        k: int,
+        mean: ArrayRecord | None,
+    ) -> tuple[str, ArrayRecord | None]:
+        """Make FedSSO's step from the inner strategy's model: (why it failed or "", new model).
+
+        The inner strategy may be the user's own, so its model is checked like a reply. If the step
+        is not finite, the server goes back to where it was.
+        """
         if not isinstance(mean, ArrayRecord) or not mean:
             return "the inner strategy gave no model", None
         v = arrays_of(mean)
@@ -246,7 +287,8 @@ class FedSSO(Recorded):
             return "the inner strategy gave a model that is not real and finite", None
         model = self._layout(self._sent)
         before = copy(self.server)
-        x = self.server.step(model.ravel(self._sent), model.ravel(v), k)
+        x_k = model.ravel(self._sent)
+        x = self.server.step(x_k, model.ravel(v), k)
         new = model.record(x, v)
         if not _are_finite(arrays_of(new)):
             self.server = before
@@ -254,10 +296,14 @@ class FedSSO(Recorded):
         return "", new
 
     def _layout(self, arrays: Arrays) -> Model:
-        """The layout of the model, which must stay the same in all rounds."""
+        """The layout of the model, which must stay the same in all rounds.
+
+        The curvature that FedSSO has learnt belongs to the places of parameters in x.
+        """
         model = Model(arrays, self.buffers)
         before = self._model
-        if before is not None and list(before.like.items()) != list(model.like.items()):
+        now = list(model.like.items())
+        if before is not None and list(before.like.items()) != now:
             raise InputError(
                 f"the model has changed from {before.like} to {model.like}; use a new strategy"
             )
@@ -265,9 +311,12 @@ class FedSSO(Recorded):
         return model
 
 
-def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+def _shapes(arrays: Arrays) -> dict[str, Any]:
     """The shapes of arrays, by name."""
-    return {name: array.shape for name, array in arrays.items()}
+    shapes = {}
+    for name, array in arrays.items():
+        shapes[name] = array.shape
+    return shapes
 
 
 def _are_finite(arrays: Arrays) -> bool:
@@ -277,7 +326,8 @@ def _are_finite(arrays: Arrays) -> bool:
 
 def _patterns(buffers: Sequence[str]) -> tuple[str, ...]:
     """The patterns of the names of buffers, checked."""
-    if isinstance(buffers, str) or not all(isinstance(pattern, str) for pattern in buffers):
+    are_texts = all(isinstance(pattern, str) for pattern in buffers)
+    if isinstance(buffers, str) or not are_texts:
         raise InputError(
             f"buffers must be a list of patterns such as '*running_mean', got {buffers!r}"
         )
@@ -285,7 +335,10 @@ def _patterns(buffers: Sequence[str]) -> tuple[str, ...]:
 
 
 def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
-    """The strategy inside: the user's, or FedAvg with the user's keywords."""
+    """The strategy inside: the user's, or FedAvg with the user's keywords.
+
+    Raises InputError for a strategy that steps on its own: two servers cannot move one model.
+    """
     if inner is None:
         return FedAvg(**keywords)
     if keywords:

@@ -1,6 +1,8 @@
 """What the server asks of a client, as JSON in the configuration of a message.
 
-`Setup` holds for the whole run. `Task` is one exchange with one client.
+`Setup` holds for the whole run. `Task` is one exchange with one client. Both travel with every
+message, because a client builds everything anew for every message. Tensors travel beside them, as
+arrays of the message.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Task:
 
 
 def write(part: Setup | Task) -> str:
-    """A setup or a task as text."""
+    """A setup or a task as text, which `read` understands."""
     return json.dumps(asdict(part))
 
 

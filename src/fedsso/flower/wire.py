@@ -27,6 +27,9 @@ Given = Mapping[str, Values]
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
 """The names of BatchNorm's statistics, which a server averages and never steps."""
 
+Like = tuple[tuple[int, ...], np.dtype[Any]]
+"""The shape and type of an array."""
+
 # The kinds of arrays.
 UPDATE = "update"
 STATISTICS = "statistics"
@@ -50,7 +53,7 @@ def same(a: ArrayRecord, b: ArrayRecord) -> bool:
 class Model:
     """How the arrays of one model become the vector x [d], and back."""
 
-    like: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    like: dict[str, Like]
     """The shape and type of each array."""
     params: list[str]
     """The names of the arrays that x consists of."""
@@ -66,7 +69,15 @@ class Model:
         arrays: Given,
         buffers: Sequence[str] = BUFFERS,
     ) -> None:
-        """`arrays` is the model, `buffers` are patterns of names that are averaged."""
+        """Look at the arrays of a model.
+
+        Args:
+            arrays: The initial model, by name.
+            buffers: Patterns of the names of arrays that are averaged and never stepped.
+
+        Raises:
+            InputError: An array holds other than real and finite numbers, or nothing is trainable.
+        """
         odd = [name for name, array in arrays.items() if not _is_real_and_finite(array)]
         if odd:
             raise InputError(
@@ -131,7 +142,9 @@ class Model:
 
 def _is_real_and_finite(array: Values) -> bool:
     """Whether an array holds real numbers, and no NaN or infinite ones."""
-    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
+    if array.dtype.kind not in "fiub":
+        return False
+    return bool(np.isfinite(array).all())
 
 
 def _kind(name: str, array: Values, buffers: Sequence[str]) -> str:

@@ -14,13 +14,16 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from ..errors import InputError
 from .losses import RowLoss, draw
+
+if TYPE_CHECKING:
+    from ..algorithm import Batch
 
 BLOCK = 1 << 22  # numbers that a block of a Hessian's columns may take
 

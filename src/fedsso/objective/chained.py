@@ -12,16 +12,18 @@ Later ones are a product for each client and trial.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from .backend import Backend, by_trial
 from .dense import are_distinct, is_plain, sequence
-from .losses import RowLoss
+
+if TYPE_CHECKING:
+    from ..algorithm import Batch
+    from .losses import RowLoss
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)

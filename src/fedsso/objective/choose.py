@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,8 +14,10 @@ from .backend import Backend, ravel
 from .chained import Chained
 from .dense import Dense
 from .looped import Looped
-from .losses import RowLoss
 from .vmapped import Vmapped
+
+if TYPE_CHECKING:
+    from .losses import RowLoss
 
 ENGINES = ("auto", "stacked", "loop")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

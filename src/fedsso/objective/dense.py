@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from .backend import Backend, by_trial
 from .losses import RowLoss, bend, slope
+
+if TYPE_CHECKING:
+    from ..algorithm import Batch
 
 Elementwise = Callable[[Tensor], Tensor]
 

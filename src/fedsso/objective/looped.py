@@ -7,14 +7,17 @@ torch.func cannot batch (LSTM), and convolutions on a CPU, which are faster this
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithm import Batch
 from .backend import Backend, buffers_into, buffers_of, by_trial, columns, mirrored
-from .losses import RowLoss
 from .modes import by_classes, differentiable_twice, seeded
+
+if TYPE_CHECKING:
+    from .losses import RowLoss
 
 
 class Looped(Backend):

@@ -4,15 +4,17 @@ mapped over all of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
 from .backend import Backend
-from .losses import RowLoss
 from .modes import by_classes, differentiable_twice
+
+if TYPE_CHECKING:
+    from ..algorithm import Batch
+    from .losses import RowLoss
 
 
 class Vmapped(Backend):

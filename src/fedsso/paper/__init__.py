@@ -1,54 +1,107 @@
-"""The paper's tables, figures and theory from our own runs: what `fedsso paper` calls."""
+"""The paper's tables, figures and theory from our own runs: what `fedsso paper` calls.
+
+`COMMANDS` lists them by name. Each command takes a `Lab`, which says where results go and how
+thoroughly to run, and writes its files there. A command's module is imported when the command runs:
+most users need none of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from . import table2, table3, theory
-from .curves import FIGURES, figure, local_updates, newton
-from .lab import Lab
-from .write import save_text
+from .figures import FIGURES
 
-Command = Callable[[Lab], None]
+if TYPE_CHECKING:
+    from .lab import Lab
+
+Command = Callable[["Lab"], None]
 
 
 class Entry(NamedTuple):
-    """A table or figure."""
+    """A table, a figure or the theory: its title, and the command that makes it."""
 
     title: str
     command: Command
 
 
-def _each(lab: Lab) -> None:
-    """Everything, one after the other, and a page that links it."""
+def _table2(lab: Lab) -> None:
+    """Table 2, all blocks; the command line can choose some of them."""
+    from .table2 import table2
+
+    table2(lab)
+
+
+def _table3(lab: Lab) -> None:
+    """Table 3, which needs the folder alone: nothing is trained."""
+    from .table3 import table3
+
+    table3(lab.out)
+
+
+def _figure(lab: Lab, name: str) -> None:
+    """A figure that is described by data alone, see `figures`."""
+    from .curves import figure
+
+    figure(lab, name)
+
+
+def _newton(lab: Lab) -> None:
+    """The figure of FedNL on a small network for text."""
+    from .curves import newton
+
+    newton(lab, "fig-fednl")
+
+
+def _local_updates(lab: Lab) -> None:
+    """The figure on the number of local steps."""
+    from .curves import local_updates
+
+    local_updates(lab, "fig-tau")
+
+
+def _theory(lab: Lab) -> None:
+    """The theory's claims, tested on small problems."""
+    from .theory import theory
+
+    theory(lab.out, quick=lab.quick, note=lab.note)
+
+
+def _all(lab: Lab) -> None:
+    """Make everything, one after the other, and a page with links to it."""
+    from .write import save_text
+
+    links = []
     for name, entry in COMMANDS.items():
-        if name != "all":
-            lab.note(f"--- {name}: {entry.title}")
-            entry.command(lab)
-    links = [
-        f"- [{name}]({name}.md): {entry.title}" for name, entry in COMMANDS.items() if name != "all"
-    ]
+        if name == "all":
+            continue
+        lab.note(f"--- {name}: {entry.title}")
+        entry.command(lab)
+        links.append(f"- [{name}]({name}.md): {entry.title}")
     save_text(lab.out / "all.md", "# The paper, from our own runs", "\n".join(links))
+
+
+def _figure_entries() -> dict[str, Entry]:
+    """The figures that are described by data alone."""
+    entries = {}
+    for name, figure in FIGURES.items():
+        entries[name] = Entry(figure.title, partial(_figure, name=name))
+    return entries
 
 
 COMMANDS: dict[str, Entry] = {
     "table2": Entry(
-        "rounds and bytes to accuracies, every algorithm at its best setting", table2.table2
+        "rounds and bytes to accuracies, every algorithm at its best setting",
+        _table2,
     ),
     "table3": Entry(
         "communication and memory, measured beside the paper's formulas",
-        lambda lab: table3.table3(lab.out),
+        _table3,
     ),
-    **{name: Entry(f.title, partial(figure, name=name)) for name, f in FIGURES.items()},
-    "fig-fednl": Entry(
-        "FedNL on text, where its matrices fit", lambda lab: newton(lab, "fig-fednl")
-    ),
-    "fig-tau": Entry("the number of local steps", lambda lab: local_updates(lab, "fig-tau")),
-    "theory": Entry(
-        "rates, lemmas, lighthouse point and bias, by experiment",
-        lambda lab: theory.theory(lab.out, quick=lab.quick, note=lab.note),
-    ),
-    "all": Entry("everything, one after the other", _each),
+    **_figure_entries(),
+    "fig-fednl": Entry("FedNL on text, where its matrices fit", _newton),
+    "fig-tau": Entry("the number of local steps", _local_updates),
+    "theory": Entry("rates, lemmas, lighthouse point and bias, by experiment", _theory),
+    "all": Entry("everything, one after the other", _all),
 }

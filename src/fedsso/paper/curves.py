@@ -1,272 +1,307 @@
-"""The paper's figures: training loss and test accuracy of several algorithms, at the same α or each
-at its best.
+"""Runs the paper's figures: training loss and test accuracy of several algorithms, by round.
 
-A figure is a row of columns; a column is a task, the methods on it and, where all have the same
-client step, that α. Best settings are chosen as in Table 2, on the tasks that it does not have with
-one seed instead of three, and run with five seeds; the same α is run with three.
+In a column of a figure all algorithms have the same client step α, or each has its best setting.
+Best settings are chosen as in Table 2; on tasks that it does not have they are chosen with one seed
+instead of three. They are then run with five seeds, the same α with three.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..experiment.results import Results, Setting
+from ..experiment.results import Results
 from ..report import figures
 from ..report import tables as report
-from .lab import Lab
+from .figures import FIGURES, Column
 from .published import EVERY
 from .released import same_setting
 from .tasks import METHODS, SEEDS, TASKS, Task
 from .write import save_csv, save_picture, save_text, settings, table
 
-CONVEX = (
-    "fedavg",
-    "fedsgd",
-    "scaffold",
-    "feddane",
-    "fedac",
-    "fedadagrad",
-    "fedadam",
-    "fedsso",
-    "fedsso-default",
-)
-DEEP = tuple(name for name in CONVEX if name != "feddane")
-TEXT = ("fedavg", "scaffold", "feddane", "fedac", "fedadagrad", "fedsso", "fedsso-default")
-ENGINE = ("fedavg", "fedac", "fednl", "fedsso", "fedsso-default")
-PHOTOS = ("fedavg", "fedadagrad", "fedsso", "fedsso-default")
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ..experiment.results import Setting
+    from ..experiment.run import Run
+    from .lab import Lab
+
 TAUS = (1, 2, 5, 10, 20, 50)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One task of a figure; without α every method has its best setting."""
-
-    task: str
-    methods: tuple[str, ...]
-    alpha: float | None = None
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of the paper."""
-
-    title: str
-    columns: tuple[Column, ...]
-    remark: str = ""
-
-
-FIGURES = {
-    "fig-same": Figure(
-        "The same α for all",
-        (
-            Column("mnist-mclr", CONVEX, 0.001),
-            Column("fashion-mclr", CONVEX, 0.001),
-            Column("mnist-cnn", DEEP, 0.01),
-            Column("fashion-cnn", DEEP, 0.01),
-        ),
-        "α = 0.001 for MCLR, 0.01 for the CNN; η, μ and the like at each algorithm's default. Our default chooses "
-        "its α. FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' released "
-        "curves.",
-    ),
-    "fig-optimal": Figure(
-        "Every algorithm at its best setting",
-        (
-            Column("mnist-mclr", CONVEX),
-            Column("fashion-mclr", CONVEX),
-            Column("mnist-cnn", DEEP),
-            Column("fashion-cnn", DEEP),
-        ),
-        "Settings as in Table 2 (first hit); FedDANE is not run on the CNN, FedNL not at all. Dots: the authors' "
-        "released curves.",
-    ),
-    "fig-cifar": Figure(
-        "CIFAR-10, LeNet",
-        (Column("cifar-lenet", PHOTOS),),
-        "FedOpt is FedAdaGrad, as in the paper.",
-    ),
-    "fig-libsvm": Figure(
-        "ijcnn1, logistic regression",
-        (Column("ijcnn1-mclr", ENGINE, 0.001), Column("ijcnn1-mclr", ENGINE)),
-        "FedNL has no α: at the left its step is undamped (η = 1).",
-    ),
-    "fig-nlp": Figure(
-        "Shakespeare and Sentiment140",
-        (
-            Column("shakespeare-mclr", TEXT, 0.003),
-            Column("shakespeare-mclr", TEXT),
-            Column("sentiment140-mlp", TEXT, 0.03),
-            Column("sentiment140-mlp", TEXT),
-        ),
-        "FedNL does not fit: with d = 211 315 and 67 746 its matrix at every client would have 179 and 18 GB. "
-        "`fedsso paper fig-fednl` shows it on a smaller network.",
-    ),
-}
+HOW = (
+    "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not "
+    "diverged. Rounds are first hits, megabytes those of the whole federation; the final accuracy "
+    "is the last round's, and 0 for a seed that has diverged."
+)
 
 
 class Shown(NamedTuple):
-    """A run of a figure under its name; `told`: the settings are told, too."""
+    """A setting in a figure, under a title.
+
+    With `told` its hyper-parameters follow the title, as in "FedSSO α=0.001 η=1".
+    """
 
     title: str
     setting: Setting
     told: bool = True
 
     def curve(self) -> report.Curve:
-        return self.setting.curve(
-            f"{self.title} {settings(self.setting)}" if self.told else self.title
-        )
+        """The setting as plots and tables take it."""
+        label = self.title
+        if self.told:
+            label = f"{label} {settings(self.setting)}"
+        return self.setting.curve(label)
 
 
 class Drawn(NamedTuple):
-    """A column with its runs, and what there is to say about them."""
+    """A column of a figure that has been run, and what there is to say about it."""
 
     task: Task
-    how: str
+    how: str  # what is special about the settings; may be empty
     runs: Sequence[Shown]
     remarks: Sequence[str] = ()
 
     @property
     def title(self) -> str:
-        return f"{self.task.title}: {self.how}" if self.how else self.task.title
+        """The title of the column."""
+        if not self.how:
+            return self.task.title
+        return f"{self.task.title}: {self.how}"
 
 
 def figure(lab: Lab, name: str) -> None:
-    """Run what a figure shows and write its picture, table and numbers."""
+    """Run what a figure of `FIGURES` shows and write it.
+
+    Writes the picture as `name`.png and `name`.pdf, a page with tables as `name`.md, and the
+    numbers of every run as `name`.csv.
+    """
     chosen = FIGURES[name]
     drawn = []
     for number, column in enumerate(chosen.columns, 1):
-        lab.note(f"column {number} of {len(chosen.columns)}: {TASKS[column.task].title}")
-        drawn.append(
-            _best(lab, column) if column.alpha is None else _same(lab, column, column.alpha)
-        )
+        title = TASKS[column.task].title
+        lab.note(f"column {number} of {len(chosen.columns)}: {title}")
+        if column.alpha is None:
+            drawn.append(_best(lab, column))
+        else:
+            drawn.append(_same(lab, column, column.alpha))
     _write(lab, name, chosen.title, chosen.remark, drawn)
 
 
 def _best(lab: Lab, column: Column) -> Drawn:
-    """Every method's grid, then its best setting."""
+    """Run a column in which every method has its best setting.
+
+    The whole grid of each method is run with the seeds that settings are chosen by; the chosen
+    setting is then run with all seeds.
+    """
     task = TASKS[column.task]
     grids = lab.grids(task, column.methods)
-    best = lab.again(task, {name: grid.best(task.deciding) for name, grid in grids.items()})
-    seeds = "one seed" if task.choosing == 1 or lab.quick else f"{task.choosing} seeds"
+    chosen = {}
+    for name, grid in grids.items():
+        chosen[name] = grid.best(task.deciding)
+    best = lab.again(task, chosen)
+    rule = _rule(lab, task, grids)
+    return Drawn(task, "best settings", _shown(best), [rule])
+
+
+def _rule(
+    lab: Lab,
+    task: Task,
+    grids: Mapping[str, Results],
+) -> str:
+    """How the settings of a column were chosen, and how many reach the deciding accuracy."""
+    seeds = f"{task.choosing} seeds"
+    if task.choosing == 1 or lab.quick:
+        seeds = "one seed"
     grid = "a thin grid" if lab.quick else "the whole grid"
-    rule = (
-        f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, or the best "
-        f"accuracy at the end where "
-        f"that is not reached. Settings that reach it: {_shares(grids, task.deciding)}."
+    return (
+        f"Chosen on {grid} with {seeds}: the fewest rounds to {task.deciding:g}, "
+        "or the best accuracy at the end where that is not reached. "
+        f"Settings that reach it: {_shares(grids, task.deciding)}."
     )
-    return Drawn(
-        task, "best settings", [Shown(_title(name), s) for name, s in best.items()], [rule]
-    )
+
+
+def _shown(settings: Mapping[str, Setting]) -> list[Shown]:
+    """Settings by name of method, under the titles of the methods."""
+    return [Shown(_title(name), setting) for name, setting in settings.items()]
 
 
 def _shares(grids: Mapping[str, Results], target: float) -> str:
-    tuned = {name: grid for name, grid in grids.items() if len(grid.settings()) > 1}
-    return ", ".join(
-        f"{METHODS[n].title} {grid.working(target)} of {len(grid.settings())}"
-        for n, grid in tuned.items()
-    )
+    """How many settings of each method's grid reach the target, as text.
+
+    Methods with a single setting are left out.
+    """
+    shares = []
+    for name, grid in grids.items():
+        size = len(grid.settings())
+        if size > 1:
+            works = grid.working(target)
+            shares.append(f"{METHODS[name].title} {works} of {size}")
+    return ", ".join(shares)
 
 
-def _same(lab: Lab, column: Column, alpha: float) -> Drawn:
-    """One α for all; our default has its own."""
-    task, methods = TASKS[column.task], [METHODS[name] for name in column.methods]
-    records = [m.at(alpha=alpha) if m.tuned else m.records()[0] for m in methods]
-    found = lab.study(task, records, lab.seeds[:3])
-    runs = [
-        Shown(_title(name), s) for name, s in zip(column.methods, found.settings(), strict=True)
-    ]
+def _same(
+    lab: Lab,
+    column: Column,
+    alpha: float,
+) -> Drawn:
+    """Run a column in which all methods have the same client step.
+
+    A method that is not tuned, our default, chooses its own.
+    """
+    task = TASKS[column.task]
+    records = []
+    for name in column.methods:
+        method = METHODS[name]
+        if method.tuned:
+            records.append(method.at(alpha=alpha))
+        else:
+            records.append(method.at())
+    seeds = lab.seeds[:3]
+    found = lab.study(task, records, seeds).settings()
+    runs = _shown(dict(zip(column.methods, found, strict=True)))
     return Drawn(task, f"α\u00a0=\u00a0{alpha:g}", runs)
 
 
 def _title(name: str) -> str:
+    """The title of a method in a figure.
+
+    That our default is not tuned goes without saying there: its label shows α=auto.
+    """
     return METHODS[name].title.removesuffix(", not tuned")
 
 
 def local_updates(lab: Lab, name: str) -> None:
-    """FedSSO as published with one to fifty local steps, on MNIST over twenty clients and over
-    three."""
-    taus = TAUS[:4] if lab.quick else TAUS
+    """Run FedSSO as published with one to fifty local steps, on MNIST, and write the figure.
+
+    MNIST is shared by twenty clients, as in the paper, and by three.
+    """
+    taus = list(TAUS[:4] if lab.quick else TAUS)
+    record = METHODS["fedsso"].at(alpha=0.001)
     drawn = []
     for task in (TASKS["mnist-mclr"], TASKS["mnist3-mclr"]):
         lab.note(task.title)
         found = lab.study(
-            task, [METHODS["fedsso"].at(alpha=0.001)], lab.seeds, local_steps=list(taus)
+            task,
+            [record],
+            lab.seeds,
+            local_steps=taus,
         )
-        runs = [
-            Shown(f"FedSSO τ={t}", s, told=False)
-            for t, s in zip(taus, found.settings(), strict=True)
-        ]
+        runs = []
+        for tau, setting in zip(taus, found.settings(), strict=True):
+            runs.append(Shown(f"FedSSO τ={tau}", setting, told=False))
         drawn.append(Drawn(task, "α\u00a0=\u00a00.001, η\u00a0=\u00a01", runs))
-    remark = "FedSSO as published, from zero; the paper has the 20 clients. Bytes in a round do not depend on τ."
+    remark = (
+        "FedSSO as published, from zero; the paper has the 20 clients. "
+        "Bytes in a round do not depend on τ."
+    )
     _write(lab, name, "The number of local steps", remark, drawn)
 
 
 def newton(lab: Lab, name: str) -> None:
-    """FedNL on a network so small that its d x d matrices fit, beside others."""
+    """Run FedNL on a network so small that its d x d matrices fit, and write the figure.
+
+    FedAvg, FedDANE and our default stand beside it.
+    """
     task = TASKS["sentiment140-short"]
-    others = [METHODS[m].at(alpha=0.03) for m in ("fedavg", "feddane")] + METHODS[
-        "fedsso-default"
-    ].records()
-    titles = ["FedAvg", "FedDANE", _title("fedsso-default")]
-    beside = lab.study(task, others, SEEDS[:1]).settings()
-    runs = [Shown(t, s) for t, s in zip(titles, beside, strict=True)]
-    damped = METHODS["fednl"].records()[2 if lab.quick else 0 :]
-    few = {"rounds": 10} if lab.quick else {}
-    runs += [Shown("FedNL", s) for s in lab.study(task, damped, SEEDS[:1], **few).settings()]
+    beside = {
+        "FedAvg": METHODS["fedavg"].at(alpha=0.03),
+        "FedDANE": METHODS["feddane"].at(alpha=0.03),
+        _title("fedsso-default"): METHODS["fedsso-default"].at(),
+    }
+    seeds = SEEDS[:1]
+    others = lab.study(task, list(beside.values()), seeds)
+    runs = []
+    for title, setting in zip(beside, others.settings(), strict=True):
+        runs.append(Shown(title, setting))
+    damped = METHODS["fednl"].records()
+    few = {}
+    if lab.quick:
+        damped = damped[2:]
+        few = {"rounds": 10}
+    found = lab.study(task, damped, seeds, **few)
+    for setting in found.settings():
+        runs.append(Shown("FedNL", setting))
     remark = "One seed; α = 0.03 for FedAvg and FedDANE, FedNL with its dampings η."
-    _write(lab, name, "FedNL on a network for text", remark, [Drawn(task, "", runs)])
+    _write(
+        lab,
+        name,
+        "FedNL on a network for text",
+        remark,
+        [Drawn(task, "", runs)],
+    )
 
 
 # ---- what is written ----
 
 
-def _write(lab: Lab, name: str, title: str, remark: str, drawn: Sequence[Drawn]) -> None:
-    columns = [figures.Panel(d.title, [run.curve() for run in d.runs], _dots(d)) for d in drawn]
-    save_picture(lab.out / name, lambda path: figures.panels(path, columns, title=title))
-    save_csv(lab.out / f"{name}.csv", [row for d in drawn for row in _numbers(d)])
-    quick = "A quick look: one seed, few rounds, few settings." if lab.quick else ""
-    how = (
-        "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not "
-        "diverged. Rounds are "
-        "first hits, megabytes those of the whole federation; the final accuracy is the last "
-        "round's, and 0 for a seed "
-        "that has diverged."
-    )
-    tables = [part for d in drawn for part in (f"## {d.title}", *_facts(lab, d), table(_rows(d)))]
-    save_text(
-        lab.out / f"{name}.md", f"# {title}", quick, remark, how, f"![{title}]({name}.png)", *tables
-    )
+def _write(
+    lab: Lab,
+    name: str,
+    title: str,
+    remark: str,
+    drawn: Sequence[Drawn],
+) -> None:
+    """Write the picture, the numbers and the page of a figure.
+
+    `drawn` holds the columns from left to right; the page has a section with a table for each.
+    """
+    columns = []
+    numbers: list[dict[str, Any]] = []
+    parts = [f"# {title}"]
+    if lab.quick:
+        parts.append("A quick look: one seed, few rounds, few settings.")
+    parts += [remark, HOW, f"![{title}]({name}.png)"]
+    for column in drawn:
+        curves = [run.curve() for run in column.runs]
+        dots = _dots(column)
+        columns.append(figures.Panel(column.title, curves, dots))
+        numbers += _numbers(column)
+        parts.append(f"## {column.title}")
+        parts += _facts(lab, column)
+        rows = report.rounds_table(curves, column.task.targets)
+        parts.append(table(rows))
+
+    def draw(path: Path) -> None:
+        figures.panels(path, columns, title=title)
+
+    save_picture(lab.out / name, draw)
+    save_csv(lab.out / f"{name}.csv", numbers)
+    save_text(lab.out / f"{name}.md", *parts)
 
 
 def _facts(lab: Lab, drawn: Drawn) -> list[str]:
-    """The data, the choice, and who diverged."""
-    lost = [(run.curve().label, run.setting) for run in drawn.runs if run.setting.diverged]
-    told = ", ".join(f"{label} ({s.diverged} of {len(s.seeds)} seeds)" for label, s in lost)
-    return [lab.about(drawn.task), *drawn.remarks, f"Diverged: {told or 'none'}."]
+    """Paragraphs on a column: its data, how settings were chosen, and which runs diverged."""
+    lost = []
+    for run in drawn.runs:
+        setting = run.setting
+        if setting.diverged:
+            seeds = f"{setting.diverged} of {len(setting.seeds)} seeds"
+            lost.append(f"{run.curve().label} ({seeds})")
+    about = lab.about(drawn.task)
+    diverged = ", ".join(lost) if lost else "none"
+    return [about, *drawn.remarks, f"Diverged: {diverged}."]
 
 
 def _dots(drawn: Drawn) -> list[figures.Dots]:
-    """The released curves of these settings."""
+    """The authors' released curves of the settings in a column, as dots for the picture.
+
+    Released curves have 200 rounds; they are cut where ours end.
+    """
     dots = []
     for run in drawn.runs:
+        last = len(run.setting.traces[0]) - 1
         for curve in same_setting(drawn.task, run.setting):
-            last = len(run.setting.traces[0]) - 1
-            kept = [(EVERY * i, a) for i, a in enumerate(curve.accuracy) if EVERY * i <= last]
-            dots.append(
-                figures.Dots(
-                    "released by the authors", run.setting.algorithm, *zip(*kept, strict=True)
-                )
-            )
+            every = len(curve.accuracy)
+            rounds = range(0, last + 1, EVERY)[:every]
+            values = curve.accuracy[: len(rounds)]
+            algorithm = run.setting.algorithm
+            dots.append(figures.Dots("released by the authors", algorithm, tuple(rounds), values))
     return dots
 
 
-def _rows(drawn: Drawn) -> list[dict[str, str]]:
-    return report.rounds_table([run.curve() for run in drawn.runs], drawn.task.targets)
-
-
 def _numbers(drawn: Drawn) -> list[dict[str, Any]]:
-    runs = itertools.chain.from_iterable(shown.setting.runs for shown in drawn.runs)
+    """A row of plain numbers for each run of a column, with the column's title in front."""
+    runs: list[Run] = []
+    for shown in drawn.runs:
+        runs += shown.setting.runs
     rows = Results(runs).rows(drawn.task.targets)
     return [{"panel": drawn.title, **row} for row in rows]

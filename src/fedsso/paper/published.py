@@ -2,14 +2,14 @@
 
 How the table was made, found by holding it against those curves:
 
-- A count of rounds is the last round below the target (round 0 is the initial model), not the first that reaches it. A
-  run that ends below again is counted to its last rise above the target: FedNL's curve rises above 0.88 for the last
-  time after round 181 and ends at 0.823.
-- The bold column, here `deciding`, is the accuracy that the paper allots to 200 rounds of FedAvg. FedAvg's 200 is that
-  allotment: its curve on mnist-cnn stays above 0.88 after round 164.
-- "Total bits (B)" are bytes of one client, both ways: 2 x 4 d x vectors x rounds, with the rounds of the deciding
-  target or, where it is not reached, of the last one that is. SCAFFOLD and FedDANE send two vectors, all others are
-  charged one, FedNL included.
+- A count of rounds is the last round below the target (round 0 is the initial model), not the first
+  that reaches it. A run that ends below again is counted to its last rise above the target: FedNL's
+  curve rises above 0.88 for the last time after round 181 and ends at 0.823.
+- The bold column, here `deciding`, is the accuracy that the paper allots to 200 rounds of FedAvg.
+  FedAvg's 200 is that allotment: its curve on mnist-cnn stays above 0.88 after round 164.
+- "Total bits (B)" are bytes of one client, both ways: 2 x 4 d x vectors x rounds. The rounds are
+  those to the deciding target or, where it is not reached, to the last one that is. SCAFFOLD and
+  FedDANE send two vectors, all others are charged one, FedNL included.
 - The set called EMNIST is Fashion-MNIST, held by 3 clients.
 """
 
@@ -27,18 +27,17 @@ EVERY = 5  # rounds between the accuracies of a released curve
 
 
 class Published(NamedTuple):
-    """One row of a block: the best steps found, rounds for each target (None: not reached), bytes
-    of one client."""
+    """One row of a block of Table 2: an algorithm at the best steps that the authors found."""
 
     algorithm: str
     alpha: float
-    eta: float | None
-    rounds: tuple[int | None, ...]
-    bytes: int | None
+    eta: float | None  # None: the algorithm has no server step
+    rounds: tuple[int | None, ...]  # for each target; None: not reached
+    bytes: int | None  # of one client, both ways
 
 
 class Block(NamedTuple):
-    """One quarter of Table 2."""
+    """One quarter of Table 2: a data set with a model."""
 
     targets: tuple[float, ...]
     deciding: float
@@ -52,9 +51,8 @@ TABLE2: dict[str, Block] = {
         (
             Published("fedavg", 0.03, None, (1, 2, 27, 200, None), 12_560_000),
             Published("scaffold", 0.03, None, (1, 5, 14, 71, 149), 8_917_600),
-            Published(
-                "feddane", 0.003, None, (2, 30, 180, 186, 189), 22_361_600
-            ),  # a slip: 186 rounds are 23 361 600
+            # the bytes are a slip: 186 rounds are 23 361 600
+            Published("feddane", 0.003, None, (2, 30, 180, 186, 189), 22_361_600),
             Published("fednl", 0.001, None, (5, 13, 143, 181, None), 11_366_800),
             Published("fedsso", 0.001, 1.0, (14, 14, 17, 20, 24), 1_256_000),
         ),
@@ -76,8 +74,8 @@ TABLE2: dict[str, Block] = {
         (
             Published("fedavg", 0.3, None, (6, 9, 20, 200, None), 9_968_000),
             Published("scaffold", 0.01, None, (24, 33, 82, None, None), 8_173_760),
-            # the released curve has 19 for 0.80 and 34 for 0.88: the third entry seems to be the
-            # fourth's
+            # the released curve has 19 for 0.80 and 34 for 0.88: the third entry seems to be
+            # the fourth's
             Published("fedsso", 0.07, 0.3, (10, 13, 34, 40, 192), 1_993_600),
         ),
     ),
@@ -86,8 +84,7 @@ TABLE2: dict[str, Block] = {
         0.81,
         (
             # both released curves rise above 0.81 last after round 196, and above 0.80 after 199
-            # (FedAvg) and 198
-            # (SCAFFOLD): the two columns seem to be exchanged
+            # (FedAvg) and 198 (SCAFFOLD): the two columns seem to be exchanged
             Published("fedavg", 0.1, None, (5, 12, 196, 200, None), 9_968_000),
             Published("scaffold", 0.07, None, (6, 12, 196, 198, None), 19_736_640),
             Published("fedsso", 0.003, 1.0, (14, 17, 46, 67, 191), 3_339_280),
@@ -96,20 +93,20 @@ TABLE2: dict[str, Block] = {
 }
 
 
+# what to know about a block's numbers, for the page of Table 2
 REMARKS = {
-    "mnist-mclr": "FedDANE's bytes in the paper are a slip: 186 rounds are 23.36 MB. Its FedNL row matches a released "
-    "curve of the 3-client set.",
-    "mnist-cnn": "The released FedSSO curve of this setting has 10, 13, 19, 34, 192: the paper's third entry seems to "
-    "be the fourth's.",
-    "fashion-cnn": "In FedAvg's and SCAFFOLD's released curves the last rise above 0.81 comes before that above 0.80: "
-    "the paper's third and fourth columns seem to be exchanged. Its FedSSO row is a released "
-    "curve, exactly.",
+    "mnist-mclr": "FedDANE's bytes in the paper are a slip: 186 rounds are 23.36 MB. "
+    "Its FedNL row matches a released curve of the 3-client set.",
+    "mnist-cnn": "The released FedSSO curve of this setting has 10, 13, 19, 34, 192: "
+    "the paper's third entry seems to be the fourth's.",
+    "fashion-cnn": "In FedAvg's and SCAFFOLD's released curves the last rise above 0.81 comes "
+    "before that above 0.80: the paper's third and fourth columns seem to be exchanged. "
+    "Its FedSSO row is a released curve, exactly.",
 }
 
 
 class Released(NamedTuple):
-    """One curve that the authors released, 200 rounds long, with the rounds for its block's
-    targets.
+    """One curve that the authors released, 200 rounds long, and the rounds to its targets.
 
     Where a file's name does not say the model, the loss at the start does: 2.3026 is `mclr` from
     zero, 2.479 `mclr` and 2.2975 (Fashion-MNIST: 2.3010) `cnn` from torch's default with seed 0.
@@ -143,7 +140,10 @@ class Released(NamedTuple):
 
 
 def released(block: str, algorithm: str | None = None, tau: int | None = None) -> list[Released]:
-    """The released curves of a block (None: of all algorithms, of all numbers of local steps).
+    """The released curves of a block of Table 2.
+
+    Without an algorithm they are those of all algorithms, without `tau` those of all numbers of
+    local steps.
 
     >>> [curve.alpha for curve in released("fashion-cnn", "fedsso")]
     [0.003, 0.07]
@@ -151,21 +151,24 @@ def released(block: str, algorithm: str | None = None, tau: int | None = None) -
     one_of("block", block, TABLE2)
     if algorithm is not None:
         one_of("algorithm", algorithm, ALGORITHMS)
-    return [
-        c
-        for c in _curves()
-        if c.block == block and algorithm in (None, c.algorithm) and tau in (None, c.tau)
-    ]
+    curves = [curve for curve in _curves() if curve.block == block]
+    if algorithm is not None:
+        curves = [curve for curve in curves if curve.algorithm == algorithm]
+    if tau is not None:
+        curves = [curve for curve in curves if curve.tau == tau]
+    return curves
 
 
 @cache
 def _curves() -> tuple[Released, ...]:
-    rows = json.loads(files(__package__).joinpath("released.json").read_text(encoding="utf-8"))
-    return tuple(_curve(row) for row in rows)
+    """All curves, from the file beside this module."""
+    text = files(__package__).joinpath("released.json").read_text(encoding="utf-8")
+    return tuple(_curve(row) for row in json.loads(text))
 
 
 def _curve(row: dict[str, Any]) -> Released:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
-    }
+    """One entry of the file; JSON has lists where a curve has tuples."""
+    fields: dict[str, Any] = {}
+    for name, value in row.items():
+        fields[name] = tuple(value) if isinstance(value, list) else value
     return Released(**fields)

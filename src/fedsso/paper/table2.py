@@ -1,89 +1,149 @@
-"""Table 2: rounds and bytes to accuracies, every algorithm at its best setting, counted both ways.
+"""Table 2: rounds and bytes to accuracies, every algorithm at its best setting.
 
-A block is a task. Each method's whole grid is run with the first seeds, its best setting is chosen
-(once for each way of counting) and then run with all seeds.
+A block of the table is a task. Each method's whole grid is run with the first seeds; its best
+setting is chosen, once for each way of counting rounds, and then run with all seeds. This module
+runs the experiments, `table2_pages` writes what came out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ..algorithm import Algorithm
 from ..errors import one_of
 from ..experiment.results import COUNTS, Results
-from .lab import Lab
 from .published import TABLE2 as PUBLISHED
 from .table2_pages import Block, write
 from .tasks import METHODS, SEEDS, TABLE2, Task
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..algorithm import Algorithm
+    from ..experiment.results import Setting
+    from .lab import Lab
+
 NAME = "table2"
 QUICK = 40  # rounds of a quick look
+OURS = "fedsso-default"
 
 
-def table2(lab: Lab, blocks: Sequence[str] = (), *, slow: bool = False) -> None:
-    """Run the blocks (none named: all, or in a quick look the paper's) and write table, numbers and
-    pictures; of some blocks under another name, beside the whole."""
-    names = [one_of("block", name, TABLE2) for name in blocks] or list(
-        PUBLISHED if lab.quick else TABLE2
-    )
+def table2(
+    lab: Lab,
+    blocks: Sequence[str] = (),
+    *,
+    slow: bool = False,
+) -> None:
+    """Run blocks of the table and write the page, the numbers and the pictures.
+
+    Without names all blocks are run, in a quick look those of the paper. Some blocks alone are
+    written under another name, beside the whole table. `slow` adds the methods that cost more than
+    all others.
+    """
+    names = [one_of("block", name, TABLE2) for name in blocks]
+    if not names:
+        names = list(PUBLISHED if lab.quick else TABLE2)
     done = []
     for number, name in enumerate(names, 1):
-        lab.note(f"block {number} of {len(names)}: {TABLE2[name].title}")
-        done.append(_untuned(lab, TABLE2[name]) if lab.quick else _tuned(lab, TABLE2[name], slow))
-    write(lab, done, slow, NAME if not blocks else f"{NAME}-part")
+        task = TABLE2[name]
+        lab.note(f"block {number} of {len(names)}: {task.title}")
+        if lab.quick:
+            done.append(_untuned(lab, task))
+        else:
+            done.append(_tuned(lab, task, slow))
+    write(lab, done, slow, f"{NAME}-part" if blocks else NAME)
 
 
 def _at_published(task: Task) -> dict[str, Algorithm]:
-    """The paper's own settings, FedNL's aside."""
+    """The paper's own settings of a task, by method; none for a task that the paper does not have.
+
+    FedNL is left out: it is slow, and ours has no client step that the paper's α could set.
+    """
     points: dict[str, Algorithm] = {}
-    for row in PUBLISHED[task.name].rows if task.name in PUBLISHED else ():
-        if row.algorithm != "fednl":
-            eta = {} if row.eta is None else {"eta": row.eta}
-            points[row.algorithm] = METHODS[row.algorithm].at(alpha=row.alpha, **eta)
+    if task.name not in PUBLISHED:
+        return points
+    for row in PUBLISHED[task.name].rows:
+        if row.algorithm == "fednl":
+            continue
+        steps = {"alpha": row.alpha}
+        if row.eta is not None:
+            steps["eta"] = row.eta
+        method = METHODS[row.algorithm]
+        points[method.name] = method.at(**steps)
     return points
 
 
 def _untuned(lab: Lab, task: Task) -> Block:
-    """The paper's own settings and our default, nothing chosen."""
-    points = _at_published(task) | {"fedsso-default": METHODS["fedsso-default"].at()}
-    alone = (
-        replace(lab, jobs=1) if task.convex else lab
-    )  # other processes take longer to start than they save
-    found = alone.study(task, list(points.values()), lab.seeds, rounds=QUICK)
-    chosen = dict(zip(points, found.settings(), strict=True))
-    published = {name: setting for name, setting in chosen.items() if name != "fedsso-default"}
-    grids = {name: Results(s.runs) for name, s in chosen.items()}
-    return Block(
-        task, lab.federation(task).clients, grids, dict.fromkeys(COUNTS, chosen), published
+    """A quick look at a block: the paper's own settings and our default.
+
+    Nothing is chosen, so each method's grid is its one setting.
+    """
+    points = _at_published(task)
+    points[OURS] = METHODS[OURS].at()
+    if task.convex:  # other processes would take longer to start than they save
+        lab = replace(lab, jobs=1)
+    found = lab.study(
+        task,
+        list(points.values()),
+        lab.seeds,
+        rounds=QUICK,
     )
+    chosen = dict(zip(points, found.settings(), strict=True))
+    grids = {}
+    for name, setting in chosen.items():
+        grids[name] = Results(setting.runs)
+    published = dict(chosen)
+    del published[OURS]
+    clients = lab.federation(task).clients
+    return Block(task, clients, grids, dict.fromkeys(COUNTS, chosen), published)
 
 
-def _tuned(lab: Lab, task: Task, slow: bool) -> Block:
-    """Every method's whole grid; the slow ones have one seed."""
+def _tuned(
+    lab: Lab,
+    task: Task,
+    slow: bool,
+) -> Block:
+    """A whole block: every method's grid, and its best setting for each way of counting.
+
+    The slow method is run on demand alone, and with one seed.
+    """
     dear = _dear(task)
-    grids = lab.grids(task, [name for name in METHODS if name not in ("fednl", dear)])
+    names = [name for name in METHODS if name not in ("fednl", dear)]
+    grids = lab.grids(task, names)
     chosen = {}
     for count in COUNTS:
-        chosen[count] = lab.again(
-            task, {name: grid.best(task.deciding, count=count) for name, grid in grids.items()}
-        )
+        best = {}
+        for name, grid in grids.items():
+            best[name] = grid.best(task.deciding, count=count)
+        chosen[count] = lab.again(task, best)
     if slow:
-        grids[dear] = lab.study(task, METHODS[dear].records(), SEEDS[:1])
+        records = METHODS[dear].records()
+        whole = lab.study(task, records, SEEDS[:1])
+        grids[dear] = whole
         for count in COUNTS:
-            chosen[count][dear] = grids[dear].best(task.deciding, count=count)
+            chosen[count][dear] = whole.best(task.deciding, count=count)
+    clients = lab.federation(task).clients
+    return Block(task, clients, grids, chosen, _published(lab, task))
+
+
+def _published(lab: Lab, task: Task) -> dict[str, Setting]:
+    """The paper's own settings of a task, run by us, by method.
+
+    The slower model has the seeds of the grid alone.
+    """
     points = _at_published(task)
-    seeds = (
-        lab.seeds if task.convex else lab.seeds[: task.choosing]
-    )  # the slower model has those of the grid
-    published = {}
-    if points:
-        found = lab.study(task, list(points.values()), seeds)
-        published = dict(zip(points, found.settings(), strict=True))
-    return Block(task, lab.federation(task).clients, grids, chosen, published)
+    if not points:
+        return {}
+    seeds = lab.seeds
+    if not task.convex:
+        seeds = seeds[: task.choosing]
+    found = lab.study(task, list(points.values()), seeds)
+    return dict(zip(points, found.settings(), strict=True))
 
 
 def _dear(task: Task) -> str:
-    """The method that costs more than all others: d x d matrices, or two passes over all rows in
-    every round."""
+    """The method that costs more than all others together.
+
+    FedNL has d x d matrices, FedDANE passes over all rows twice in every round.
+    """
     return "fednl" if task.convex else "feddane"

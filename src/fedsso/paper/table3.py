@@ -1,18 +1,18 @@
-"""The paper's Table 3, measured: bytes sent in a round and bytes kept, beside the formulas it
-prints.
+"""The paper's Table 3, measured: bytes sent in a round and bytes kept, beside its formulas.
 
-    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d      n_m  bytes of one model: 4 d
+    n_c  bytes that FedAvg sends in a round, down and up: 2 x 4 d
+    n_m  bytes of one model: 4 d
 
-The paper counts the model that a client works on; measured is what stays there from round to round.
-Its squares are meant as d x d numbers: the square of a number of bytes is no number of bytes.
+The memory of a client is what it keeps from round to round; the paper also counts the model that it
+works on. The paper's squares are meant as d x d numbers: the square of a number of bytes is no
+number of bytes.
 """
 
 from __future__ import annotations
 
 import csv
 from io import StringIO
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -22,12 +22,19 @@ from ..experiment.costs import META, Bill, Cost, Work, measure
 from ..objective import Layout
 from ..support.files import check_writable, write_atomic
 
-SAMPLE, CLASSES = (1, 28, 28), 10
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLE = (1, 28, 28)  # shape of an image
+CLASSES = 10
 MODELS = ("mclr", "cnn")  # d = 7 850 and 6 230
 
 
 class Printed(NamedTuple):
-    """One row of the paper's table; empty where it has none."""
+    """What the paper prints for one algorithm: formulas in n_c and n_m.
+
+    They are empty for an algorithm that its table does not have.
+    """
 
     round: str = ""
     server: str = ""
@@ -35,7 +42,10 @@ class Printed(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One algorithm with its fields, what the paper prints, and where that is off."""
+    """One row of our table.
+
+    `values` are the algorithm's hyper-parameters; `remark` says where the paper's formulas are off.
+    """
 
     label: str
     algorithm: str
@@ -47,7 +57,10 @@ class Entry(NamedTuple):
 DOUBLE = Printed("2n_c", "2n_m", "2n_m")
 FEDNL = Printed("n_c²", "2n_m² + 2n_m", "n_m² + 2n_m")
 FEDSSO = Printed("n_c", "n_m² + 4n_m", "n_m")
-PAIRS = "vectors and their products, all room taken at the start; after k rounds 2 min(k-1, {0}) vectors are in use"
+PAIRS = (
+    "vectors and their products, all room taken at the start; "
+    "after k rounds 2 min(k-1, {0}) vectors are in use"
+)
 ENTRIES = (
     Entry("FedAvg", "fedavg", {}, Printed("n_c", "n_m", "n_m"), "a client keeps nothing"),
     Entry("SCAFFOLD", "scaffold", {}, DOUBLE, "a client keeps its control variate alone"),
@@ -57,8 +70,8 @@ ENTRIES = (
         "fednl",
         {"compressor": "none"},
         FEDNL,
-        "twice too much: a symmetric matrix is d(d+1)/2 numbers and goes up only; one matrix, not two, at the server; "
-        "Table 2 charges n_c",
+        "twice too much: a symmetric matrix is d(d+1)/2 numbers and goes up only; "
+        "one matrix, not two, at the server; Table 2 charges n_c",
     ),
     Entry(
         "FedNL, rank 1",
@@ -98,39 +111,55 @@ ENTRIES = (
     ),
 )
 LEGEND = (
-    "Measured in float32 on the second round. n_c: bytes that FedAvg sends in a round, down and "
-    "up, 8d; n_m: bytes of "
-    "one model, 4d. A client's memory is what it keeps from round to round; the paper also counts "
-    "the model it works "
-    "on. The paper's squares are meant as d × d numbers."
+    "Measured in float32 on the second round. "
+    "n_c: bytes that FedAvg sends in a round, down and up, 8d; n_m: bytes of one model, 4d. "
+    "A client's memory is what it keeps from round to round; "
+    "the paper also counts the model it works on. "
+    "The paper's squares are meant as d × d numbers."
 )
 HEADER = (
-    "| algorithm | exchanges | round | n_c | paper | server keeps | n_m | paper | client keeps | "
-    "n_m | paper "
-    "| where the paper is off, and notes |\n"
+    "| algorithm | exchanges | round | n_c | paper | server keeps | n_m | paper "
+    "| client keeps | n_m | paper | where the paper is off, and notes |\n"
     "|---|---:|---:|---:|---|---:|---:|---|---:|---:|---|---|"
 )
 
 
 def table3(out: Path) -> None:
-    """Write table3.md and table3.csv for the paper's two models."""
+    """Measure the paper's two models and write table3.md and table3.csv into a folder.
+
+    Nothing is trained: tensors without memory go through one round of each algorithm, and the bytes
+    that they would have are counted. So it takes seconds, FedNL's d x d matrices included.
+    """
     check_writable(out)
-    rows = [row for model in MODELS for row in _rows(model)]
+    rows = []
+    for model in MODELS:
+        rows += _rows(model)
     write_atomic(out / "table3.csv", _csv(rows))
     write_atomic(out / "table3.md", _markdown(rows))
 
 
 def _rows(model: str) -> list[dict[str, Any]]:
-    """Every entry measured for a model, as plain values."""
-    with META:
+    """Every entry measured for a model, one row each, as plain values.
+
+    Bytes are whole numbers, multiples of FedAvg's are floats, the paper's formulas are text.
+    """
+    with META:  # tensors without memory: only shapes matter
         module = models.build(model, SAMPLE, CLASSES)
-    work, bill = Work(SAMPLE, None), Bill(sum(Layout.of(module).sizes), [])
+    work = Work(SAMPLE, None)
+    bill = Bill(sum(Layout.of(module).sizes), [])
+    rows = []
     with torch.no_grad():
-        found = [measure(make(entry.algorithm, entry.values), module, work) for entry in ENTRIES]
-    return [_row(model, bill, entry, cost) for entry, cost in zip(ENTRIES, found, strict=True)]
+        for entry in ENTRIES:
+            record = make(entry.algorithm, entry.values)
+            rows.append(_row(model, bill, entry, measure(record, module, work)))
+    return rows
 
 
 def _row(model: str, bill: Bill, entry: Entry, cost: Cost) -> dict[str, Any]:
+    """One entry as plain values, by the names that the columns of table3.csv have.
+
+    These are bytes, their multiples of FedAvg's, and what the paper prints.
+    """
     units = bill.relative(cost)
     return {
         "model": model,
@@ -141,12 +170,15 @@ def _row(model: str, bill: Bill, entry: Entry, cost: Cost) -> dict[str, Any]:
         "round_n_c": units["round"],
         "server_n_m": units["server"],
         "client_n_m": units["client"],
-        **{f"paper_{name}": text for name, text in entry.paper._asdict().items()},
+        "paper_round": entry.paper.round,
+        "paper_server": entry.paper.server,
+        "paper_client": entry.paper.client,
         "remark": entry.remark,
     }
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    """The rows as CSV, with the names of the columns in the first line."""
     text = StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -155,7 +187,10 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:
-    """One table for each model; bytes, their multiple of FedAvg's, and the paper's entry."""
+    """The page: a legend, then a table for each model.
+
+    Behind each number of bytes stand its multiple of FedAvg's and what the paper prints.
+    """
     parts = [f"# Table 3: bytes of a round and bytes kept, one client\n\n{LEGEND}\n"]
     for model in MODELS:
         own = [row for row in rows if row["model"] == model]
@@ -165,15 +200,24 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
+    """A row of the Markdown table.
+
+    For the round, the server and the client: bytes, their multiple of FedAvg's, the paper's entry.
+    """
     cells = [row["algorithm"], str(row["exchanges"])]
     for name, unit in (("round", "n_c"), ("server", "n_m"), ("client", "n_m")):
-        cells += [_count(row[name]), _multiple(row[f"{name}_{unit}"]), row[f"paper_{name}"] or "–"]
-    return "| " + " | ".join([*cells, row["remark"]]) + " |"
+        cells.append(_count(row[name]))
+        cells.append(_multiple(row[f"{name}_{unit}"]))
+        cells.append(row[f"paper_{name}"] or "–")
+    cells.append(row["remark"])
+    return "| " + " | ".join(cells) + " |"
 
 
 def _count(number: int) -> str:
+    """A number with a space between thousands."""
     return f"{number:,}".replace(",", " ")
 
 
 def _multiple(value: float) -> str:
+    """A multiple, with decimals where it is small."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"

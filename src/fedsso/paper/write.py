@@ -1,68 +1,113 @@
-"""Tables as Markdown and CSV, pictures as PNG and PDF."""
+"""How the paper's tables and pictures are written: Markdown and CSV, PNG and PDF.
+
+Files are written whole or not at all, so that a command that is killed leaves no half page.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..experiment.grids import axes
-from ..experiment.results import Setting
 from ..report.tables import markdown
 from ..support.files import write_atomic
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..experiment.results import Setting
+
 PICTURES = (".png", ".pdf")
 SHORT = {"alpha": "α", "eta": "η", "mu": "μ", "local_steps": "τ"}
-SAID = ("guard", "form")  # part of a method's name
+SAID = ("guard", "form")  # settings that are part of a method's name
 
 
 def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys, the first line their names; None is an empty cell."""
+    """Write rows as CSV, with the names of the columns in the first line.
+
+    A column that only some rows have is empty in the others, and so is None.
+    """
+    names: dict[str, None] = {}  # a set that keeps the order
+    for row in rows:
+        names.update(dict.fromkeys(row))
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
-    )
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomic(path, text.getvalue())
 
 
 def save_text(path: Path, *parts: str) -> None:
-    """Paragraphs and tables of a Markdown file."""
-    write_atomic(path, "\n".join(part.rstrip("\n") + "\n" for part in parts if part))
+    """Write paragraphs and tables as a Markdown file; empty parts are left out."""
+    blocks = []
+    for part in parts:
+        if part:
+            blocks.append(part.rstrip("\n") + "\n")
+    write_atomic(path, "\n".join(blocks))
 
 
 def save_picture(path: Path, draw: Callable[[Path], object]) -> None:
-    """One picture in every format."""
+    """Write a picture in every format; `draw` gets the path with the format's suffix."""
     for suffix in PICTURES:
         draw(path.with_suffix(suffix))
 
 
 def settings(setting: Setting) -> str:
-    """The hyper-parameters in short, those that are tuned first, as α=0.01 η=0.3."""
-    hyper, changed = setting.spec.hyper, setting.spec.short
-    tuned = {name: hyper[name] for name in axes(setting.algorithm)}
-    shown = {
-        name: f"{value:g}" if isinstance(value, float) else str(value)
-        for name, value in tuned.items()
-    }
-    shown |= {name: value for name, value in changed.items() if name not in SAID}
-    return " ".join(f"{SHORT.get(k, k)}={v}" for k, v in shown.items())
+    """The hyper-parameters of a setting in short, as "α=0.01 η=0.3".
+
+    Those that are tuned come first, then those that differ from their defaults.
+    """
+    shown = {}
+    for name in axes(setting.algorithm):
+        value = setting.spec.hyper[name]
+        shown[name] = _short(value)
+    for name, text in setting.spec.short.items():
+        if name not in SAID:
+            shown[name] = text
+    pairs = []
+    for name, text in shown.items():
+        letter = SHORT.get(name, name)
+        pairs.append(f"{letter}={text}")
+    return " ".join(pairs)
+
+
+def _short(value: object) -> str:
+    """A hyper-parameter as text; a float without needless digits."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def spread(values: Sequence[float | None], decimals: int = 1) -> str:
-    """Mean ± standard deviation of the seeds; a dash and how many have a value, if not all."""
-    found = [v for v in values if v is not None]
+    """Mean ± standard deviation over seeds, as text.
+
+    None means that a seed has no value: then a dash stands for the mean, followed by how many
+    seeds have one, as in "– (3/5)".
+    """
+    found = [value for value in values if value is not None]
+    if not found:
+        return "–"
     if len(found) < len(values):
-        return f"– ({len(found)}/{len(values)})" if found else "–"
+        return f"– ({len(found)}/{len(values)})"
     if len(found) == 1:
-        return f"{found[0]:.{0 if found[0] == int(found[0]) else decimals}f}"
-    return f"{mean(found):.{decimals}f} ± {stdev(found):.{decimals}f}"
+        return _single(found[0], decimals)
+    middle = f"{mean(found):.{decimals}f}"
+    deviation = f"{stdev(found):.{decimals}f}"
+    return f"{middle} ± {deviation}"
+
+
+def _single(value: float, decimals: int) -> str:
+    """One value as text; a whole number has no decimals."""
+    if value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.{decimals}f}"
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows as Markdown, or a word where there are none."""
-    return markdown(rows) if rows else "none\n"
+    """Rows as a Markdown table, or the word "none" where there are no rows."""
+    if not rows:
+        return "none\n"
+    return markdown(rows)

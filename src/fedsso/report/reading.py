@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,11 @@ from ..data import datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
 from ..experiment.results import Results, entries, recipe
-from ..experiment.run import CHECKPOINT, SPEC, TRACE, Run, is_done, load_run, run_folders
-from ..experiment.spec import Spec
-from ..experiment.sweep import PARTS, SETTINGS, TRIALS, Kept, read_sweep
+from ..experiment.revive import federation_of
+from ..experiment.run import Run, is_done, load_run, run_folders
+from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
+from ..experiment.store import PARTS, SETTINGS, TRIALS
+from ..experiment.sweep import Kept, read_sweep
 from ..experiment.trace import Trace
 from ..support.files import to_toml
 from ..support.intake import (
@@ -162,7 +164,7 @@ def _runs(path: Path) -> Source:
         curves += [entry._replace(data=digest) for entry in entries(results)]
         recipes += [(digest, recipe(setting)) for setting in results.settings()]
         spec = runs[0].spec
-        federations[digest] = Data(spec.data, spec.federation)
+        federations[digest] = Data(spec.data, partial(federation_of, spec))
     return Source(name_of(path), curves, notes, recipes, federations)
 
 

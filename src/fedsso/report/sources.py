@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..experiment.results import holding
-from ..experiment.run import SPEC, TRACE
+from ..experiment.spec import SPEC, TRACE
 from ..support.intake import inside, is_file, is_folder, user_path
 from .page.content import Content, check_targets
 from .reading import HELP, has_runs, is_sweep, name_of, source

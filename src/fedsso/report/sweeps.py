@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiment.results import ACCURACY, LAST, Results
-from ..experiment.sweep import DIGITS, TRIALS
+from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
 from . import figures
 from .plots import plot

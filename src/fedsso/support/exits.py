@@ -8,8 +8,10 @@ from __future__ import annotations
 FINISHED = 0
 DIVERGED = 1
 WRONG_INPUT = 2
-BUG = 70  # EX_SOFTWARE of sysexits.h
-TIME_IS_UP = 75  # EX_TEMPFAIL of sysexits.h: try again later
+# EX_SOFTWARE of sysexits.h.
+BUG = 70
+# EX_TEMPFAIL of sysexits.h: try again later.
+TIME_IS_UP = 75
 INTERRUPTED = 130
 
 MEANING = {

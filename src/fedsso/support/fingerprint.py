@@ -76,7 +76,10 @@ def _numbers(array: Any) -> str:
 
 
 def _parts(thing: Any) -> Any:
-    """What an object consists of: the values that decide what it computes."""
+    """What an object consists of: the values that decide what it computes.
+
+    Builtin functions, classes and functions of torch are known by their names alone.
+    """
     if isinstance(thing, CodeType):
         return thing.co_code, thing.co_consts, thing.co_names
     if isinstance(thing, CellType):

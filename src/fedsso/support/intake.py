@@ -146,7 +146,10 @@ class Limits:
 
 
 def limits() -> Limits:
-    """The limits in force: the defaults, except for those that the environment sets."""
+    """The limits in force: the defaults, except for those that the environment sets.
+
+    They are read anew for every file, so a variable can be changed while a program runs.
+    """
     found = {}
     for field in fields(Limits):
         variable = PREFIX + field.name.upper()
@@ -253,7 +256,11 @@ def opened(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _handle(path: PathLike) -> int:
-    """Open a file and return its number. Raises Unreadable unless it is a regular file."""
+    """Open a file and return its number. Raises Unreadable unless it is a regular file.
+
+    Without O_NONBLOCK, opening a pipe would wait for somebody who writes to it. Without O_NOCTTY, a
+    terminal could become the one that controls this process.
+    """
     flags = os.O_RDONLY | _flag("O_NONBLOCK") | _flag("O_NOCTTY") | _flag("O_BINARY")
     try:
         handle = os.open(path, flags)
@@ -284,7 +291,10 @@ IRREGULAR = {
 
 
 def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
-    """Read all bytes of a file, within the limit of that name."""
+    """Read all bytes of a file, within the limit of that name.
+
+    Raises TooLarge beyond the limit. Raises Unreadable if the file grows while it is read.
+    """
     most = limits()
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -307,7 +317,10 @@ def read_text(path: PathLike, limit: str = "text") -> str:
 
 
 def decoded(data: bytes, where: object) -> str:
-    """Turn UTF-8 bytes into text, without a byte-order mark. `where` is the file, for the error."""
+    """Turn UTF-8 bytes into text, without a byte-order mark.
+
+    `where` is the file, for the error, which names the first line that is not UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -326,7 +339,11 @@ def read_toml(path: PathLike) -> dict[str, Any]:
 
 
 def parse_toml(text: str, where: object) -> dict[str, Any]:
-    """Turn TOML text into nested dictionaries."""
+    """Turn TOML text into nested dictionaries. `where` is the file, for the error.
+
+    >>> parse_toml("rounds = 5", "a.toml")
+    {'rounds': 5}
+    """
     _check_shape(text, where)
     try:
         return tomllib.loads(text)
@@ -340,7 +357,11 @@ def read_json(path: PathLike) -> Any:
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Turn JSON text into what it stands for."""
+    """Turn JSON text into what it stands for. `where` is the file, for the error.
+
+    >>> parse_json("[1, 2]", "a.json")
+    [1, 2]
+    """
     _check_shape(text, where)
     try:
         return json.loads(text)
@@ -365,7 +386,8 @@ A quote that is not closed goes on to the end of the file, or of its line.
 def _check_shape(text: str, where: object) -> None:
     """Check the limits of nesting and digits, before a parser sees the text.
 
-    A parser's time grows with the digits of a number, and its stack with the nesting.
+    A parser's time grows with the digits of a number, and its stack with the nesting. A small file
+    could keep it busy for hours, or crash it. Names with dots, as in a.b.c, nest as well.
     """
     most = limits()
     bare = QUOTED.sub(_blanked, text)
@@ -442,7 +464,10 @@ def _kind(raw: BinaryIO) -> str:
 
 
 class _Metered(io.RawIOBase):
-    """A stream that counts what it gives, and raises TooLarge beyond the limits."""
+    """A stream that counts what it gives, and raises TooLarge beyond the limits.
+
+    It reads forward only. Its methods are those that io.BufferedReader and tarfile call.
+    """
 
     def __init__(
         self,
@@ -491,7 +516,11 @@ class _Metered(io.RawIOBase):
 
 
 def check_expansion(given: int, size: int, where: object, most: Limits) -> None:
-    """Raise TooLarge if a packed file of `size` bytes gives too many bytes."""
+    """Raise TooLarge if a packed file of `size` bytes gives too many bytes.
+
+    A few kilobytes of zeros can become gigabytes. Up to 64 MiB any factor is allowed, because some
+    honest files pack very well.
+    """
     most.check("unpacked", given, where, "or more bytes, unpacked")
     allowed = max(SMALL, most.expansion * size)
     if given > allowed:
@@ -533,7 +562,10 @@ def _limited(path: PathLike, file: IO[AnyStr]) -> Iterator[AnyStr]:
 
 
 def _is_text(line: str) -> bool:
-    """Whether a line was UTF-8 text: no zero bytes, and no bytes that could not be decoded."""
+    """Whether a line was UTF-8 text: no zero bytes, and no bytes that could not be decoded.
+
+    Python marks a byte that cannot be decoded by a character between U+D800 and U+DFFF.
+    """
     if "\0" in line:
         return False
     if line.isascii():
@@ -556,7 +588,10 @@ def _unpacking(raw: BinaryIO, kind: str, path: PathLike) -> IO[bytes]:
 
 
 def _only_text(archive: zipfile.ZipFile, path: PathLike) -> zipfile.ZipInfo:
-    """The one text file in a zip archive. InputError if there are none or several."""
+    """The one text file in a zip archive. InputError if there are none or several.
+
+    Other files in the archive, such as a licence, are ignored.
+    """
     texts = [one for one in archive.infolist() if one.filename.endswith((".txt", ".csv"))]
     if len(texts) != 1:
         found = ", ".join(one.filename for one in texts[:10]) or "none"
@@ -679,7 +714,11 @@ def _wanted_arrays(
 
 
 def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """Read one array. ValueError if it holds no numbers, or its header and its size disagree."""
+    """Read one array of an .npz file.
+
+    Raises ValueError if it holds no numbers, or if its header and its size disagree. Both are
+    checked before any memory is allocated.
+    """
     _check_method(member)
     name = member.filename
     with archive.open(member) as file:
@@ -704,7 +743,10 @@ def _npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the header of an array: its shape, whether columns come first, and its format."""
+    """Read the header of an array: its shape, whether columns come first, and its format.
+
+    Raises ValueError for a version of the format that numpy writes only for exotic types.
+    """
     version = np.lib.format.read_magic(file)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,

@@ -28,8 +28,9 @@ def gram(*vectors: Tensor) -> Tensor:
     *lead, d = first.shape
     width = d
     if first.is_cpu:
-        numbers = max(1, n * first[..., 0].numel())
-        width = min(d, max(1024, CACHED // numbers))
+        vectors_in_all = max(1, n * first[..., 0].numel())
+        fitting = CACHED // vectors_in_all
+        width = min(d, max(1024, fitting))
     wide = first.new_empty(*lead, n, width, dtype=torch.float64)
     total = wide.new_zeros(*lead, n, n)
     for start in range(0, d, width):

@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 import threading
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -160,3 +161,13 @@ def _is_still(path: Path, file: int) -> bool:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def locked(folders: Iterable[Path | None]) -> Iterator[None]:
+    """Keep other writers out of some folders."""
+    with ExitStack() as held:
+        for folder in folders:
+            if folder is not None:
+                held.enter_context(Lock(folder))
+        yield

@@ -49,6 +49,8 @@ def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
     """Let a function draw onto an empty figure, and write the figure to a file.
 
     The suffix of the path decides between PNG, PDF and SVG. Returns the path.
+
+    Raises InputError for another suffix, or if matplotlib is not installed.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:

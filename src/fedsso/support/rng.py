@@ -20,8 +20,9 @@ def key(seed: int, *purpose: str | int) -> int:
     """
     words = map(str, (seed, *purpose))
     text = "/".join(words)
-    digest = blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    hasher = blake2b(text.encode(), digest_size=8)
+    number = int.from_bytes(hasher.digest(), "big")
+    return number >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:

@@ -1,20 +1,26 @@
-"""The paper's theory, checked by experiment: one section for each claim, with the numbers behind
-it."""
+"""The paper's theory, checked by experiment: one section for each claim, with its numbers.
+
+`theory` tests all claims and writes theory.md (the text), theory.csv (every number) and the figure.
+Each claim is tested by one function of `rates`, `matrix` or `points`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import InputError, integer
 from ...report import tables as report
 from ...support import picture
 from ...support.files import check_writable, write_atomic
+from .claims import PERIOD, Effort, Fact, Section
 from .drawing import draw
 from .matrix import lemma_2_3
 from .points import bias, lighthouse
-from .rates import PERIOD, theorem_2_1, theorem_3_1
-from .watch import Effort, Fact, Section
+from .rates import theorem_2_1, theorem_3_1
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 CLAIMS: dict[str, Callable[[Effort], Section]] = {
     "Theorem 2.1": theorem_2_1,
@@ -23,13 +29,17 @@ CLAIMS: dict[str, Callable[[Effort], Section]] = {
     "Theorem 1.1": lighthouse,
     "the limit of FedSSO": bias,
 }
-ROUNDS, QUICK_ROUNDS, QUICK_SEEDS = 1000, 250, 2
-INTRODUCTION = f"""# The theory, checked by experiment
-
-Every number below was measured on runs of this package in float64, with the paper's Algorithm 1 (`guard="none"`),
-without its reset of B (`R=None`) except where R = {PERIOD}, the paper's, is named.
-theory.csv holds them all, theory.png and theory.pdf show the most telling ones.
-"""
+ROUNDS = 1000
+QUICK_ROUNDS = 250
+QUICK_SEEDS = 2
+INTRODUCTION = (
+    "# The theory, checked by experiment\n"
+    "\n"
+    "Every number below was measured on runs of this package in float64, with the paper's "
+    'Algorithm 1 (`guard="none"`),\n'
+    f"without its reset of B (`R=None`) except where R = {PERIOD}, the paper's, is named.\n"
+    "theory.csv holds them all, theory.png and theory.pdf show the most telling ones.\n"
+)
 
 
 def theory(
@@ -39,27 +49,33 @@ def theory(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Test the paper's claims and write theory.md, theory.csv, theory.png and theory.pdf into a
-    folder.
+    """Test the paper's claims and write theory.md, .csv, .png and .pdf into the folder `out`.
 
-    It runs on the CPU: the problems are small, a GPU would be slower.
+    A quick look has fewer rounds, and the first two seeds alone. `note` is told which claim is
+    tested next. All runs are on the CPU: the problems are small, and a GPU would be slower.
     """
     chosen = tuple(integer("seed", seed) for seed in seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
     check_writable(out)
-    write(
-        out, Effort(QUICK_ROUNDS, chosen[:QUICK_SEEDS]) if quick else Effort(ROUNDS, chosen), note
-    )
+    effort = Effort(ROUNDS, chosen)
+    if quick:
+        effort = Effort(QUICK_ROUNDS, chosen[:QUICK_SEEDS])
+    write(out, effort, note)
 
 
 def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
-    """The same with any number of rounds."""
+    """The same for any number of rounds and seeds, without checks.
+
+    All numbers are collected first; files are written when every claim has been tested.
+    """
     sections = []
+    facts: list[Fact] = []
     for number, (name, claim) in enumerate(CLAIMS.items(), 1):
         note(f"theory {number}/{len(CLAIMS)}: {name}")
-        sections.append(claim(effort))
-    facts = [fact for section in sections for fact in section.facts]
+        section = claim(effort)
+        sections.append(section)
+        facts += section.facts
     write_atomic(out / "theory.md", "\n".join([INTRODUCTION, *map(_markdown, sections)]))
     write_atomic(out / "theory.csv", _csv(facts))
     for suffix in ("png", "pdf"):
@@ -67,20 +83,29 @@ def write(out: Path, effort: Effort, note: Callable[[str], None]) -> None:
 
 
 def _markdown(section: Section) -> str:
-    table = report.markdown(
-        [{"quantity": quantity, "measured": value} for quantity, value in section.rows]
-    )
+    """A section as Markdown.
+
+    It has the claim, what was done, the table of quantities, and the verdict.
+    """
+    rows = [{"quantity": quantity, "measured": value} for quantity, value in section.rows]
     return (
-        f"## {section.title}\n\n**The paper.** {section.says}\n\n**Done.** "
-        f"{section.did}\n\n{table}\n"
+        f"## {section.title}\n\n"
+        f"**The paper.** {section.says}\n\n"
+        f"**Done.** {section.did}\n\n"
+        f"{report.markdown(rows)}\n"
         f"**Verdict.** {section.verdict}\n"
     )
 
 
 def _csv(facts: Sequence[Fact]) -> str:
-    lines = [tuple("" if value is None else str(value) for value in fact) for fact in facts]
-    rows = [
-        Fact._fields,
-        *((f'"{claim}"', f'"{quantity}"', *rest) for claim, quantity, *rest in lines),
-    ]
-    return "".join(",".join(row) + "\n" for row in rows)
+    """The facts as CSV, with the names of the columns in the first line.
+
+    Claims and quantities are quoted, because they may hold commas. A missing seed or round is an
+    empty cell.
+    """
+    lines = [",".join(Fact._fields)]
+    for fact in facts:
+        seed = "" if fact.seed is None else str(fact.seed)
+        k = "" if fact.k is None else str(fact.k)
+        lines.append(f'"{fact.claim}","{fact.quantity}",{seed},{k},{fact.value}')
+    return "\n".join(lines) + "\n"

@@ -1,62 +1,109 @@
-"""The figure of the theory's claims, drawn from the facts that theory.csv holds."""
+"""The figure of the theory's claims, drawn from the facts that theory.csv holds.
+
+It has six panels, one function each. Facts are looked up by claim and quantity, so the names of
+quantities here must be those that the tests of the claims write.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...report.styles import FAMILIES
-from .points import ALPHAS, ROUNDS, TAU
-from .rates import EXACT, KAPPA, KAPPA_BAR, LINE, NOISY, RESET
-from .watch import Array, Fact
+from .claims import (
+    EXACT,
+    KAPPA,
+    KAPPA_BAR,
+    LIMIT_ALPHAS,
+    LIMIT_ROUNDS,
+    LIMIT_TAU,
+    LINE,
+    NOISY,
+    RESET,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .claims import Array, Fact
+
+    Curve = tuple[Array, Array]  # k, value
+
 ORANGE, BLUE, GREEN, OTHER = list(FAMILIES)[:4]
 SETTINGS = {LINE: ORANGE, EXACT: BLUE, NOISY: GREEN, RESET: OTHER}
-OVER = (0, (4, 3))  # lets the runs without the reset show, which are the same up to its first
+
+# Runs with the reset of B are the same as those without up to the first reset. Dashes let the
+# line below show through.
+OVER = (0, (4, 3))
 DASHED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (4, 2))}
 DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
 
 class Book:
-    """The facts of one claim, found by quantity."""
+    """The facts of one claim, found by quantity.
+
+    Facts come from theory.csv or straight from the sections; they are the same.
+    """
 
     def __init__(self, facts: Sequence[Fact], claim: str) -> None:
         self.facts = [fact for fact in facts if fact.claim == claim]
 
-    def values(self, quantity: str) -> Array:
-        """All values, in order."""
-        return np.array([fact.value for fact in self.facts if fact.quantity == quantity])
+    def _of(self, quantity: str) -> list[Fact]:
+        """The facts of a quantity, in their order."""
+        return [fact for fact in self.facts if fact.quantity == quantity]
 
-    def curves(self, quantity: str) -> list[tuple[Array, Array]]:
-        """(k, value) of every seed."""
-        rows = [fact for fact in self.facts if fact.quantity == quantity]
-        seeds = dict.fromkeys(fact.seed for fact in rows)
-        each = [[(fact.k, fact.value) for fact in rows if fact.seed == seed] for seed in seeds]
-        return [(np.array(part).T[0], np.array(part).T[1]) for part in each]
+    def values(self, quantity: str) -> Array:
+        """All values of a quantity, in the order of the facts."""
+        return np.array([fact.value for fact in self._of(quantity)])
+
+    def curves(self, quantity: str) -> list[Curve]:
+        """For each seed, the rounds k and the values of a quantity."""
+        rows = self._of(quantity)
+        curves = []
+        for seed in dict.fromkeys(fact.seed for fact in rows):
+            own = [fact for fact in rows if fact.seed == seed]
+            k = np.array([fact.k for fact in own])
+            curves.append((k, np.array([fact.value for fact in own])))
+        return curves
 
 
 def draw(figure: Figure, facts: Sequence[Fact]) -> None:
-    """Six panels."""
-    (convex, rough, eigen), (det, lighthouse, bias) = figure.subplots(2, 3)
-    for axes in (convex, rough, eigen, det, lighthouse, bias):
+    """Draw the six panels onto an empty figure.
+
+    The upper row shows the two theorems on rates and the eigenvalues of B^-1, the lower row Lemma
+    2.3, the Lighthouse point and the limit of FedSSO.
+    """
+    panels = (
+        (_convex, "Theorem 2.1"),
+        (_rough, "Theorem 3.1"),
+        (_eigen, "Theorem 2.1"),
+        (_det, "Lemma 2.3"),
+        (_lighthouse, "Theorem 1.1"),
+        (_bias, "Limit"),
+    )
+    every = figure.subplots(2, 3).ravel()
+    for axes in every:
         axes.grid(True)
-    _convex(convex, Book(facts, "Theorem 2.1"))
-    _rough(rough, Book(facts, "Theorem 3.1"))
-    _eigen(eigen, Book(facts, "Theorem 2.1"))
-    _det(det, Book(facts, "Lemma 2.3"))
-    _lighthouse(lighthouse, Book(facts, "Theorem 1.1"))
-    _bias(bias, Book(facts, "Limit"))
+    for axes, (panel, claim) in zip(every, panels, strict=True):
+        panel(axes, Book(facts, claim))
     figure.set_size_inches(10, 7.2)
 
 
-def _title(axes: Axes, title: str, x: str, y: str) -> None:
+# ---- parts of a panel ----
+
+
+def _title(
+    axes: Axes,
+    title: str,
+    x: str,
+    y: str,
+) -> None:
+    """The title of a panel and the labels of its axes."""
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -64,7 +111,10 @@ def _title(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def _logarithmic(axes: Axes) -> None:
-    """Powers of ten as text: the look of the package does not read formulas."""
+    """Make both axes logarithmic, with powers of ten as plain text.
+
+    The style of this package does not render formulas.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set(xscale="log", yscale="log")
@@ -75,136 +125,215 @@ def _logarithmic(axes: Axes) -> None:
 
 
 def _legend(axes: Axes, **where: Any) -> None:
+    """A small legend on a nearly white ground."""
     axes.legend(fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none", **where)
 
 
+def _raise_top(axes: Axes, factor: float) -> None:
+    """Raise the upper limit of the y axis, to make room for the legend."""
+    _, top = axes.get_ylim()
+    axes.set_ylim(top=top * factor)
+
+
+def _style(name: str) -> Any:
+    """The line style of a setting: dashes for runs with the reset of B."""
+    return OVER if name == RESET else "-"
+
+
 def _band(
-    axes: Axes, curves: Sequence[tuple[Array, Array]], color: str, label: str, end: float
+    axes: Axes,
+    curves: Sequence[Curve],
+    color: str,
+    label: str,
+    end: float,
 ) -> None:
-    """The mean of the seeds that go to the end, with their range; the others thin, up to a cross."""
-    line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": OVER if label == RESET else "-"}
+    """Draw the runs of one setting as a line with a band.
+
+    The line is the mean of the seeds that reach round `end`, the band their range. The other seeds
+    diverged: each is a thin line that stops at a cross. The legend names the setting once, even if
+    every seed diverged.
+    """
+    line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": _style(label)}
     axes.plot([], [], **line, label=label)
-    whole = [(k, v) for k, v in curves if k[-1] == end]
+    whole = [(k, value) for k, value in curves if k[-1] == end]
     if whole:
-        values = np.array([v for _, v in whole])
-        axes.plot(whole[0][0], values.mean(0), **line)
-        axes.fill_between(whole[0][0], values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
-    for k, v in curves:
+        rounds = whole[0][0]
+        values = np.array([value for _, value in whole])
+        axes.plot(rounds, values.mean(0), **line)
+        axes.fill_between(
+            rounds,
+            values.min(0),
+            values.max(0),
+            color=color,
+            alpha=0.2,
+            lw=0,
+        )
+    for k, value in curves:
         if k[-1] != end:
-            axes.plot(k, v, color=color, lw=0.7)
-            axes.plot(k[-1], v[-1], color=color, marker="x", ms=5)
+            axes.plot(k, value, color=color, lw=0.7)
+            _cross(axes, k, value, color)
+
+
+def _cross(
+    axes: Axes,
+    k: Array,
+    value: Array,
+    color: str,
+) -> None:
+    """A cross where a run diverged."""
+    axes.plot(
+        k[-1],
+        value[-1],
+        color=color,
+        marker="x",
+        ms=5,
+    )
+
+
+# ---- the panels ----
 
 
 def _convex(axes: Axes, book: Book) -> None:
+    """Theorem 2.1: the gap f(x_k) - f* of both schedules in one dimension.
+
+    The dashed line is the corrected bound, which the gap of that schedule should not exceed.
+    """
     _title(axes, "Theorem 2.1: the gap, d = 1", "round k", "f(x_k) − f*")
     _logarithmic(axes)
     k, bound = book.curves("bound, corrected schedule")[0]
     for name, color in (("corrected schedule", ORANGE), ("printed schedule", BLUE)):
-        _band(axes, book.curves(f"gap, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"gap, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     axes.plot(k, bound, **DASHED, label="ν/(k+γ), corrected")
     _legend(axes, loc="lower left")
 
 
 def _rough(axes: Axes, book: Book) -> None:
+    """Theorem 3.1: the weighted sum of squared gradients in all four settings.
+
+    The dotted line grows like ln K. A sum that is parallel to it or flatter meets the theorem's
+    order up to a logarithm.
+    """
     _title(axes, "Theorem 3.1: squared gradients", "rounds K", "Σ η_k ‖∇f(x_k)‖², k ≤ K")
     _logarithmic(axes)
     k, value = book.curves(f"sum of squared gradient, {LINE}")[0]
     for name, color in SETTINGS.items():
-        _band(axes, book.curves(f"sum of squared gradient, {name}"), color, name, k[-1])
+        _band(
+            axes,
+            book.curves(f"sum of squared gradient, {name}"),
+            color,
+            name,
+            k[-1],
+        )
     late = k[k >= 10]
-    axes.plot(
-        late,
-        2 * value.max() * np.log(late) / np.log(late[-1]),
-        **DOTTED,
-        label="proportional to ln K",
-    )
-    axes.set_ylim(top=axes.get_ylim()[1] * 100)  # room for the legend
+    logarithm = 2 * value.max() * np.log(late) / np.log(late[-1])
+    axes.plot(late, logarithm, **DOTTED, label="proportional to ln K")
+    _raise_top(axes, 100)
     _legend(axes, loc="upper left")
 
 
 def _eigen(axes: Axes, book: Book) -> None:
+    """Theorem 2.1: the smallest and the largest eigenvalue of B^-1 in every run.
+
+    The dashed lines are kappa and kappa_bar, which the theorem takes for bounds.
+    """
     _title(axes, "Theorem 2.1: eigenvalues of B⁻¹", "round k", "smallest and largest")
     _logarithmic(axes)
     last = book.curves("bound, corrected schedule")[0][0][-1]
     for name, color in SETTINGS.items():
-        for place, end in enumerate(("smallest", "largest")):
-            for i, (k, value) in enumerate(book.curves(f"{end} eigenvalue of B^-1, {name}")):
-                look: dict[str, Any] = {
-                    "color": color,
-                    "lw": 0.9,
-                    "ls": OVER if name == RESET else "-",
-                }
-                axes.plot(k, value, **look, label=name if place == i == 0 else None)
-                if k[-1] < last:  # it diverged
-                    axes.plot(k[-1], value[-1], color=color, marker="x", ms=5)
-    axes.set_ylim(top=axes.get_ylim()[1] * 1000)  # room for the legend
-    for bound in (KAPPA, KAPPA_BAR):
-        axes.axhline(bound, **DASHED, label="κ, κ̄ of the schedule" if bound == KAPPA else None)
+        smallest = book.curves(f"smallest eigenvalue of B^-1, {name}")
+        largest = book.curves(f"largest eigenvalue of B^-1, {name}")
+        label: str | None = name  # of the first line alone
+        for k, value in smallest + largest:
+            axes.plot(
+                k,
+                value,
+                color=color,
+                lw=0.9,
+                ls=_style(name),
+                label=label,
+            )
+            label = None
+            if k[-1] < last:
+                _cross(axes, k, value, color)
+    _raise_top(axes, 1000)
+    axes.axhline(KAPPA, **DASHED, label="κ, κ̄ of the schedule")
+    axes.axhline(KAPPA_BAR, **DASHED)
     _legend(axes, loc="upper left")
 
 
 def _det(axes: Axes, book: Book) -> None:
-    _title(
-        axes,
-        "Lemma 2.3: overridden pairs",
-        "log det B_k − log det B_{k−1}, measured",
-        "the formula",
-    )
+    """Lemma 2.3: both formulas for the growth of log det B against the growth that was measured.
+
+    Only pairs that the curvature rule has overridden are shown; points on the dashed line are
+    right. For all other pairs the two formulas agree.
+    """
+    measured = "log det B_k − log det B_{k−1}, measured"
+    _title(axes, "Lemma 2.3: overridden pairs", measured, "the formula")
     name = "not convex, mini-batches"
     forced = book.values(f"overridden, {name}") > 0
     x = book.values(f"log det growth, {name}")[forced]
-    for label, quantity, color in (
-        ("cur/(sᵀBs), the paper's", "paper's", BLUE),
-        ("(yᵀs)²/(cur sᵀBs)", "exact", ORANGE),
-    ):
-        axes.plot(
-            x,
-            book.values(f"{quantity} formula, {name}")[forced],
-            ".",
-            ms=3.5,
-            color=color,
-            label=label,
-        )
+    paper = book.values(f"paper's formula, {name}")[forced]
+    exact = book.values(f"exact formula, {name}")[forced]
+    axes.plot(x, paper, ".", ms=3.5, color=BLUE, label="cur/(sᵀBs), the paper's")
+    axes.plot(x, exact, ".", ms=3.5, color=ORANGE, label="(yᵀs)²/(cur sᵀBs)")
     axes.axline((0, 0), slope=1, **DASHED)
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.5)  # room for the legend
+    _raise_top(axes, 1.5)
     _legend(axes, loc="upper left")
 
 
 def _lighthouse(axes: Axes, book: Book) -> None:
+    """Theorem 1.1: the derivative of f, and the averaged gradient g of one round.
+
+    g lies above all values of f', so there is no point at which the two are equal.
+    """
     _title(axes, "Theorem 1.1: no such point", "x", "derivative")
     x = np.linspace(-40, 40, 400)
-    axes.plot(x, np.arctan(x) / 4, color=ORANGE, lw=1.6, label="f' = ¼ atan x")
-    axes.axhline(pi / 8, **DASHED, label="sup f' = π/8")
-    axes.axhline(
-        float(book.values("g, two functions")[0]),
-        color=BLUE,
+    g = float(book.values("g, two functions")[0])
+    axes.plot(
+        x,
+        np.arctan(x) / 4,
+        color=ORANGE,
         lw=1.6,
-        label="g of one round, measured",
+        label="f' = ¼ atan x",
     )
+    axes.axhline(pi / 8, **DASHED, label="sup f' = π/8")
+    axes.axhline(g, color=BLUE, lw=1.6, label="g of one round, measured")
     axes.set_ylim(-0.5, 1.1)
     _legend(axes, loc="upper left")
 
 
 def _bias(axes: Axes, book: Book) -> None:
-    _title(
-        axes, "Where FedSSO ends, constant α", "client step α", f"distance after {ROUNDS} rounds"
-    )
+    """The limit of FedSSO: how far its model is from two points at the end, over the client step α.
+
+    With five local steps it ends at FedAvg's fixed point, whose distance to the minimiser x* is
+    proportional to α. With one local step it ends at x*.
+    """
+    distance = f"distance after {LIMIT_ROUNDS} rounds"
+    _title(axes, "Where FedSSO ends, constant α", "client step α", distance)
     _logarithmic(axes)
-    for point, color in (("minimiser", ORANGE), ("fixed point", BLUE)):
-        mean = [
-            book.values(f"distance to the {point}, tau = {TAU}, alpha = {a:g}").mean()
-            for a in ALPHAS
-        ]
-        name = "x*" if point == "minimiser" else "FedAvg's fixed point"
-        axes.plot(ALPHAS, mean, "o-", color=color, ms=4, lw=1.4, label=f"to {name}, τ = {TAU}")
-        if point == "minimiser":
-            axes.plot(
-                ALPHAS,
-                [2 * mean[-1] * a / ALPHAS[-1] for a in ALPHAS],
-                **DASHED,
-                label="proportional to α",
-            )
-    single = book.values(f"distance to the minimiser, tau = 1, alpha = {ALPHAS[0]:g}").mean()
-    axes.plot(ALPHAS[0], single, "s", color=GREEN, ms=5, label="to x*, τ = 1")
-    axes.set_xticks(ALPHAS)
+    away = _distances(book, "minimiser")
+    near = _distances(book, "fixed point")
+    line: dict[str, Any] = {"ms": 4, "lw": 1.4}
+    label = f"to x*, τ = {LIMIT_TAU}"
+    axes.plot(LIMIT_ALPHAS, away, "o-", color=ORANGE, **line, label=label)
+    proportional = [2 * away[-1] * alpha / LIMIT_ALPHAS[-1] for alpha in LIMIT_ALPHAS]
+    axes.plot(LIMIT_ALPHAS, proportional, **DASHED, label="proportional to α")
+    label = f"to FedAvg's fixed point, τ = {LIMIT_TAU}"
+    axes.plot(LIMIT_ALPHAS, near, "o-", color=BLUE, **line, label=label)
+    largest = LIMIT_ALPHAS[0]
+    single = book.values(f"distance to the minimiser, tau = 1, alpha = {largest:g}").mean()
+    axes.plot(largest, single, "s", color=GREEN, ms=5, label="to x*, τ = 1")
+    axes.set_xticks(LIMIT_ALPHAS)
     _legend(axes, loc="center left")
+
+
+def _distances(book: Book, point: str) -> list[float]:
+    """The mean distance to a point for each α."""
+    setting = f"distance to the {point}, tau = {LIMIT_TAU}"
+    return [book.values(f"{setting}, alpha = {alpha:g}").mean() for alpha in LIMIT_ALPHAS]
