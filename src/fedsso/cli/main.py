@@ -45,7 +45,8 @@ try:
         targets_of,
     )
     from .screen import complain, print_json, print_table, say, tell, unbreakable, visible
-    from .view import cost_document, cost_table, judge, resuming, set_logging, show, watching
+    from .view import cost_document, cost_table, judge, show
+    from .watch import resuming, set_logging, watching
 except ModuleNotFoundError as error:
     print(f"the command line needs `pip install 'fedsso[cli]'` ({error})", file=sys.stderr)
     raise SystemExit(WRONG_INPUT) from error

@@ -29,7 +29,7 @@ from .options import Several
 from .plan import Verbose
 from .screen import output, say
 from .sweep import AGAIN, Minutes, check_minutes, in_time
-from .view import set_logging, watching
+from .watch import set_logging, watching
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -28,7 +28,8 @@ from .config import Sweep
 from .data import Json
 from .plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
 from .screen import print_json, print_table, say, tell, visible
-from .view import judge, set_logging, watching
+from .view import judge
+from .watch import set_logging, watching
 
 AGAIN = "the same command"
 OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of every settings file that a sweep writes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path  # typer asks for the types of `check_tensorboard`
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,7 +16,6 @@ from ..errors import InputError
 from ..support.files import check_writable
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
     from ..experiment.spec import Spec

@@ -1,0 +1,186 @@
+"""Rounds as they end: bars or lines on standard error, and what happens when a run is interrupted.
+
+A signal to stop takes effect between two rounds. What is kept then can be continued, and the last
+message says by which command.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from ..errors import InputError
+from ..support.exits import INTERRUPTED
+from ..support.stopping import at_once, listen, listening
+from .live import Dashboard
+from .screen import draws, messages, say, visible
+from .tensorboard import Scalars
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..experiment.spec import Spec
+    from ..experiment.trace import Trace
+
+log = logging.getLogger("fedsso")
+
+
+class Watch:
+    """Shows the rounds as they end, and remembers the last one.
+
+    It is called after each round, with the run's label, the round k, the number of rounds and what
+    was measured. `name` replaces all labels where it is given. `silent` says that something else
+    shows the rounds.
+    """
+
+    name = ""
+    silent = False
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.k = 0
+        self.stopping = False
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=messages,
+        )
+        self.task = TaskID(0)
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        label = self.name or visible(label)
+        if not self.silent:
+            self._show(label, k, rounds, numbers)
+        self.label = label
+        self.k = k
+        self._stop_if_asked()
+
+    def note(self, text: str) -> None:
+        """Say something between two pieces of work."""
+        say(text)
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """End the simulation here if a signal came."""
+        if self.stopping:
+            raise KeyboardInterrupt
+
+    def _show(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        """Show a round as a bar, or as a line for every tenth of the way."""
+        told = [f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0]
+        shown = " ".join(told)
+        begins = label != self.label or k <= self.k  # another run
+        if draws():
+            if begins:
+                self.task = self.bars.add_task(label, total=rounds, numbers="")
+            self.bars.update(self.task, completed=k, numbers=shown)
+            return
+        before = 0 if begins else 10 * self.k // rounds
+        if 10 * k // rounds > before:
+            say(f"{label}: round {k}/{rounds} {shown}")
+
+    def stop(self, *_: object) -> None:
+        """Take the first signal; a second one ends the process at once."""
+        self.stopping = True
+        listen(at_once)
+        with suppress(RuntimeError):  # the signal may have come in the middle of a write
+            say("stopping after this round (Ctrl-C again: at once)")
+
+
+class Viewing(Watch):
+    """A watch that also passes the traces on: to a dashboard in place of the bars, to TensorBoard,
+    or to both."""
+
+    def __init__(self, board: Dashboard | None, scalars: Scalars | None) -> None:
+        super().__init__()
+        self.board = board
+        self.scalars = scalars
+        self.silent = board is not None
+
+    def begin(self, specs: Sequence[Spec]) -> None:
+        """Tell the dashboard which runs there will be."""
+        if self.board is not None:
+            self.board.begin(specs)
+
+    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
+        """Show the traces of these runs as far as they have come."""
+        for viewer in (self.board, self.scalars):
+            if viewer is not None:
+                viewer.look(specs, traces)
+
+
+@contextmanager
+def watching(
+    again: str | None,
+    live: bool = False,
+    tensorboard: Path | None = None,
+) -> Iterator[Watch]:
+    """Progress on standard error while simulating.
+
+    An interrupted simulation ends the command with its exit code, and says how to go on.
+
+    Args:
+        again: The command that goes on with the work; None where nothing is kept.
+        live: Whether to draw a dashboard, if there is a terminal.
+        tensorboard: Where to write files for TensorBoard.
+    """
+    board = Dashboard(messages) if live and draws() else None
+    scalars = None if tensorboard is None else Scalars(tensorboard)
+    watch = Watch()
+    if board is not None or scalars is not None:
+        watch = Viewing(board, scalars)
+    drawn: Any = board
+    if board is None and draws():
+        drawn = watch.bars
+    try:
+        with listening(watch.stop), ExitStack() as stack:
+            for part in (drawn, scalars):
+                if part is not None:
+                    stack.enter_context(part)
+            yield watch
+    except (KeyboardInterrupt, InputError) as error:
+        if isinstance(error, InputError) and not (watch.stopping and _left_alone(error)):
+            raise
+        hint = "nothing is kept without --out" if again is None else f"{again} goes on"
+        say(f"stopped after round {watch.k}; {hint}")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _left_alone(error: InputError) -> bool:
+    """Whether a sweep's processes are gone: a signal to the whole group ends them before us."""
+    return isinstance(error.__cause__, EOFError | ConnectionError)
+
+
+def resuming(out: str | Path | None) -> str | None:
+    """The command that goes on with the runs of a folder."""
+    return None if out is None else f"`fedsso resume {quote(str(out))}`"
+
+
+def set_logging(verbose: bool) -> None:
+    """Send the messages of the library to standard error: warnings, or all with --verbose."""
+    handler = RichHandler(
+        console=messages,
+        show_time=False,
+        show_path=False,
+        highlighter=NullHighlighter(),
+    )
+    log.handlers = [handler]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
