@@ -21,22 +21,31 @@ Rows = Tensor | list[Tensor]
 
 
 class Evaluator:
-    """Evaluates models on rows of a federation: x [trials, d] on `rows`, or x [clients, trials, d],
-    each client's own model on its part of `rows`, a list."""
+    """Evaluates models on rows of a federation.
+
+    Models x [trials, d] are evaluated on `rows`. Where every client has a model of its own, x is
+    [clients, trials, d], `rows` is a list, and each model is evaluated on its client's part.
+    """
 
     def __init__(
         self, f: Backend, fed: Federation, gather: Gather, metrics: dict[str, Metric]
     ) -> None:
-        self.f, self.fed, self.gather, self.metrics = f, fed, gather, metrics
+        self.f = f
+        self.fed = fed
+        self.gather = gather
+        self.metrics = metrics
 
     def _outputs(self, x: Tensor, buffers: Tensor, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        """(outputs [trials, classes, piece], targets [piece])."""
+        """Pairs of outputs [trials, classes, piece] and targets [piece], piece by piece."""
         self.f.buffers = buffers.unsqueeze(0)
         parts = [(x, rows)] if isinstance(rows, Tensor) else zip(x, rows, strict=True)
         for model, part in parts:
-            for piece in torch.split(part, PIECE) if len(part) else ():
-                a, y = self.gather(piece)
-                yield self.f.predict(model.unsqueeze(0), a.unsqueeze(0))[0], y
+            if not len(part):
+                continue
+            for piece in torch.split(part, PIECE):
+                samples, y = self.gather(piece)
+                z = self.f.predict(model.unsqueeze(0), samples.unsqueeze(0))
+                yield z[0], y
 
     def loss(self, x: Tensor, buffers: Tensor, rows: Rows) -> Tensor:
         """Mean loss over the rows, [trials]."""
@@ -46,12 +55,16 @@ class Evaluator:
         return total / max(1, _count(rows))
 
     def __call__(self, x: Tensor, buffers: Tensor, rows: Rows) -> dict[str, Tensor]:
-        """loss and every metric over the rows, each [trials]; NaN where there are no rows."""
+        """The loss and every metric over the rows, each [trials]; NaN where there are no rows.
+
+        Loss and accuracy are summed up piece by piece. Other metrics need all outputs at once.
+        """
         nan = x.new_full((x.shape[-2],), torch.nan, dtype=torch.float64)
         n = _count(rows)
         if not n:
             return dict.fromkeys(("loss", *self.metrics), nan)
-        total, right = torch.zeros_like(nan), torch.zeros_like(nan)
+        total = torch.zeros_like(nan)
+        right = torch.zeros_like(nan)
         collect = self.metrics.keys() - {"accuracy"}
         kept: list[tuple[Tensor, Tensor]] = []
         for z, y in self._outputs(x, buffers, rows):
@@ -59,12 +72,16 @@ class Evaluator:
             right += hits(z, y).sum(-1)
             if collect:
                 kept.append((z.clone(), y))
-        out = {"loss": total / n, "accuracy": nan if self.f.loss is mse else right / n}
+        out = {"loss": total / n}
+        out["accuracy"] = nan if self.f.loss is mse else right / n
         if collect:
-            z, y = torch.cat([z for z, _ in kept], -1), torch.cat([y for _, y in kept])
-            out |= {name: self.metrics[name](z, y).double() for name in sorted(collect)}
+            all_z = torch.cat([z for z, _ in kept], -1)
+            all_y = torch.cat([y for _, y in kept])
+            for name in sorted(collect):
+                out[name] = self.metrics[name](all_z, all_y).double()
         return {name: out[name] for name in ("loss", *self.metrics)}
 
 
 def _count(rows: Rows) -> int:
+    """The number of rows, of all clients together."""
     return len(rows) if isinstance(rows, Tensor) else sum(map(len, rows))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..algorithm import Batch
+from ..algorithm.contract import Batch
 from ..support.rng import key
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .rounds import Ints, Rounds
 
 Floats = NDArray[np.float64]
+MINI = 0  # kinds of batches: mini-batches, and pieces of all rows
+WHOLE = 1
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
 
 
@@ -30,7 +32,8 @@ class Gather:
     """Rows of a federation as floating-point batches, in buffers that it owns."""
 
     def __init__(self, fed: Federation, dtype: torch.dtype) -> None:
-        self.fed, self.dtype = fed, dtype
+        self.fed = fed
+        self.dtype = dtype
         self.flat = fed.x.flatten(1)
         self.y = fed.y if fed.classes else fed.y.to(dtype)
         self._shift = fed.x.new_full((), fed.affine[1], dtype=dtype)
@@ -38,8 +41,12 @@ class Gather:
         self._wide = fed.x.new_empty(0, dtype=dtype)
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x [*rows, *sample] and y [*rows]; x is overwritten by the next call."""
-        n, width = rows.numel(), self.flat.shape[1]
+        """The samples x [*rows, *sample] and targets y [*rows] of some row numbers.
+
+        x is overwritten by the next call.
+        """
+        n = rows.numel()
+        width = self.flat.shape[1]
         if self._wide.shape[0] < n:
             self._raw = self.flat.new_empty(n, width)
             self._wide = self.flat.new_empty(n, width, dtype=self.dtype)
@@ -50,12 +57,12 @@ class Gather:
         else:
             torch.index_select(self.flat, 0, index, out=self._raw[:n])
             wide.copy_(self._raw[:n])
-        scale = self.fed.affine[0]
         if self.fed.affine != (1.0, 0.0):
+            scale = self.fed.affine[0]
             torch.add(self._shift, wide, alpha=scale, out=wide)  # scale and shift in one pass
-        return wide.view(*rows.shape, *self.fed.x.shape[1:]), self.y.index_select(0, index).view(
-            rows.shape
-        )
+        x = wide.view(*rows.shape, *self.fed.x.shape[1:])
+        y = self.y.index_select(0, index).view(rows.shape)
+        return x, y
 
 
 class Chunk:
@@ -66,36 +73,40 @@ class Chunk:
     ) -> None:
         self.k = k
         self.steps = int(steps.max())
-        self._gather, self._loaded = gather, (-1, -1)
-        self._rounds, self._clients = rounds, clients
-        self._seed = key(
-            rounds.settings.seed, "module", rounds.first + int(clients[0]), int(position[0]), k
-        )
+        self._gather = gather
+        self._loaded = (-1, -1)  # the kind and number of the batch that is in the buffers
+        self._rounds = rounds
+        self._clients = clients
+        first = rounds.first + int(clients[0])
+        self._seed = key(rounds.settings.seed, "module", first, int(position[0]), k)
         self._same = rounds.constant(clients)
-        self._drawn = self._on_device(
-            *_index(rounds, clients, position, 1 if self._same else self.steps)
-        )
-        self.own_steps = (
-            torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype).view(-1, 1, 1)
-        )
+        different = 1 if self._same else self.steps
+        self._drawn = self._on_device(*_index(rounds, clients, position, different))
+        each = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype)
+        self.own_steps = each.view(-1, 1, 1)
         self._ragged = bool((steps != self.steps).any())
 
     def _on_device(self, rows: Ints, weight: Floats) -> tuple[Tensor, Tensor]:
+        """Row numbers and weights as tensors on the device."""
         device = self._gather.fed.x.device
-        return torch.from_numpy(rows).to(device), torch.from_numpy(weight).to(
-            device, self._gather.dtype
-        )
+        index = torch.from_numpy(rows).to(device)
+        return index, torch.from_numpy(weight).to(device, self._gather.dtype)
 
-    def _load(self, kind: int, at: int, index: tuple[Tensor, Tensor], key: int) -> Batch:
-        if self._loaded != (kind, at):
-            self._x, self._y = self._gather(index[0][at])
-            self._loaded = kind, at
-        return Batch(self._x, self._y, index[1][at], key)
+    def _load(self, kind: int, number: int, drawn: tuple[Tensor, Tensor], seed: int) -> Batch:
+        """A batch of the drawn ones; it is gathered unless it is in the buffers already."""
+        index, weight = drawn
+        if self._loaded != (kind, number):
+            self._x, self._y = self._gather(index[number])
+            self._loaded = (kind, number)
+        return Batch(self._x, self._y, weight[number], seed)
 
     def batch(self, j: int) -> Batch:
-        """The mini-batch of local step j; clients with one batch per epoch see it again without a
-        new gather."""
-        return self._load(0, 0 if self._same else j, self._drawn, self._seed + j)
+        """The mini-batch of local step j.
+
+        Clients with one batch per epoch see it again without a new gather.
+        """
+        number = 0 if self._same else j
+        return self._load(MINI, number, self._drawn, self._seed + j)
 
     def full(self) -> Iterator[Batch]:
         """All rows, in pieces of equal width; a single piece stays loaded."""
@@ -103,18 +114,22 @@ class Chunk:
             yield self.batch(0)
             return
         for i in range(len(self._all[0])):
-            yield self._load(1, i, self._all, self._seed + i)
+            yield self._load(WHOLE, i, self._all, self._seed + i)
 
     @cached_property
     def _all(self) -> tuple[Tensor, Tensor]:
+        """Row numbers and weights of all rows, in pieces that the budget holds."""
         fed = self._gather.fed
-        row = fed.x[0].numel() * (torch.finfo(self._gather.dtype).bits // 8 + fed.x.element_size())
+        wide = torch.finfo(self._gather.dtype).bits // 8
+        row = fed.x[0].numel() * (wide + fed.x.element_size())
         most = max(1, BUDGET[fed.x.device.type] // (row * len(self._clients)))
         return self._on_device(*_whole(self._rounds, self._clients, most))
 
     def active(self, j: int) -> Tensor | None:
-        """Who takes step j; None: everybody."""
-        return (self.own_steps > j).to(self._gather.dtype) if self._ragged else None
+        """Who takes step j, [M, 1, 1] of 0 and 1; None: everybody."""
+        if not self._ragged:
+            return None
+        return (self.own_steps > j).to(self._gather.dtype)
 
     def uniform(self, purpose: str, n: int) -> Tensor:
         """Each client's own draws [M, n]."""
@@ -152,6 +167,7 @@ def _whole(rounds: Rounds, clients: Ints, most: int) -> tuple[Ints, Floats]:
         for i, part in enumerate(
             np.array_split(own, pieces)
         ):  # of equal size: BatchNorm cannot take a single row
-            rows[i, m, : len(part)], rows[i, m, len(part) :] = part, own[0]
+            rows[i, m, : len(part)] = part
+            rows[i, m, len(part) :] = own[0]
             weight[i, m, : len(part)] = 1 / len(own)
     return rows, weight

@@ -12,13 +12,17 @@ class Ledger:
     """What the clients receive and send in one round. Leaves carry one copy for each trial."""
 
     def __init__(self, clients: int, trials: int) -> None:
-        self.clients, self.trials = clients, trials
-        self.down = self.up = 0
+        self.clients = clients
+        self.trials = trials
+        self.down = 0
+        self.up = 0
         self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and who has it
 
     def broadcast(self, message: Tree, chosen: Tensor) -> None:
-        """A message to the chosen clients: what one has received in this round is not sent to it
-        again."""
+        """Count a message to the chosen clients.
+
+        A tensor that a client has received earlier in the round is not sent to it again.
+        """
         for leaf in leaves(message):
             has = next((who for sent, who in self._held if sent is leaf), None)
             if has is None:
@@ -28,5 +32,5 @@ class Ledger:
             has[chosen] = True
 
     def upload(self, sent: Tree, clients: int) -> None:
-        """Uploads of several clients at once; a leaf leads with them."""
+        """Count the uploads of several clients at once; they are the first axis of every leaf."""
         self.up += nbytes(sent, clients * self.trials) * clients

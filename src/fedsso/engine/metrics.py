@@ -13,52 +13,69 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 
 
 def hits(z: Tensor, y: Tensor) -> Tensor:
-    """Whether the largest output is the label's; with one output, whether it lies on the target's
-    side of 0."""
+    """Whether each row is classified rightly, [trials, rows].
+
+    It is if the largest output is that of its label. A single output is right if it lies on the
+    target's side of 0.
+    """
     if z.shape[-2] == 1:
         return (z.squeeze(-2) > 0) == (y > 0.5)
     return z.argmax(-2) == y
 
 
 def accuracy(z: Tensor, y: Tensor) -> Tensor:
-    """Share of rows that are right."""
+    """The share of rows that are classified rightly."""
     return hits(z, y).double().mean(-1)
 
 
 def auc(z: Tensor, y: Tensor) -> Tensor:
-    """Area under the ROC curve; with more than two classes the mean over classes that occur, each
-    against the rest."""
+    """The area under the ROC curve.
+
+    With more than two classes it is the mean over the classes that occur, each against the rest.
+    """
     if z.shape[-2] == 1:
         return _area(z[..., 0, :], y > 0.5)
     if z.shape[-2] == 2:
         return _area(z[..., 1, :] - z[..., 0, :], y == 1)
     logp = z.double().log_softmax(-2)  # the outputs themselves have no order between rows
-    areas = torch.stack([_area(logp[..., c, :], y == c) for c in range(z.shape[-2])])
-    return areas.nanmean(0)
+    areas = []
+    for c in range(z.shape[-2]):
+        areas.append(_area(logp[..., c, :], y == c))
+    return torch.stack(areas).nanmean(0)
 
 
 def _area(score: Tensor, positive: Tensor) -> Tensor:
-    """Mann-Whitney statistic with mid-ranks for ties; NaN if one side is empty."""
+    """The area under the curve as a Mann-Whitney statistic; NaN if one side is empty.
+
+    Equal scores share the mean of their ranks.
+    """
     ranks = []
     for row in score.reshape(-1, score.shape[-1]):
         _, place, count = torch.unique(row, return_inverse=True, return_counts=True)
-        ranks.append((count.cumsum(0) - (count - 1) / 2.0).double()[place])
+        middle = count.cumsum(0) - (count - 1) / 2.0
+        ranks.append(middle.double()[place])
     rank = torch.stack(ranks)
     up = positive.double().sum()
     down = len(positive) - up
-    area = ((rank * positive).sum(-1) - up * (up + 1) / 2) / (up * down)
+    wins = (rank * positive).sum(-1) - up * (up + 1) / 2
+    area = wins / (up * down)
     return area.view(score.shape[:-1])
 
 
 def f1(z: Tensor, y: Tensor) -> Tensor:
     """F1 of the positive class for two classes, otherwise the mean over the classes (macro)."""
-    guess = (z.squeeze(-2) > 0).long() if z.shape[-2] == 1 else z.argmax(-2)
-    y = (y > 0.5).long() if z.shape[-2] == 1 else y
+    if z.shape[-2] == 1:
+        guess = (z.squeeze(-2) > 0).long()
+        y = (y > 0.5).long()
+    else:
+        guess = z.argmax(-2)
     classes = [1] if z.shape[-2] <= 2 else range(z.shape[-2])
     scores = []
     for c in classes:
-        both = ((guess == c) & (y == c)).double().sum(-1)
-        either = (guess == c).double().sum(-1) + (y == c).double().sum(-1)
+        guessed = guess == c
+        true = y == c
+        both = (guessed & true).double().sum(-1)
+        either = guessed.double().sum(-1) + true.double().sum(-1)
         scores.append(torch.where(either > 0, 2 * both / either.clamp(min=1), 0.0))
     return torch.stack(scores).mean(0)
 
@@ -67,7 +84,11 @@ METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "f1": f1}
 
 
 def metric(wish: str | Callable[[Tensor, Tensor], float]) -> tuple[str, Metric]:
-    """A metric by name, or from a user's function of outputs [rows, classes] and targets [rows]."""
+    """The name and the function of a metric.
+
+    A user's own function takes outputs [rows, classes] and targets [rows] and returns a number; it
+    is called once for each trial.
+    """
     if isinstance(wish, str):
         if wish not in METRICS:
             raise unknown("metric", wish, METRICS)

@@ -29,55 +29,68 @@ class Uplink:
     """Encodes the uploads of one algorithm; without a compressor everything goes as it is."""
 
     def __init__(self, compressor: Compressor | None, width: int) -> None:
-        self.compressor, self.width = compressor, width
+        self.compressor = compressor
+        self.width = width
 
     def __call__(
         self, phase: Phase, number: int, clients: Sequence[int], upload: Tree, errors: Errors
     ) -> tuple[Tree, Tree]:
-        """The uploads of some clients as sent, and as the server reads them; `errors` is brought up
-        to date."""
+        """The uploads of some clients as sent, and as the server reads them.
+
+        `errors` is brought up to date: it holds what each client still owes.
+        """
         code = self.compressor
         if code is None or phase.exact:
             return upload, phase.decode(upload)
-        plain = {
-            id(leaf) for leaf in leaves(phase.decode(upload))
-        }  # what decoding changes is compressed already
-        sent, read = [], []
+        # what decoding changes, the algorithm has compressed already
+        plain = {id(leaf) for leaf in leaves(phase.decode(upload))}
+        sent = []
+        read = []
         for place, leaf in enumerate(leaves(upload)):
-            if id(leaf) in plain and leaf.dim() == 3 and leaf.shape[-1] == self.width:
-                names = [f"{number}.{place}.{i}" for i in clients]
-                whole = leaf + torch.stack(
-                    [errors.get(n, torch.zeros_like(leaf[0])) for n in names]
-                )
-                sent.append(code.encode(whole))
-                read.append(code.decode(sent[-1], whole))
-                lost = whole - read[-1]
-                errors.update({name: part_of(lost, m) for m, name in enumerate(names)})
-            else:
+            is_vector = leaf.dim() == 3 and leaf.shape[-1] == self.width
+            if not (is_vector and id(leaf) in plain):
                 sent.append(leaf)
                 read.append(leaf)
+                continue
+            names = [f"{number}.{place}.{i}" for i in clients]
+            nothing = torch.zeros_like(leaf[0])
+            owed = torch.stack([errors.get(name, nothing) for name in names])
+            whole = leaf + owed
+            encoded = code.encode(whole)
+            decoded = code.decode(encoded, whole)
+            sent.append(encoded)
+            read.append(decoded)
+            lost = whole - decoded
+            for m, name in enumerate(names):
+                errors[name] = part_of(lost, m)
         return tuple(sent), phase.decode(_like(upload, iter(read)))
 
 
 def part_of(leaf: Tensor, m: int) -> Tensor:
-    """What client m keeps of a leaf [clients, ...]: a copy, since a view would keep the memory of
-    all."""
+    """What client m keeps of a leaf [clients, ...].
+
+    It is a copy, since a view would keep the memory of all clients.
+    """
     return leaf[m].clone() if len(leaf) > 1 else leaf[0]
 
 
 def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
+    """A tree of the same shape, with these leaves in order."""
     return tree_map(lambda _: next(parts), tree)
 
 
 def uplink(algorithm: Algorithm, server: Any, layout: Layout, text: str | None) -> Uplink:
-    """The way up for an algorithm and a model: vectors as long as the part of the model that
-    travels are compressed."""
+    """The way up for an algorithm and a model.
+
+    Vectors as long as the part of the model that travels are compressed. `text` names the
+    compressor, such as "topk:0.01"; None: nothing is compressed.
+    """
     width = server.x.shape[-1] if algorithm.personal else sum(layout.sizes)
-    shapes, rest = list[torch.Size](), width
+    shapes: list[torch.Size] = []
+    rest = width
     for shape in layout.shapes:
         if rest > 0:
-            shapes.append(
-                shape if shape.numel() <= rest else torch.Size([rest])
-            )  # a part of a matrix is a vector
+            whole = shape.numel() <= rest
+            shapes.append(shape if whole else torch.Size([rest]))  # a part of a matrix is a vector
             rest -= shape.numel()
     return Uplink(None if text is None else compressor(text, shapes), width)
