@@ -19,7 +19,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model
 from torch import Tensor
 
 from ..algorithms import ALGORITHMS
-from ..data import PARTITIONS, Option, all_options
+from ..data.catalogue import all_options
+from ..data.options import Option
+from ..data.partition import PARTITIONS
 from ..engine.settings import options
 from ..errors import InputError
 from ..models import MODELS

@@ -20,12 +20,15 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ..data import TABLES, DataSet, data_folder, datasets, load
+from ..data.catalogue import datasets, load
 from ..data.fetch import fetch
+from ..data.partition import TABLES
+from ..data.sources import DataSet, data_folder
 from ..errors import InputError, one_of
 from ..report.federation import skew, text
 from ..report.federation_picture import picture
 from ..support.picture import MARK
+from .flags import DataDir, Json
 from .options import WithData
 from .replace import check_file
 from .screen import messages, output, print_json, print_table, say, tell, visible
@@ -34,11 +37,6 @@ from .settings import read_settings
 app = typer.Typer(
     no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation."
 )
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
 
 @app.command("list")

@@ -17,19 +17,16 @@ from rich.markdown import Markdown
 from ..data.sources import FOLDER
 from ..engine.settings import device_of
 from ..paper import COMMANDS, Command, Entry
-from ..paper.lab import Lab
 from ..paper.table2 import table2
 from ..paper.table2_pages import SLOW
 from ..paper.tasks import TABLE2
 from ..support.files import check_writable
 from ..support.intake import read_text
 from ..support.lock import Lock
-from .data import DataDir
+from .flags import DataDir, Minutes, Verbose
 from .options import Several
-from .plan import Verbose
 from .screen import output, say
-from .sweep import AGAIN, Minutes, check_minutes, in_time
-from .watch import set_logging, watching
+from .watch import AGAIN, check_minutes, in_time, set_logging, watching
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,11 +44,10 @@ is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
 """
-RESULTS, QUICK = Path("results"), Path("quick")
-PLAIN = (
-    "table3",
-    "theory",
-)  # take a minute on one core and keep no runs, so that they stop at once
+RESULTS = Path("results")
+QUICK = Path("quick")
+PLAIN = ("table3", "theory")
+"""Commands that take a minute on one core and keep no runs, so that they stop at once."""
 
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
 Out = Annotated[
@@ -80,13 +76,19 @@ class How(NamedTuple):
 
 
 def conduct(name: str, command: Command, how: How) -> None:
-    """Run one command and show what it wrote."""
+    """Run one command and show what it wrote.
+
+    A command gets a `Lab`, which runs sweeps and keeps them in the folder of the results.
+    """
+    from ..paper.lab import Lab
+
     out = how.out or (QUICK if how.quick else RESULTS)
     check_minutes(how.minutes)
     check_writable(out)
     began = time.monotonic()
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
-    jobs = how.jobs or min(4, os.cpu_count() or 1)
+    cores = os.cpu_count() or 1
+    jobs = how.jobs or min(4, cores)
     device = str(device_of(how.device))
     with Lock(out):
         if name in PLAIN:
@@ -110,16 +112,19 @@ def _show(path: Path) -> None:
 
 
 def _prepare(data_dir: Path | None, verbose: bool) -> None:
+    """Do what two options ask for: set the folder of the data, and the logging."""
     set_logging(verbose)
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
 
 
 def _help(name: str, title: str) -> str:
+    """The help of a command: what it makes, and what all commands of the paper have in common."""
     return f"{_sentence(title)}{TEACH.format(name=name)}"
 
 
 def _sentence(title: str) -> str:
+    """A title with a capital and a full stop."""
     return f"{title[0].upper()}{title[1:]}."
 
 
@@ -141,6 +146,8 @@ def _table2(
 
 
 def _add(name: str, entry: Entry) -> None:
+    """Add a command with the options that all have."""
+
     def run(
         quick: Quick = False,
         out: Out = None,
@@ -157,7 +164,7 @@ def _add(name: str, entry: Entry) -> None:
 
 
 def _add_plain(name: str, entry: Entry) -> None:
-    """A command that takes a minute on one core and keeps no runs."""
+    """Add a command that takes a minute on one core and keeps no runs."""
 
     def run(quick: Quick = False, out: Out = None) -> None:
         conduct(name, entry.command, How(quick, out, "cpu", 1, None))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS
-from ..data import Federation, load
+from ..data.catalogue import load
 from ..errors import InputError
 from ..experiment.plan import Planned, Question, check_target, judging, suited
 from ..experiment.plan import plan as plan_runs
@@ -23,34 +19,19 @@ from .config import Base, Sweep
 from .replace import check_folder, check_settings
 from .screen import say
 from .settings import effective, read_settings, records
-from .tensorboard import check_tensorboard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import typer
+
+    from ..algorithm import Algorithm
+    from ..data.federation import Federation
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
 # what run and compare leave, beside the specs
 OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
-
-Config = Annotated[
-    Path | None, typer.Option(help="TOML file with settings; options given here win.")
-]
-SaveConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write the settings in force to this TOML file, which must not be there yet."
-    ),
-]
-Live = Annotated[
-    bool, typer.Option("--live", help="On a terminal: a dashboard of all runs while they train.")
-]
-TensorBoard = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        callback=check_tensorboard,
-        help="Write every round's numbers there for TensorBoard, while the runs train.",
-    ),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what is done and why.")]
 
 
 class Plan(NamedTuple):
@@ -70,9 +51,15 @@ def plan(
     key: str,
     base: type[Base] = Base,
 ) -> Plan:
-    """Everything that can be wrong with the settings is found here; nothing is written.
+    """Read the settings, load the data, and plan the runs.
 
-    `key` names the setting that tells the algorithms: algorithm or algorithms.
+    Everything that can be wrong with the settings is found here. Nothing is written.
+
+    Args:
+        ctx: The context of the command, which holds the options that were given.
+        config: A settings file, or None.
+        key: The setting that names the algorithms: "algorithm" or "algorithms".
+        base: `Sweep` for a sweep, else `Base`.
     """
     given = ctx.obj
     settings = read_settings(config, given["run"], given["data"], base)
@@ -112,7 +99,10 @@ def _names(key: str, chosen: str | list[str]) -> list[str]:
 
 def _joined(grids: Mapping[str, Sequence[Algorithm]]) -> list[Algorithm]:
     """The records of all algorithms, one after the other."""
-    return [record for own in grids.values() for record in own]
+    found: list[Algorithm] = []
+    for own in grids.values():
+        found += own
+    return found
 
 
 def _numbered(kept: Sequence[Planned]) -> list[Planned]:
@@ -128,11 +118,15 @@ def targets_of(settings: Any) -> list[float]:
 
 
 def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) -> Federation:
-    """The data, and on standard error what is to be known of them."""
+    """Load the data, and say on standard error what is to be known of them.
+
+    A warning tells if the data have changed since the settings file was written.
+    """
     wish = settings.data.given()
     fed = load(wish.pop("dataset", settings.data.dataset), **wish)
-    for line in (repr(fed), *(f"note: {note}" for note in fed.notes)):
-        say(line)
+    say(repr(fed))
+    for note in fed.notes:
+        say(f"note: {note}")
     recorded = (settings.record or {}).get("digest")
     if recorded and not given and recorded != fed.digest():
         log.warning("the data have changed since %s was written: this is another run", config)
@@ -140,10 +134,10 @@ def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) ->
 
 
 def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:
-    """Make sure that nothing is replaced and of the folder, then write the settings where they are
-    wished.
+    """Check that nothing will be replaced and that the folder can be written, before any work.
 
-    `leaves` are the forms of the names that the command will write into the folder, beside specs.
+    Then the settings are written to `save`, if that is given. `leaves` are the patterns of the
+    names that the command will write into the folder, beside specs.
     """
     out = made.settings.out
     if out is not None:

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import click
 import typer
 
-from ..report import page as report_page
-from ..report import sources as report_source
 from .options import Several
 from .replace import check_file
 from .screen import say, tell
@@ -64,10 +62,14 @@ def report(
 
     The page needs no other file and no network: open it, send it, print it.
     """
-    check_file(out, report_page.MARK, "a page")
-    content = report_source.content(runs, title=title, targets=targets, with_data=with_data)
-    report_page.write(out, content)
-    for note in content.notes:
+    from ..report.page import MARK, write
+    from ..report.sources import content
+
+    check_file(out, MARK, "a page")
+    found = content(runs, title=title, targets=targets, with_data=with_data)
+    write(out, found)
+    for note in found.notes:
         say(f"note: {note}")
-    count = sum(len(curve.traces) for curve in content.curves)
-    tell(f"{out}: {count} run{'s' * (count != 1)}, {out.stat().st_size / 1e6:.1f} MB")
+    count = sum(len(curve.traces) for curve in found.curves)
+    word = "run" if count == 1 else "runs"
+    tell(f"{out}: {count} {word}, {out.stat().st_size / 1e6:.1f} MB")

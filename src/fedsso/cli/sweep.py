@@ -3,8 +3,8 @@ grid works."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,28 +16,22 @@ from ..errors import InputError
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
 from ..experiment.sweep import Means, answer, deadline_of
-from ..experiment.workers import OutOfTime
 from ..report import sweeps
-from ..support.exits import TIME_IS_UP
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_toml
 from ..support.lock import Lock
 from ..support.seal import MARK, sealed_toml
 from ..version import __version__
 from .config import Sweep
-from .data import Json
-from .plan import Config, Live, Plan, SaveConfig, TensorBoard, Verbose, begin, plan, targets_of
+from .flags import Config, Json, Live, Minutes, SaveConfig, TensorBoard, Verbose
+from .plan import Plan, begin, plan, targets_of
 from .screen import print_json, print_table, say, tell, visible
 from .view import judge
-from .watch import set_logging, watching
+from .watch import AGAIN, check_minutes, in_time, set_logging, watching
 
-AGAIN = "the same command"
 OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of every settings file that a sweep writes
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
-Minutes = Annotated[
-    float | None, typer.Option(help="Stop after the part under way; the same command goes on.")
-]
 
 
 def sweep(
@@ -121,22 +115,6 @@ def _settle(path: Path, settings: bytes) -> None:
             "replaced"
         )
     write_atomic(path, settings)
-
-
-def check_minutes(minutes: float | None) -> None:
-    """Refuse a time that is over before it begins."""
-    if minutes is not None and not minutes > 0:
-        raise InputError(f"--minutes must be > 0, got {minutes}")
-
-
-@contextmanager
-def in_time() -> Iterator[None]:
-    """Says how to go on when the time is up."""
-    try:
-        yield
-    except OutOfTime as error:
-        say(f"time is up: {error}; {AGAIN} goes on")
-        raise typer.Exit(TIME_IS_UP) from error
 
 
 # ---- the result in words and numbers ----

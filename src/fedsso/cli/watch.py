@@ -25,7 +25,8 @@ from rich.progress import (
 )
 
 from ..errors import InputError
-from ..support.exits import INTERRUPTED
+from ..experiment.workers import OutOfTime
+from ..support.exits import INTERRUPTED, TIME_IS_UP
 from ..support.stopping import at_once, listen, listening
 from .live import Dashboard
 from .screen import draws, messages, say, visible
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ..experiment.trace import Trace
 
 log = logging.getLogger("fedsso")
+AGAIN = "the same command"  # goes on with a sweep, and with the work of `fedsso paper`
 
 
 class Watch:
@@ -172,6 +174,22 @@ def _left_alone(error: InputError) -> bool:
 def resuming(out: str | Path | None) -> str | None:
     """The command that goes on with the runs of a folder."""
     return None if out is None else f"`fedsso resume {quote(str(out))}`"
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time that is over before it begins."""
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes must be > 0, got {minutes}")
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """End the command with its exit code when the time is up, and say how to go on."""
+    try:
+        yield
+    except OutOfTime as error:
+        say(f"time is up: {error}; {AGAIN} goes on")
+        raise typer.Exit(TIME_IS_UP) from error
 
 
 def set_logging(verbose: bool) -> None:

@@ -1,0 +1,125 @@
+"""The commands `fedsso algorithms` and `fedsso costs`: what there is, and what a round costs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from inspect import getdoc
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import click
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..algorithms import ALGORITHMS
+from ..errors import unknown
+from ..experiment.costs import costs as measure_costs
+from ..models import MODELS
+from ..version import __version__
+from .config import flag
+from .flags import Json
+from .options import Several
+from .screen import print_json, print_table
+from .view import cost_document, cost_table
+
+if TYPE_CHECKING:
+    from ..algorithm import Algorithm
+
+NAMES = Several(click.STRING)
+SHAPE = Several(click.INT)
+
+
+def algorithms(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these; left out: all.", metavar="[NAME]...")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the algorithms and their hyper-parameters.
+
+    Example: fedsso algorithms scaffold giant
+    """
+    for name in names or ():
+        if name not in ALGORITHMS:
+            raise unknown("algorithm", name, ALGORITHMS)
+    rows = [_describe(name, ALGORITHMS[name]) for name in names or ALGORITHMS]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        print_table(_fields_table(row))
+
+
+def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
+    """An algorithm and its hyper-parameters, as plain values."""
+    title = (getdoc(cls) or "").partition("\n")[0]
+    own = []
+    for field in fields(cast(Any, cls)):
+        plain = {"name": field.name, "type": field.type, "default": field.default}
+        own.append({**plain, **field.metadata})
+    return {"name": name, "title": title, "needs_all": cls.needs_all, "fields": own}
+
+
+def _fields_table(row: dict[str, Any]) -> Table:
+    """The hyper-parameters of one algorithm, a line for each."""
+    title = f"{row['name']}: {row['title']}"
+    if row["needs_all"]:
+        title += f" It needs all clients in every round; {row['needs_all']} does not."
+    table = Table(
+        "option",
+        "default",
+        "meaning",
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    for field in row["fields"]:
+        default = field["default"]
+        shown = "none" if default is None else str(default)
+        table.add_row(flag(field["name"]), shown, field["doc"])
+    return table
+
+
+def costs(
+    model: Annotated[str, typer.Option(help=f"{', '.join(MODELS)}.")] = "mclr",
+    algorithms: Annotated[
+        Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)
+    ] = "all",
+    sample: Annotated[
+        Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)
+    ] = "1,28,28",
+    classes: Annotated[int, typer.Option(help="Outputs of the model.")] = 10,
+    compress: Annotated[
+        str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a round costs: bytes sent and bytes kept, measured beside theory.
+
+    Example: fedsso costs --model cnn --algorithms fedsso,fedavg --compress int8
+
+    Upper lines are measured: what the algorithm's own functions send and keep,
+    in bytes of float32, for each client that takes part. Lower lines are theory:
+    the papers' counts without compression, for a model of d parameters.
+
+    n_c: multiples of a FedAvg round, down and up (8 d bytes).
+    n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.
+    "Keeps" means: until the next round. Working memory does not count.
+
+    Nothing is trained and no data are read, so any size of model is possible.
+    """
+    names = None if algorithms == ["all"] else algorithms
+    shape = {"sample": sample, "classes": classes, "compress": compress}
+    bill = measure_costs(model, names, **shape)
+    if as_json:
+        document = {
+            "version": __version__,
+            "model": model,
+            "d": bill.d,
+            **shape,
+            "results": cost_document(bill),
+        }
+        print_json(document)
+        return
+    title = f"{model}, d = {bill.d}: bytes of a round for each client (below: theory)"
+    print_table(cost_table(bill, title))

@@ -1,0 +1,161 @@
+"""The commands `fedsso run`, `fedsso compare` and `fedsso resume`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..data.sources import FOLDER
+from ..errors import InputError
+from ..experiment.calls import resume as resume_runs
+from ..experiment.calls import run_planned
+from ..experiment.plan import below, complete_plan, folder_of
+from ..experiment.reading import load_runs
+from ..experiment.run import is_done, run_folders
+from ..experiment.spec import SPEC, Spec
+from ..experiment.store import SETTINGS
+from ..support.lock import Lock
+from .flags import Config, DataDir, Json, Live, SaveConfig, TensorBoard, Verbose
+from .plan import OF_RUNS, PICTURE, begin, plan, targets_of
+from .screen import say
+from .view import judge, show
+from .watch import resuming, set_logging, watching
+
+if TYPE_CHECKING:
+    from ..experiment.results import Results
+
+
+def run(
+    ctx: typer.Context,
+    config: Config = None,
+    save_config: SaveConfig = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train one model with one algorithm.
+
+    Example: fedsso run --dataset digits --clients 10 --algorithm fedsso --alpha 0.05 --rounds 50
+    --out runs/a
+
+    With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that
+    repeats it.
+
+    Exit code 1: a run diverged, or missed one of the --targets that were asked for.
+    """
+    set_logging(verbose)
+    made = plan(ctx, config, "algorithm")
+    begin(made, save_config, OF_RUNS)
+    settings = made.settings
+    root = folder_of(settings.out)
+    if len(made.planned) > 1:
+        planned = below(made.planned, root)
+    else:
+        planned = [run._replace(folder=root) for run in made.planned]
+    with watching(resuming(settings.out), live, tensorboard) as watch:
+        every = settings.checkpoint_every
+        runs = run_planned(planned, root, watch, every, fresh=len(planned) == 1)
+    _draw(runs, settings)
+    show(runs, settings.targets, settings.out, as_json, {})
+    judge(runs.curves(), targets_of(settings))
+
+
+def compare(
+    ctx: typer.Context,
+    config: Config = None,
+    save_config: SaveConfig = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train with several algorithms on one federation, with the same cohorts and mini-batches.
+
+    Example: fedsso compare --algorithms fedsso,fedavg --alpha 0.05 --rounds 50 --seeds 0,1,2 --out
+    runs/b
+
+    A step size such as --alpha goes to every algorithm that has it; a table in the --config file,
+    such as \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
+
+    Exit code 1: a run diverged, or no algorithm reached one of the --targets with every seed.
+    """
+    set_logging(verbose)
+    made = plan(ctx, config, "algorithms")
+    begin(made, save_config, OF_RUNS)
+    settings = made.settings
+    with watching(resuming(settings.out), live, tensorboard) as watch:
+        root = folder_of(settings.out)
+        runs = run_planned(below(made.planned, root), root, watch)
+    _draw(runs, settings)
+    show(runs, settings.targets, settings.out, as_json, made.left_out)
+    judge(runs.curves(), targets_of(settings))
+
+
+def _draw(runs: Results, settings: Any) -> None:
+    """Draw the curves into the folder of the results, if there is one."""
+    if settings.out is not None:
+        runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
+
+
+def resume(
+    folder: Annotated[
+        Path, typer.Argument(help="A run's folder, or a folder of such folders.", metavar="RUN")
+    ],
+    data_dir: DataDir = None,
+    live: Live = False,
+    tensorboard: TensorBoard = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Complete what was interrupted, exactly as if it had not been.
+
+    Example: fedsso resume runs/a
+
+    Exit code 1: a run diverged.
+    """
+    set_logging(verbose)
+    if data_dir is not None:
+        os.environ[FOLDER] = str(data_dir)
+    found = _runs_below(folder)
+    if all(is_done(one, Spec.load(one / SPEC)) for one in found):
+        say(f"{folder}: finished already")
+        runs = load_runs(folder)
+        _draw_missing(runs, folder / PICTURE)
+    else:
+        with watching(resuming(folder), live, tensorboard) as watch:
+            runs = resume_runs(folder, progress=watch)
+        runs.plot(folder / PICTURE)
+    show(runs, None, folder, as_json, {})
+    judge(runs.curves(), ())
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folders of the runs in a folder; an error says what to give instead."""
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {folder}; give the --out folder of a run or a comparison"
+        )
+    if (folder / SETTINGS).is_file():
+        again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
+        raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
+    complete_plan(folder)
+    return run_folders(folder)
+
+
+def _draw_missing(runs: Results, path: Path) -> None:
+    """Draw the picture of runs that were killed after their last round.
+
+    If the folder cannot be written there is none, and a note says so.
+    """
+    if path.is_file():
+        return
+    try:
+        with Lock(path.parent):  # which also tidies up after the process that was killed
+            runs.plot(path)
+    except InputError as error:
+        say(f"note: no picture: {error}")
