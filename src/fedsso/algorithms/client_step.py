@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import BLOW_UP
+from ..algorithm.contract import BLOW_UP
 
 FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha

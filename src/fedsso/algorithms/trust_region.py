@@ -38,7 +38,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Scalar, gram
+from ..support.linalg import gram
+from ..support.trees import Scalar
 
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
 EARLY = 4  # the first rounds, in which radius and gamma may grow faster
