@@ -45,10 +45,7 @@ DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
 
 class Book:
-    """The facts of one claim, found by quantity.
-
-    Facts come from theory.csv or straight from the sections; they are the same.
-    """
+    """The facts of one claim, found by quantity."""
 
     def __init__(self, facts: Sequence[Fact], claim: str) -> None:
         self.facts = [fact for fact in facts if fact.claim == claim]

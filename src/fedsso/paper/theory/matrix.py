@@ -64,15 +64,9 @@ def flat_pair(cosine: float) -> Flat:
     y = torch.tensor([[-cosine, sine]], dtype=torch.float64)
     form = qn.form("bfgs-dense", 1, 1)
     verdict = qn.judge(gram(s, y), LAM, LAM_BAR)
-    matrix = form.step(
-        form.init(s),
-        s,
-        y,
-        s,
-        verdict,
-        2,
-        False,
-    )[0].matrix[0]
+    start = form.init(s)
+    after = form.step(start, s, y, s, verdict, 2, False)[0]
+    matrix = after.matrix[0]
     det = float(torch.linalg.det(matrix))
     largest = float(torch.linalg.eigvalsh(matrix)[-1])
     return Flat(det, float(verdict.cur), det / largest)  # eigvalsh would round the least one off
