@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# the methods of a column, by kind of task; names are those of `tasks.METHODS`
+# The methods of a column, by kind of task; names are those of `tasks.METHODS`. FedNL is left out
+# where its d x d matrices do not fit or take too long, FedDANE where it takes too long.
 CONVEX = (
     "fedavg",
     "fedsgd",
@@ -28,7 +29,7 @@ PHOTOS = ("fedavg", "fedadagrad", "fedsso", "fedsso-default")
 
 @dataclass(frozen=True)
 class Column:
-    """One task of a figure.
+    """One task of a figure, a column of two pictures: training loss above, test accuracy below.
 
     With `alpha` all methods have this client step; without it, each has its best setting.
     """
@@ -40,7 +41,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper: its columns, and a remark below its title."""
+    """A figure of the paper: its columns from left to right.
+
+    The remark stands below the title on the figure's page.
+    """
 
     title: str
     columns: tuple[Column, ...]

@@ -45,10 +45,7 @@ DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
 
 class Book:
-    """The facts of one claim, found by quantity.
-
-    Facts come from theory.csv or straight from the sections; they are the same.
-    """
+    """The facts of one claim, found by quantity."""
 
     def __init__(self, facts: Sequence[Fact], claim: str) -> None:
         self.facts = [fact for fact in facts if fact.claim == claim]
@@ -125,7 +122,10 @@ def _logarithmic(axes: Axes) -> None:
 
 
 def _legend(axes: Axes, **where: Any) -> None:
-    """A small legend on a nearly white ground."""
+    """A small legend on a nearly white ground.
+
+    `where` is passed on to matplotlib, above all `loc`.
+    """
     axes.legend(fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none", **where)
 
 
@@ -180,7 +180,7 @@ def _cross(
     value: Array,
     color: str,
 ) -> None:
-    """A cross where a run diverged."""
+    """A cross at the end of a run that diverged."""
     axes.plot(
         k[-1],
         value[-1],
@@ -334,6 +334,9 @@ def _bias(axes: Axes, book: Book) -> None:
 
 
 def _distances(book: Book, point: str) -> list[float]:
-    """The mean distance to a point for each α."""
+    """The mean distance to a point over all seeds, for each α.
+
+    `point` is "minimiser" or "fixed point".
+    """
     setting = f"distance to the {point}, tau = {LIMIT_TAU}"
     return [book.values(f"{setting}, alpha = {alpha:g}").mean() for alpha in LIMIT_ALPHAS]

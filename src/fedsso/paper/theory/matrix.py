@@ -64,15 +64,9 @@ def flat_pair(cosine: float) -> Flat:
     y = torch.tensor([[-cosine, sine]], dtype=torch.float64)
     form = qn.form("bfgs-dense", 1, 1)
     verdict = qn.judge(gram(s, y), LAM, LAM_BAR)
-    matrix = form.step(
-        form.init(s),
-        s,
-        y,
-        s,
-        verdict,
-        2,
-        False,
-    )[0].matrix[0]
+    start = form.init(s)
+    after = form.step(start, s, y, s, verdict, 2, False)[0]
+    matrix = after.matrix[0]
     det = float(torch.linalg.det(matrix))
     largest = float(torch.linalg.eigvalsh(matrix)[-1])
     return Flat(det, float(verdict.cur), det / largest)  # eigvalsh would round the least one off
@@ -180,7 +174,10 @@ def lemma_2_3(effort: Effort) -> Section:
 
 
 def _did(calm: Sequence[Seen], wild: Sequence[Seen]) -> str:
-    """What was done to test the lemma."""
+    """What was done to test the lemma, for the page.
+
+    `calm` and `wild` are the runs without and with overridden pairs.
+    """
     longest = max(len(run["k"]) for run in wild)
     return (
         f"Runs with B kept as a matrix (d = {DIM}, λ = {LAM:g}, Λ = {LAM_BAR:g}): "
@@ -226,7 +223,7 @@ def _failing_percent(runs: Sequence[Seen]) -> str:
 
 
 def _flat_rows(flat: Mapping[float, Flat]) -> Rows:
-    """The part of the table on single updates."""
+    """The part of the table on single updates, a row for each cosine."""
     rows = []
     for c, one in flat.items():
         label = f"c = {c:.0e}: det B, the paper's formula, least eigenvalue"
@@ -240,7 +237,10 @@ def _facts(
     settings: Mapping[str, list[Seen]],
     effort: Effort,
 ) -> list[Fact]:
-    """The shares of failing rounds, and the growth of log det B beside both formulas."""
+    """The shares of failing rounds, and the growth of log det B beside both formulas, as facts.
+
+    Rounds in which no pair entered B have no growth and are left out.
+    """
     facts = []
     for name, runs in settings.items():
         for seed, run in zip(effort.seeds, runs, strict=False):

@@ -40,7 +40,10 @@ def model(
     tau: int,
     **options: Any,
 ) -> Tensor:
-    """The model [d] after some rounds with exact gradients."""
+    """The model [d] after some rounds with exact gradients.
+
+    `options` are further options of `simulate`, such as the loss or the initial model.
+    """
     run = simulate(
         fed,
         "linear",
@@ -220,7 +223,8 @@ def lighthouse(_: Effort) -> Section:
 def parts(fed: Federation) -> tuple[Tensor, Tensor]:
     """The Hessians A_i [n, d, d] and minimisers b_i [n, d] of a federation of quadratics.
 
-    Such a federation holds them as rows of a least-squares problem.
+    Such a federation holds them as rows of a least-squares problem: the mean over a client's rows
+    of (x^T w - y)^2 has the Hessian 2 X^T X / rows, and is zero where X w = y.
     """
     A = []
     b = []
@@ -327,7 +331,10 @@ def _limit_rows(
     single: Sequence[End],
     slopes: Sequence[float],
 ) -> list[tuple[str, str]]:
-    """The table of distances."""
+    """The table of distances.
+
+    `found` are the runs with several local steps by client step, `single` those with one.
+    """
     rows = []
     for alpha, several in found.items():
         label = f"τ = {TAU}, α = {alpha:g}: distance to x*, to x_α"

@@ -23,7 +23,6 @@ from ...algorithm.schedule import at
 from ...algorithms import FedSSO
 from ...data.federation import Federation
 from ...engine.simulate import run as advance
-from ...experiment.stepper import Simulation
 from ...maths import quasi_newton as qn
 from ...support.linalg import gram
 from ...support.rng import generator
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from ...algorithms.fedsso import State
     from ...engine.simulate import Trials
+    from ...experiment.stepper import Simulation
     from ...objective import Backend
     from .claims import Effort
 
@@ -67,6 +67,8 @@ class Problem(NamedTuple):
         seed: int,
     ) -> Simulation:
         """A run of `record` on this problem that is about to begin."""
+        from ...experiment.stepper import Simulation
+
         more = {
             "rounds": rounds,
             "eval_every": rounds,
