@@ -17,7 +17,6 @@ from rich.markdown import Markdown
 from ..data.sources import FOLDER
 from ..engine.settings import device_of
 from ..paper import COMMANDS, Command, Entry
-from ..paper.table2 import table2
 from ..paper.table2_pages import SLOW
 from ..paper.tasks import TABLE2
 from ..support.files import check_writable
@@ -140,6 +139,8 @@ def _table2(
     data_dir: DataDir = None,
     verbose: Verbose = False,
 ) -> None:
+    from ..paper.table2 import table2
+
     _prepare(data_dir, verbose)
     command = partial(table2, blocks=blocks or (), slow=slow)
     conduct("table2", command, How(quick, out, device, jobs, minutes))

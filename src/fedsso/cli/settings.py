@@ -48,8 +48,8 @@ def read_settings(
         base: `Sweep` for a sweep, else `Base`.
     """
     below = {} if file is None else _read(file, base).given()
-    whole: dict[str, Any] = {**below, **run}
-    whole["data"] = {**below.get("data", {}), **data}
+    of_data = {**below.get("data", {}), **data}
+    whole = {**below, **run, "data": of_data}
     return _check(whole, "command line", base)
 
 

@@ -214,7 +214,8 @@ def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None
         simulation.restore(saved)
     except Damaged as damage:
         raise InputError(
-            f"{path}: {damage}; restore it from a copy, or start again in another folder"
+            f"{path}: {damage}; go on with the version that wrote it, restore it from a copy, or "
+            f"start again in another folder"
         ) from damage
     if simulation.k > rounds:
         raise InputError(f"{path} counts {simulation.k} rounds of {rounds}; use another folder")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..algorithm import Batch
+from ..algorithm.contract import Batch
 from ..errors import InputError, one_of
 from .backend import Backend, ravel
 from .chained import Chained

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import Batch
+from ..algorithm.contract import Batch
 from .backend import Backend, buffers_into, buffers_of, by_trial, columns, mirrored
 from .modes import by_classes, differentiable_twice, seeded
 
