@@ -16,14 +16,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..errors import InputError
 from .execute import Look, Progress, run_chunk
-from .plan import Planned, plan
 from .store import save_part
+
+if TYPE_CHECKING:
+    from .plan import Planned
 
 Part = Sequence[int]
 NEVER = 1 << 60  # rounds between checkpoints: a part is kept when it is finished
@@ -199,6 +201,8 @@ def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
         arguments, judged_by = pickle.loads(pipe.recv_bytes())
+        from .plan import plan
+
         planned = plan(*arguments)
         while True:
             part = pipe.recv()
