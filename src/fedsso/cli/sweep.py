@@ -13,7 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import InputError
-from ..experiment.calls import deadline_of
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
 from ..experiment.sweep import Means, answer
@@ -72,6 +71,8 @@ def sweep(
     Exit code 1: the best setting of an algorithm diverged, or no setting
     reached --target with every seed. Other settings may diverge.
     """
+    from ..experiment.calls import deadline_of
+
     set_logging(verbose)
     made = plan(ctx, config, "algorithms", Sweep)
     check_minutes(minutes)
