@@ -66,7 +66,11 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
             else "no"
         )
         lines = "\n".join(filter(None, about))
-        table.add_row(Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"), *counts, there)
+        table.add_row(
+            Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"),
+            *counts,
+            there,
+        )
     print_table(table)
     tell(f"Looked for in {data_folder(data_dir)}")
 

@@ -74,7 +74,11 @@ def sparkline(
     return "".join(_block(part, least, most) for part in parts)
 
 
-def _block(part: NDArray[np.float64], low: float, high: float) -> str:
+def _block(
+    part: NDArray[np.float64],
+    low: float,
+    high: float,
+) -> str:
     """The last finite value as a block, or a gap."""
     finite = part[np.isfinite(part)]
     if not len(finite):
@@ -203,7 +207,11 @@ class Dashboard:
         fresh = {spec.identity: Line(spec) for spec in specs}
         self.lines = self.lines | fresh
 
-    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
+    def look(
+        self,
+        specs: Sequence[Spec],
+        traces: Sequence[Trace],
+    ) -> None:
         """Take the traces of runs as far as they have come."""
         for spec, trace in zip(specs, traces, strict=True):
             self.lines[spec.identity].see(trace)
@@ -303,7 +311,11 @@ class Dashboard:
         }
 
 
-def _chosen(lines: Sequence[Line], name: str, room: int) -> list[Line]:
+def _chosen(
+    lines: Sequence[Line],
+    name: str,
+    room: int,
+) -> list[Line]:
     """As many runs as there is room for, in their order.
 
     Those that run come first, then the best of the others, then those that wait.

@@ -53,13 +53,22 @@ ABSENT = {
 class Value(Kind):
     """The value of an option: one of a few words, or a text of the first type that fits."""
 
-    def __init__(self, bases: Sequence[Kind], words: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        bases: Sequence[Kind],
+        words: Mapping[str, Any],
+    ) -> None:
         self.bases = bases
         self.words = words
         names = [base.name.upper() for base in bases]
         self.name = "|".join([*names, *words])
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
         """The value of a text; a message lists the words where no type fits."""
         if value in self.words:
             return self.words[value]
@@ -83,7 +92,12 @@ class Several(Kind):
         self.base = base
         self.name = f"{base.name.upper()},..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
         """The list of values."""
         parts = [part.strip() for part in value.split(",")]
         return [self.base.convert(part, param, ctx) for part in parts]
@@ -219,7 +233,11 @@ class WithData(TyperCommand):
         **rest: Any,
     ) -> None:
         self.settings = list(self.made(name or ""))
-        super().__init__(name, params=[*(params or []), *self.settings], **rest)
+        super().__init__(
+            name,
+            params=[*(params or []), *self.settings],
+            **rest,
+        )
 
     def made(self, name: str) -> Iterator[TyperOption]:
         """The options of the command with this name."""

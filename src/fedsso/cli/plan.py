@@ -117,7 +117,11 @@ def targets_of(settings: Any) -> list[float]:
     return settings.targets or []
 
 
-def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) -> Federation:
+def _federation(
+    settings: Any,
+    config: Path | None,
+    given: Mapping[str, Any],
+) -> Federation:
     """Load the data, and say on standard error what is to be known of them.
 
     A warning tells if the data have changed since the settings file was written.
@@ -133,7 +137,11 @@ def _federation(settings: Any, config: Path | None, given: Mapping[str, Any]) ->
     return fed
 
 
-def begin(made: Plan, save: Path | None, leaves: Sequence[str]) -> None:
+def begin(
+    made: Plan,
+    save: Path | None,
+    leaves: Sequence[str],
+) -> None:
     """Check that nothing will be replaced and that the folder can be written, before any work.
 
     Then the settings are written to `save`, if that is given. `leaves` are the patterns of the

@@ -11,10 +11,7 @@ import typer
 
 from ..data.sources import FOLDER
 from ..errors import InputError
-from ..experiment.calls import resume as resume_runs
-from ..experiment.calls import run_planned
 from ..experiment.plan import below, complete_plan, folder_of
-from ..experiment.reading import load_runs
 from ..experiment.run import is_done, run_folders
 from ..experiment.spec import SPEC, Spec
 from ..experiment.store import SETTINGS
@@ -48,6 +45,8 @@ def run(
 
     Exit code 1: a run diverged, or missed one of the --targets that were asked for.
     """
+    from ..experiment.calls import run_planned
+
     set_logging(verbose)
     made = plan(ctx, config, "algorithm")
     begin(made, save_config, OF_RUNS)
@@ -84,6 +83,8 @@ def compare(
 
     Exit code 1: a run diverged, or no algorithm reached one of the --targets with every seed.
     """
+    from ..experiment.calls import run_planned
+
     set_logging(verbose)
     made = plan(ctx, config, "algorithms")
     begin(made, save_config, OF_RUNS)
@@ -118,17 +119,19 @@ def resume(
 
     Exit code 1: a run diverged.
     """
+    from ..experiment import calls
+
     set_logging(verbose)
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
     found = _runs_below(folder)
     if all(is_done(one, Spec.load(one / SPEC)) for one in found):
         say(f"{folder}: finished already")
-        runs = load_runs(folder)
+        runs = calls.load_runs(folder)
         _draw_missing(runs, folder / PICTURE)
     else:
         with watching(resuming(folder), live, tensorboard) as watch:
-            runs = resume_runs(folder, progress=watch)
+            runs = calls.resume(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})
     judge(runs.curves(), ())

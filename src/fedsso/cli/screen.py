@@ -57,7 +57,14 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """The same for what went wrong."""
-    messages.print(Text.assemble(("error:", "bold red"), " ", visible(text)), soft_wrap=True)
+    messages.print(
+        Text.assemble(
+            ("error:", "bold red"),
+            " ",
+            visible(text),
+        ),
+        soft_wrap=True,
+    )
 
 
 def tell(text: str) -> None:

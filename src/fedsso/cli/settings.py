@@ -63,7 +63,11 @@ def _read(file: Path, base: type[Base]) -> Any:
     return _check(raw, str(file), base)
 
 
-def _check(raw: Mapping[str, Any], origin: str, base: type[Base]) -> Any:
+def _check(
+    raw: Mapping[str, Any],
+    origin: str,
+    base: type[Base],
+) -> Any:
     """Settings from plain values; an error begins with their origin."""
     try:
         found: Any = model(base).model_validate(raw)
@@ -80,7 +84,11 @@ def _check(raw: Mapping[str, Any], origin: str, base: type[Base]) -> Any:
 # ---- errors ----
 
 
-def _explain(error: ValidationError, raw: Mapping[str, Any], top: type[BaseModel]) -> str:
+def _explain(
+    error: ValidationError,
+    raw: Mapping[str, Any],
+    top: type[BaseModel],
+) -> str:
     """The deepest problem in words: of a union, the alternative that fits best."""
     problems = [(_path(one["loc"], raw), one) for one in error.errors()]
     path, worst = max(problems, key=lambda problem: len(problem[0]))
@@ -150,7 +158,11 @@ def records(
     return made
 
 
-def _values(chosen: Any, name: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+def _values(
+    chosen: Any,
+    name: str,
+    hyper: Mapping[str, Any],
+) -> dict[str, Any]:
     """The fields of one algorithm that were given; sub-tables become schedules."""
     if name not in TABLES:
         return {}

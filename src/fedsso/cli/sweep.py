@@ -15,7 +15,7 @@ from rich.table import Table
 from ..errors import InputError
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
-from ..experiment.sweep import Means, answer, deadline_of
+from ..experiment.sweep import Means, answer
 from ..report import sweeps
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_toml
@@ -71,6 +71,8 @@ def sweep(
     Exit code 1: the best setting of an algorithm diverged, or no setting
     reached --target with every seed. Other settings may diverge.
     """
+    from ..experiment.sweep import deadline_of
+
     set_logging(verbose)
     made = plan(ctx, config, "algorithms", Sweep)
     check_minutes(minutes)

@@ -64,7 +64,11 @@ class Scalars:
         for writer in self.writers.values():
             writer.close()
 
-    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
+    def look(
+        self,
+        specs: Sequence[Spec],
+        traces: Sequence[Trace],
+    ) -> None:
         """Write the new rows of these runs, and make sure that they are in the files."""
         try:
             for spec, trace in zip(specs, traces, strict=True):

@@ -215,7 +215,11 @@ def cost_table(bill: Bill, title: str) -> Table:
     return table
 
 
-def _cells(shown: Cost | None, in_bytes: Cost | None, bill: Bill) -> list[str]:
+def _cells(
+    shown: Cost | None,
+    in_bytes: Cost | None,
+    bill: Bill,
+) -> list[str]:
     """The cells of a line: costs as they are shown, and multiples from the same in bytes."""
     if shown is None or in_bytes is None:
         return ["–"] * len(COSTS)

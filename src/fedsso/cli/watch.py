@@ -67,7 +67,13 @@ class Watch:
         )
         self.task = TaskID(0)
 
-    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+    def __call__(
+        self,
+        label: str,
+        k: int,
+        rounds: int,
+        numbers: dict[str, float],
+    ) -> None:
         label = self.name or visible(label)
         if not self.silent:
             self._show(label, k, rounds, numbers)
@@ -85,7 +91,13 @@ class Watch:
         if self.stopping:
             raise KeyboardInterrupt
 
-    def _show(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+    def _show(
+        self,
+        label: str,
+        k: int,
+        rounds: int,
+        numbers: dict[str, float],
+    ) -> None:
         """Show a round as a bar, or as a line for every tenth of the way."""
         told = [f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0]
         shown = " ".join(told)
@@ -111,7 +123,11 @@ class Viewing(Watch):
     """A watch that also passes the traces on: to a dashboard in place of the bars, to TensorBoard,
     or to both."""
 
-    def __init__(self, board: Dashboard | None, scalars: Scalars | None) -> None:
+    def __init__(
+        self,
+        board: Dashboard | None,
+        scalars: Scalars | None,
+    ) -> None:
         super().__init__()
         self.board = board
         self.scalars = scalars
@@ -122,7 +138,11 @@ class Viewing(Watch):
         if self.board is not None:
             self.board.begin(specs)
 
-    def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None:
+    def look(
+        self,
+        specs: Sequence[Spec],
+        traces: Sequence[Trace],
+    ) -> None:
         """Show the traces of these runs as far as they have come."""
         for viewer in (self.board, self.scalars):
             if viewer is not None:

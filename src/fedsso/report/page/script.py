@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ...experiment.trace import Trace
     from .content import Entry, Holding
-    from .view import View
+    from .view import Item, View
 
 METRICS = {
     "test_accuracy": "Test accuracy",
@@ -46,7 +46,7 @@ Hyper = Mapping[str, Any]
 def data(view: View) -> dict[str, Any]:
     """Everything that the script draws, as values that JSON can hold."""
     arrays = _Arrays()
-    curves = [_curve(view, i, arrays) for i in range(len(view.curves))]
+    curves = [_curve(view, item, arrays) for item in view.items]
     present: dict[str, None] = {}  # the columns that some trace has, in their order
     for curve in curves:
         for trace in curve["traces"]:
@@ -58,7 +58,7 @@ def data(view: View) -> dict[str, Any]:
         "diagnostics": _diagnostics(present),
         "targets": view.targets,
         "judged": _judged(view),
-        "maps": list(_maps(view.entries)),
+        "maps": list(_maps(view.content.entries)),
         "holdings": [_holding(one, arrays) for one in view.content.holdings],
         "arrays": arrays.texts,
     }
@@ -89,25 +89,23 @@ class _Arrays:
 
 def _curve(
     view: View,
-    i: int,
+    item: Item,
     arrays: _Arrays,
 ) -> dict[str, Any]:
     """One curve: how it looks, its numbers, and its traces."""
-    curve = view.curves[i]
-    one = view.numbers[i]
-    look = view.looks[i]
     traces = []
-    for trace in curve.traces:
-        traces.append({"diverged": trace.diverged, "columns": _columns(trace, arrays)})
+    for trace in item.curve.traces:
+        columns = _columns(trace, arrays)
+        traces.append({"diverged": trace.diverged, "columns": columns})
     return {
-        "label": curve.label,
-        "algorithm": curve.algorithm,
-        "color": look.color,
-        "dash": dashes(look, 2.2),
-        "shown": i in view.shown,
-        "rounds": [view.hits[i, target] for target in view.targets],
-        "final": one["final_accuracy"]["mean"],
-        "lost": len(one["diverged"]),
+        "label": item.label,
+        "algorithm": item.algorithm,
+        "color": item.look.color,
+        "dash": dashes(item.look, 2.2),
+        "shown": item in view.shown,
+        "rounds": [item.hits[target] for target in view.targets],
+        "final": item.final,
+        "lost": len(item.numbers["diverged"]),
         "traces": traces,
     }
 
@@ -115,18 +113,25 @@ def _curve(
 def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
     """The columns that hold something; bytes and seconds are summed up over the rounds."""
     found = {"round": trace["round"]}
-    megabytes = np.cumsum(trace["bytes_up"] + trace["bytes_down"]) / 1e6
+    spent = trace["bytes_up"] + trace["bytes_down"]
+    megabytes = np.cumsum(spent) / 1e6
     if megabytes.any():
         found["megabytes"] = megabytes
     seconds = np.cumsum(np.nan_to_num(trace["seconds"]))
     if seconds.any():
         found["seconds"] = seconds
     for name, column in trace.columns.items():
-        drawn = name.startswith("test_") or name in METRICS or name in DIAGNOSTICS
+        if not _is_drawn(name):
+            continue
         told = column if name in COUNTS else np.isfinite(column)
-        if drawn and told.any():
+        if told.any():
             found[name] = column
     return {name: arrays.add(column) for name, column in found.items()}
+
+
+def _is_drawn(name: str) -> bool:
+    """Whether a column is one that the page can draw."""
+    return name.startswith("test_") or name in METRICS or name in DIAGNOSTICS
 
 
 def _metrics(present: Mapping[str, None]) -> list[dict[str, str]]:
@@ -135,7 +140,11 @@ def _metrics(present: Mapping[str, None]) -> list[dict[str, str]]:
     for name in present:
         if name.startswith("test_") and name not in METRICS:
             names[name] = name.removeprefix("test_").replace("_", " ")
-    return [{"key": key, "name": name} for key, name in names.items() if key in present]
+    found = []
+    for key, name in names.items():
+        if key in present:
+            found.append({"key": key, "name": name})
+    return found
 
 
 def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
@@ -175,9 +184,15 @@ def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
         others = list(_axes(list(own.values())))[2:]
         values = [_part(hyper, others) for hyper in own.values()]
         for fixed in _in_order(values):
-            within = {i: hyper for i, hyper in own.items() if _part(hyper, others) == fixed}
-            told = [f"{_symbol(key)}={_tidy(value)}" for key, value in fixed.items()]
-            title = " ".join([name, *told, origin]).strip()
+            within = {}
+            for i, hyper in own.items():
+                if _part(hyper, others) == fixed:
+                    within[i] = hyper
+            words = [name]
+            for key, value in fixed.items():
+                words.append(f"{_symbol(key)}={_tidy(value)}")
+            words.append(origin)
+            title = " ".join(words).strip()
             yield from _map(title, within)
 
 
@@ -192,13 +207,17 @@ def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
     Settings that were picked by hand leave too many cells empty, and have no map.
     """
     axes = _axes(list(within.values()))
-    size = prod(map(len, axes.values()))
-    if not axes or len(within) < SMALLEST or size > 1.5 * len(within):
+    cells_wanted = prod(map(len, axes.values()))
+    settings = len(within)
+    if not axes or settings < SMALLEST or cells_wanted > 1.5 * settings:
         return
-    down, across = ["", *axes] if len(axes) == 1 else list(axes)
+    *above, across = axes
+    down = above[0] if above else ""
     lines = axes.get(down, [None])
     columns = axes[across]
-    cells: list[list[int | None]] = [[None] * len(columns) for _ in lines]
+    cells: list[Any] = []
+    for _ in lines:
+        cells.append([None] * len(columns))
     for i, hyper in within.items():
         line = lines.index(hyper.get(down))
         column = columns.index(hyper[across])
@@ -232,7 +251,9 @@ def _in_order(values: Sequence[Any]) -> list[Any]:
     for value in values:
         if value not in found:
             found.append(value)
-    return sorted(found, key=lambda v: (0, v) if isinstance(v, int | float) else (1, 0))
+    numbers = [value for value in found if isinstance(value, int | float)]
+    others = [value for value in found if not isinstance(value, int | float)]
+    return [*sorted(numbers), *others]
 
 
 def _symbol(name: str) -> str:
@@ -256,7 +277,9 @@ def _holding(holding: Holding, arrays: _Arrays) -> dict[str, Any]:
     if len(sizes) > MOST_CLIENTS:
         half = MOST_CLIENTS // 2
         order = np.argsort(-sizes, kind="stable")
-        chosen = np.concatenate([order[:half], order[-half:]])
+        largest = order[:half]
+        smallest = order[-half:]
+        chosen = np.concatenate([largest, smallest])
         note = f"The {half} largest and the {half} smallest of {len(sizes):,} clients."
     return {
         "title": holding.title,

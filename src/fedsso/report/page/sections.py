@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..styles import Style
     from ..tables import Curve, Numbers
     from .content import Recipe
-    from .view import View
+    from .view import Item, View
 
 ENDS = (
     "The final accuracy of a sweep's setting is that of the sweep's table: "
@@ -75,12 +75,13 @@ def about(view: View) -> str:
     """How much the page shows: settings, runs, rounds, and the version of fedsso."""
     runs = 0
     rounds = 0
-    for curve in view.curves:
-        for trace in curve.traces:
+    for item in view.items:
+        for trace in item.curve.traces:
             runs += 1
-            rounds = max(rounds, int(trace["round"].max(initial=0)))
+            last = int(trace["round"].max(initial=0))
+            rounds = max(rounds, last)
     parts = [
-        _counted(len(view.curves), "setting"),
+        _counted(len(view.items), "setting"),
         _counted(runs, "run"),
         _counted(rounds, "round"),
         f"fedsso {__version__}",
@@ -98,22 +99,25 @@ def cards(view: View) -> Iterator[str]:
     """The main findings, each with its sentence; no comparison of different federations."""
     if not view.apart:
         yield from _findings(view)
-    lost = sum(len(one["diverged"]) for one in view.numbers)
-    runs = sum(one["seeds"] for one in view.numbers)
-    text = "every run stayed finite"
-    if lost:
-        names = [one["algorithm"] for one in view.numbers if one["diverged"]]
-        text = f"of {', '.join(dict.fromkeys(names))}"
+    lost = 0
+    runs = 0
+    names: dict[str, None] = {}
+    for item in view.items:
+        runs += item.numbers["seeds"]
+        diverged = len(item.numbers["diverged"])
+        if diverged:
+            lost += diverged
+            names[item.algorithm] = None
+    text = f"of {', '.join(names)}" if lost else "every run stayed finite"
     yield _card("Diverged", f"{lost} of {runs}", text)
 
 
 def _findings(view: View) -> Iterator[str]:
     """The cards that compare settings."""
-    ends = [i for i in view.front if view.numbers[i]["final_accuracy"]["mean"] is not None]
-    if ends:
-        i = min(ends, key=view.end)
-        best = f"{-view.end(i):.4f}"
-        yield _card("Best final accuracy", best, view.curves[i].label, view.looks[i])
+    judged = [item for item in view.front if item.final is not None]
+    if judged:
+        best = min(judged, key=lambda item: item.end)
+        yield _card("Best final accuracy", f"{best.final:.4f}", best.label, best.look)
     if view.target is not None:
         yield _fastest(view, view.target)
         yield from _saved(view, view.target)
@@ -122,27 +126,23 @@ def _findings(view: View) -> Iterator[str]:
 def _fastest(view: View, target: float) -> str:
     """The setting with the fewest rounds to the target, and the best of three other algorithms."""
 
-    def order(i: int) -> tuple[float, float]:
-        return view.hits[i, target] or 0.0, view.end(i)
+    def order(item: Item) -> tuple[float, float]:
+        return item.hits[target] or 0.0, item.end
 
-    fastest: dict[str, int] = {}
-    able = [i for i in view.front if view.reaches(i, target)]
-    for i in sorted(able, key=order):
-        fastest.setdefault(view.curves[i].algorithm, i)
+    fastest: dict[str, Item] = {}
+    able = [item for item in view.front if item.reaches(target)]
+    for item in sorted(able, key=order):
+        fastest.setdefault(item.algorithm, item)
     first, *others = fastest.values()
     said = []
-    for i in others[:3]:
-        said.append(f"{view.curves[i].algorithm} {_rounds(view.hits[i, target])}")
-    text = view.curves[first].label
+    for item in others[:3]:
+        rounds = _rounds(item.hits[target])
+        said.append(f"{item.algorithm} {rounds}")
+    text = first.label
     if said:
         text += f"; {', '.join(said)}"
     title = f"Fewest rounds to {target:g}"
-    return _card(
-        title,
-        _rounds(view.hits[first, target]),
-        text,
-        view.looks[first],
-    )
+    return _card(title, _rounds(first.hits[target]), text, first.look)
 
 
 def _saved(view: View, target: float) -> Iterator[str]:
@@ -150,24 +150,26 @@ def _saved(view: View, target: float) -> Iterator[str]:
 
     There is no card where bytes were not counted, or where only one side reaches the target.
     """
-    spent: dict[int, float] = {}
     base: list[float] = []  # bytes of FedAvg's settings
-    for i in view.front:
-        cost = _spent(view.curves[i], target)
+    spent: list[float] = []  # bytes of the others
+    items: list[Item] = []  # the others
+    for item in view.front:
+        cost = _spent(item.curve, target)
         if not cost:
             continue
-        if view.curves[i].algorithm == BASE:
+        if item.algorithm == BASE:
             base.append(cost)
         else:
-            spent[i] = cost
+            spent.append(cost)
+            items.append(item)
     if not base or not spent:
         return
     usual = min(base)
-    i = min(spent, key=spent.__getitem__)
-    share = f"{spent[i] / usual - 1:+.0%}".replace("-", "−")
-    label = view.curves[i].label
-    text = f"{label}: {_size(spent[i])} to {target:g}, FedAvg {_size(usual)}"
-    yield _card("Bytes against FedAvg", share, text, view.looks[i])
+    least = min(spent)
+    best = items[spent.index(least)]
+    share = f"{least / usual - 1:+.0%}".replace("-", "−")
+    text = f"{best.label}: {_size(least)} to {target:g}, FedAvg {_size(usual)}"
+    yield _card("Bytes against FedAvg", share, text, best.look)
 
 
 def _card(
@@ -214,9 +216,9 @@ def tables(view: View) -> str:
     Where not all are drawn at first, those that are come first, and the whole is folded up.
     """
     said = ""
-    if any(entry.ends for entry in view.entries):
+    if any(item.entry.ends for item in view.items):
         said = f'<p class="hint">{ENDS}</p>'
-    every = list(range(len(view.curves)))
+    every = view.items
     if len(view.shown) == len(every):
         return said + _table(view, every, "Rounds to an accuracy")
     title = "Drawn at first"
@@ -229,21 +231,22 @@ def tables(view: View) -> str:
     return said + _table(view, view.shown, title) + rest
 
 
-def _table(view: View, places: Sequence[int], title: str) -> str:
+def _table(view: View, items: Sequence[Item], title: str) -> str:
     """A table of some curves; the best of each column is marked unless data sets differ."""
-    names = list(view.rows[0])
+    names = list(items[0].row)
     head = "".join(_header(name) for name in names)
-    cells = {i: _values(view.numbers[i]) for i in places}
-    rivals = [] if view.apart else places
+    cells = [_values(item.numbers) for item in items]
+    rivals = [] if view.apart else cells
     top = []
     for column, name in enumerate(names):
-        top.append(_best(name, [cells[i][column] for i in rivals]))
+        values = [row[column] for row in rivals]
+        top.append(_best(name, values))
     lines = []
-    for i in places:
-        lines.append(f"<tr>{_cells(view, i, cells[i], top)}</tr>")
+    for item, row in zip(items, cells, strict=True):
+        lines.append(f"<tr>{_cells(item, row, top)}</tr>")
     body = "\n".join(lines)
     caption = ""
-    if len(view.shown) < len(view.curves):
+    if len(view.shown) < len(view.items):
         caption = f"<caption>{escape(title)}</caption>"
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{escape(title)}">'
@@ -287,14 +290,13 @@ def _best(name: str, values: Sequence[Cell]) -> float | None:
 
 
 def _cells(
-    view: View,
-    i: int,
+    item: Item,
     values: Sequence[Cell],
     top: Sequence[float | None],
 ) -> str:
     """The cells of a row, each with the value that it is sorted by."""
-    label, *texts = view.rows[i].values()
-    name = f"{_swatch(view.looks[i])}{escape(label)}"
+    label, *texts = item.row.values()
+    name = _swatch(item.look) + escape(label)
     cells = [f'<th scope="row" data-value="{escape(label)}">{name}</th>']
     for text, value, best in zip(texts, values[1:], top[1:], strict=True):
         is_best = best is not None and value == best

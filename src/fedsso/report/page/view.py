@@ -1,6 +1,6 @@
 """The content of a page with everything that several of its parts ask for.
 
-Curves are known by their place in the content. Three choices are made here, once for the whole
+Three choices are made here, once for the whole
 page: which accuracy settings are compared by, which setting of an algorithm is its best, and which
 curves are drawn at first.
 """
@@ -8,18 +8,79 @@ curves are drawn at first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..styles import Style, styles
+from ..styles import Style, style, styles
 from ..tables import default_targets, numbers, rounds_table
 
 if TYPE_CHECKING:
-    from ..tables import Curve, Numbers
-    from .content import Content
+    from ..tables import Curve, Numbers, Stat
+    from .content import Content, Entry
 
 FEW = 10  # curves that are all drawn at first; of more only the best of each algorithm
+
+
+@dataclass(eq=False)
+class Item:
+    """One curve of the page, with its numbers.
+
+    Attributes:
+        place: Its place in the content, by which the script knows it.
+        numbers: Its numbers.
+        row: The same as text, by the names of the columns.
+        hits: Mean rounds to each target; None unless every seed gets there.
+        look: Its style.
+    """
+
+    place: int
+    entry: Entry
+    numbers: Numbers
+    row: dict[str, str]
+    hits: dict[float, float | None]
+    look: Style
+
+    @property
+    def curve(self) -> Curve:
+        """The traces, with label and algorithm."""
+        return self.entry.curve
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the algorithm."""
+        return self.curve.algorithm
+
+    @property
+    def label(self) -> str:
+        """The name of the curve on this page."""
+        return self.curve.label
+
+    @property
+    def final(self) -> float | None:
+        """The mean accuracy at the end, if there is one."""
+        return self.numbers["final_accuracy"]["mean"]
+
+    @property
+    def end(self) -> float:
+        """How good the curve is at its end; small is good.
+
+        This is the final accuracy with a minus sign. Where there is no accuracy, it is the final
+        test loss, or else the training loss.
+        """
+        if self.final is not None:
+            return -self.final
+        for name in ("test_loss", "train_loss"):
+            losses = [trace.final(name) for trace in self.curve.traces]
+            mean = float(np.mean(losses))
+            if np.isfinite(mean):
+                return mean
+        return np.inf
+
+    def reaches(self, target: float) -> bool:
+        """Whether every seed reaches the target."""
+        return self.hits.get(target) is not None
 
 
 class View:
@@ -28,57 +89,39 @@ class View:
     Attributes:
         apart: Whether the runs are of different federations, so that they do not compare.
         targets: The accuracies of the table, in ascending order.
-        numbers: The numbers of each curve.
-        rows: The same as text, by the names of the columns.
-        front: The places of the curves that count, which are all but the background.
+        items: All curves.
+        front: The curves that count, which are all but the background.
         algorithms: The algorithms of these curves.
         target: The accuracy that cards compare by; None where no curve reaches any.
-        shown: The places of the curves that are drawn at first.
-        looks: The style of each curve, by its place.
+        shown: The curves that are drawn at first.
     """
 
     def __init__(self, content: Content) -> None:
         self.content = content
-        self.entries = content.entries
-        self.curves = content.curves
-        self.apart = len({entry.data for entry in self.entries}) > 1
+        data = {entry.data for entry in content.entries}
+        self.apart = len(data) > 1
         self.targets = _targets(content)
-        self._count()
-        led = {entry.origin for entry in self.entries if entry.lead}
+        self.items = _items(content, self.targets)
+        led = {entry.origin for entry in content.entries if entry.lead}
         self.front = []
-        for i, entry in enumerate(self.entries):
-            if entry.lead or entry.origin not in led:
-                self.front.append(i)
-        names = [self.curves[i].algorithm for i in self.front]
+        for item in self.items:
+            if item.entry.lead or item.entry.origin not in led:
+                self.front.append(item)
+        names = [item.algorithm for item in self.front]
         self.algorithms = list(dict.fromkeys(names))
         self.title = content.title or f"fedsso: {', '.join(self.algorithms)}"
         self.target = self._wished_target() or self._common_target()
         self.shown = self.front
         if len(self.front) > FEW:
             self.shown = self.best(self.front)
-        self.looks = self._looks()
-
-    def _count(self) -> None:
-        """Compute the numbers of all curves; accuracies at the end are a sweep's, where given."""
-        self.rows = rounds_table(self.curves, self.targets)
-        self.numbers = numbers(self.curves, self.targets)
-        for i, entry in enumerate(self.entries):
-            if entry.ends:
-                self.numbers[i] = _ended(self.numbers[i], entry.ends)
-                self.rows[i]["final accuracy"] = _end_text(self.numbers[i])
-        self.hits: dict[tuple[int, float], float | None] = {}
-        for i, curve in enumerate(self.curves):
-            for target in self.targets:
-                self.hits[i, target] = _hits(curve, target)
-
-    # ---- the accuracy to compare by ----
+        self._choose_looks()
 
     def _wished_target(self) -> float | None:
         """The goal, if some setting reaches it."""
         goal = self.content.goal
         if goal is None:
             return None
-        known = any(self.hits.get((i, goal)) is not None for i in self.front)
+        known = any(item.reaches(goal) for item in self.front)
         return goal if known else None
 
     def _common_target(self) -> float | None:
@@ -89,67 +132,67 @@ class View:
         common = []
         reached = []
         for target in self.targets:
-            able = {self.curves[i].algorithm for i in self.front if self.reaches(i, target)}
+            able = {item.algorithm for item in self.front if item.reaches(target)}
             if len(able) == len(self.algorithms):
                 common.append(target)
             if able:
                 reached.append(target)
         return max(common or reached, default=None)
 
-    def reaches(self, i: int, target: float) -> bool:
-        """Whether every seed of a curve reaches the target."""
-        return self.hits[i, target] is not None
+    def best(self, items: Sequence[Item]) -> list[Item]:
+        """The best curve of each algorithm among some, on each federation.
 
-    # ---- the best settings ----
-
-    def end(self, i: int) -> float:
-        """How good a curve is at its end; small is good.
-
-        This is the final accuracy with a minus sign. Where there is no accuracy, it is the final
-        test loss, or else the training loss.
+        It has the fewest rounds to the goal, or else to the common target. Among equals, the best
+        end decides.
         """
-        final = self.numbers[i]["final_accuracy"]["mean"]
-        if final is not None:
-            return -final
-        traces = self.curves[i].traces
-        for name in ("test_loss", "train_loss"):
-            loss = float(np.mean([trace.final(name) for trace in traces]))
-            if np.isfinite(loss):
-                return loss
-        return np.inf
-
-    def _rank(self, i: int) -> tuple[float, float]:
-        """Fewest rounds to the goal, or else to the common target; among equals the best end."""
         goal = self.content.goal
         if goal is None:
             goal = self.target
-        rounds = None if goal is None else self.hits.get((i, goal))
-        return np.inf if rounds is None else rounds, self.end(i)
 
-    def best(self, places: Sequence[int]) -> list[int]:
-        """The best curve of each algorithm among some, on each federation."""
-        found: dict[tuple[str, str], int] = {}
-        for i in sorted(places, key=self._rank):
-            key = (self.entries[i].data, self.curves[i].algorithm)
-            found.setdefault(key, i)
+        def rank(item: Item) -> tuple[float, float]:
+            rounds = None if goal is None else item.hits.get(goal)
+            return np.inf if rounds is None else rounds, item.end
+
+        found: dict[tuple[str, str], Item] = {}
+        for item in sorted(items, key=rank):
+            key = (item.entry.data, item.algorithm)
+            found.setdefault(key, item)
+        federations = dict.fromkeys(item.entry.data for item in self.items)
         chosen = []
-        for data in dict.fromkeys(entry.data for entry in self.entries):
+        for data in federations:
             for name in self.algorithms:
                 if (data, name) in found:
                     chosen.append(found[data, name])
         return chosen
 
-    def _looks(self) -> dict[int, Style]:
-        """The style of each curve.
+    def _choose_looks(self) -> None:
+        """Give each curve its style.
 
         Curves that are shown at first have their algorithm's own colour. The others are shades.
         """
-        others = [i for i in range(len(self.curves)) if i not in self.shown]
-        looks: dict[int, Style] = {}
+        others = [item for item in self.items if item not in self.shown]
         for own in (self.shown, others):
-            curves = [self.curves[i] for i in own]
-            looks |= zip(own, styles(curves), strict=True)
-        return looks
+            curves = [item.curve for item in own]
+            for item, look in zip(own, styles(curves), strict=True):
+                item.look = look
+
+
+def _items(content: Content, targets: Sequence[float]) -> list[Item]:
+    """All curves with their numbers; accuracies at the end are a sweep's, where these are given."""
+    curves = content.curves
+    every = numbers(curves, targets)
+    rows = rounds_table(curves, targets)
+    found = []
+    for place, entry in enumerate(content.entries):
+        one = every[place]
+        row = rows[place]
+        if entry.ends:
+            one = _ended(one, entry.ends)
+            row["final accuracy"] = _end_text(one)
+        hits = {target: _hits(entry.curve, target) for target in targets}
+        look = style(entry.curve.algorithm)
+        found.append(Item(place, entry, one, row, hits, look))
+    return found
 
 
 def _targets(content: Content) -> list[float]:
@@ -165,9 +208,14 @@ def _targets(content: Content) -> list[float]:
 
 def _ended(one: Numbers, ends: Sequence[float]) -> Numbers:
     """The numbers with the accuracies at the end as a sweep counts them."""
-    sd = float(np.std(ends, ddof=1)) if len(ends) > 1 else None
-    mean = float(np.mean(ends))
-    return {**one, "final_accuracy": {"mean": mean, "sd": sd, "count": len(ends)}}
+    stat: Stat = {
+        "mean": float(np.mean(ends)),
+        "sd": None,
+        "count": len(ends),
+    }
+    if len(ends) > 1:
+        stat["sd"] = float(np.std(ends, ddof=1))
+    return {**one, "final_accuracy": stat}
 
 
 def _end_text(one: Numbers) -> str:
@@ -176,8 +224,9 @@ def _end_text(one: Numbers) -> str:
     text = f"{stat['mean']:.4f}"
     if stat["sd"] is not None:
         text += f" ± {stat['sd']:.4f}"
-    if one["diverged"]:
-        text += f", {len(one['diverged'])} of {one['seeds']} diverged"
+    lost = len(one["diverged"])
+    if lost:
+        text += f", {lost} of {one['seeds']} diverged"
     return text
 
 
