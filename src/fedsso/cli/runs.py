@@ -119,7 +119,8 @@ def resume(
 
     Exit code 1: a run diverged.
     """
-    from ..experiment import calls
+    from ..experiment.calls import resume as resume_runs
+    from ..experiment.reading import load_runs
 
     set_logging(verbose)
     if data_dir is not None:
@@ -127,11 +128,11 @@ def resume(
     found = _runs_below(folder)
     if all(is_done(one, Spec.load(one / SPEC)) for one in found):
         say(f"{folder}: finished already")
-        runs = calls.load_runs(folder)
+        runs = load_runs(folder)
         _draw_missing(runs, folder / PICTURE)
     else:
         with watching(resuming(folder), live, tensorboard) as watch:
-            runs = calls.resume(folder, progress=watch)
+            runs = resume_runs(folder, progress=watch)
         runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})
     judge(runs.curves(), ())
