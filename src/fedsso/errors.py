@@ -72,8 +72,9 @@ def _probably_meant(
     other = also.get(name, "")
     if other in names:
         return other
-    similar = get_close_matches(name, names, n=1)
-    return similar[0] if similar else ""
+    small = {one.lower(): one for one in names}  # FedSSO is near to fedsso
+    similar = get_close_matches(name.lower(), list(small), n=1)
+    return small[similar[0]] if similar else ""
 
 
 def one_of(kind: str, name: object, known: Iterable[str]) -> str:

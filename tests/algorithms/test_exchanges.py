@@ -540,7 +540,7 @@ def _made(hint: Any) -> type:
 
 
 def test_an_option_of_the_algorithm_is_pointed_out() -> None:
-    with pytest.raises(InputError, match=r"algorithm=FedAvg\(alpha=\.\.\.\)"):
+    with pytest.raises(InputError, match=r"FedAvg\(alpha=\.\.\.\)"):
         settings_of({"alpha": 0.3})
 
 

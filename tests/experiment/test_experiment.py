@@ -29,6 +29,7 @@ from fedsso import (
     InputError,
     Results,
     Run,
+    Simulation,
     compare,
     load,
     load_run,
@@ -1054,3 +1055,31 @@ def test_a_run_of_ones_own_module_needs_its_architecture_alone(
     assert given.clients().equals(run.clients())
     with pytest.raises(InputError, match=r"this model has .* parameters, that of the run"):
         load_run(tmp_path, model=net(6))
+
+
+# ---- round by round ----
+
+
+def test_a_simulation_by_hand_is_the_run(fed: Federation) -> None:
+    run = simulate(fed, "mclr", "fedsso", **FAST)
+    stepper = Simulation(fed, "mclr", "fedsso", **FAST)
+    rows = list(stepper)
+    assert [row["test_accuracy"] for row in rows] == run.trace["test_accuracy"][1:].tolist()
+    assert torch.equal(stepper.models()[0], run.x)
+    for ours, theirs in zip(stepper.model().parameters(), run.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(InputError, match="rounds are done"):
+        stepper.step()
+
+
+@pytest.mark.parametrize(("name", "here"), [("lr", "alpha"), ("server_lr", "eta"), ("mu", "mu")])
+def test_a_hyper_parameter_among_the_options_is_sent_to_its_record(
+    fed: Federation, name: str, here: str
+) -> None:
+    with pytest.raises(InputError, match=rf"{name} belongs to the algorithm.*\({here}=\.\.\.\)"):
+        simulate(fed, **{name: 0.1})
+
+
+def test_names_of_algorithms_are_near_in_any_case(fed: Federation) -> None:
+    with pytest.raises(InputError, match="did you mean 'fedsso'"):
+        simulate(fed, "mclr", "FedSSO")

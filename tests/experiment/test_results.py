@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare
+from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, sweep
 from fedsso.errors import InputError
 from fedsso.experiment.results import LAST
 from fedsso.experiment.spec import Spec
@@ -228,3 +228,17 @@ def test_out_that_is_a_file(fed: Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot write"):
         study(fed, "mclr", ["fedavg"], out=tmp_path / "file", **FAST)
+
+
+def test_results_of_settings_have_their_runs() -> None:
+    both = Results([SLOW, HALF])
+    assert [*both] == [*SLOW.runs, *HALF.runs]
+    assert both.best(0.6).runs == SLOW.runs
+
+
+def test_a_sweeps_target_is_in_its_table_and_held_out_rows_are_told(fed: Federation) -> None:
+    many = sweep(fed, "mclr", ["fedavg"], rounds=4, device="cpu", target=0.37, select="val")
+    assert "0.37" in many.table()
+    assert all(curve.label.endswith(" on held-out rows") for curve in many.curves())
+    winners = Results(many.winners().values())
+    assert "held-out" not in winners.table()

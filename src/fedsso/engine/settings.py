@@ -146,7 +146,8 @@ class Settings:
     )
     seed: int = option(
         0,
-        "Seed of the cohorts, the mini-batches and the initial model; not of the partition.",
+        "Seed of the cohorts, the mini-batches and the initial model of a name; not of the "
+        "partition. Your own module starts from the weights that it has.",
         in_files=int | list[int],
     )
     eval_every: int = option(1, "Rounds between two evaluations on the test rows.", bounds=COUNT)

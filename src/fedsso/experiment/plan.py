@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..algorithm.records import fields_of
+from ..algorithm.records import OTHER_NAMES, fields_of
 from ..algorithms import ALGORITHMS, make
 from ..engine import checkpoint
 from ..engine.settings import Settings, options
@@ -95,10 +95,13 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     known = {one.name for one in options()}
     hyper = {field.name for cls in ALGORITHMS.values() for field in fields_of(cls)}
     for name in given:
-        if name in hyper and name not in known:
+        if name in known:
+            continue
+        here = name if name in hyper else next(iter(OTHER_NAMES.get(name, ())), None)
+        if here in hyper:
             raise InputError(
-                f"{name} belongs to the algorithm: give a record such as "
-                f"algorithm=FedAvg({name}=...)"
+                f"{name} belongs to the algorithm: give a record such as FedAvg({here}=...), or "
+                f'several, such as fedsso.grid("fedavg", {{"{here}": [...]}})'
             )
     return Settings.of(given)
 

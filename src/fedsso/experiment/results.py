@@ -144,13 +144,19 @@ class Results(Sequence[Run]):
 
     def __init__(
         self,
-        runs: Iterable[Run],
+        runs: Iterable[Run | Setting],
         *,
         target: float | None = None,
         judged: Results | None = None,
     ) -> None:
-        """`judged` are the best settings of a sweep, run again and evaluated on the test rows."""
-        self._runs = list(runs)
+        """Results of runs, or of settings, whose runs are taken.
+
+        `target` is the accuracy that a sweep was to reach, `judged` its best settings, run again
+        and evaluated on the test rows.
+        """
+        self._runs: list[Run] = []
+        for one in runs:
+            self._runs.extend(one.runs if isinstance(one, Setting) else [one])
         self.target = target
         self.judged = judged
 
@@ -200,7 +206,8 @@ class Results(Sequence[Run]):
         It has the fewest mean rounds to the target, which defaults to the sweep's own; a seed that
         misses the target counts as never. Without a target, and among equals, the best mean value
         at the end decides. The metric is the accuracy, or the test loss where there is no
-        accuracy; a loss is best when small.
+        accuracy; a loss is best when small. Where a sweep was told to choose by held-out rows, so
+        does this; `winners` has the chosen settings as the test rows judge them.
         """
         if not len(self):
             raise InputError("there are no runs to choose from")
@@ -230,7 +237,7 @@ class Results(Sequence[Run]):
         """The best setting of each algorithm, as the test rows judge it.
 
         Where a sweep chose by held-out rows, these are the runs of the chosen settings on all
-        training rows.
+        training rows. `Results(results.winners().values())` has their table and plot.
         """
         if self.judged is not None:
             return {setting.algorithm: setting for setting in self.judged.settings()}
@@ -253,15 +260,28 @@ class Results(Sequence[Run]):
     # ---- tables, plots, files ----
 
     def curves(self) -> list[Curve]:
-        """The settings as curves for tables and plots."""
-        return [setting.curve() for setting in self.settings()]
+        """The settings as curves for tables and plots.
+
+        The label tells if a sweep judged them by held-out rows instead of the test rows.
+        """
+        found = []
+        for setting in self.settings():
+            held_out = setting.runs[0].judged_by == "val"
+            found.append(setting.curve(f"{setting.label} on held-out rows" if held_out else ""))
+        return found
 
     def table(self, targets: Sequence[float] | None = None) -> str:
-        """Rounds and megabytes to each target accuracy, as Markdown."""
+        """Rounds and megabytes to each target accuracy, as Markdown.
+
+        Left out, the targets are some that suit, and that of the sweep.
+        """
         from ..report import tables
 
         curves = self.curves()
-        chosen = targets or tables.default_targets(curves)
+        chosen = targets
+        if not chosen:
+            own = [] if self.target is None else [self.target]
+            chosen = sorted({*tables.default_targets(curves), *own})
         return tables.markdown(tables.rounds_table(curves, chosen))
 
     def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:

@@ -150,14 +150,15 @@ class Run:
         Where every client has a model of its own, this is their weighted mean, which is not what
         was tested; `personal` holds those.
         """
+        x, buffers, _ = self.trained
         if self.live is not None:
             architecture = self.live.module
         else:
             architecture = self.module or self.spec.module()
-        module = copy.deepcopy(architecture).to("cpu", self.x.dtype)
-        unravel_into(module, self.x)
+        module = copy.deepcopy(architecture).to("cpu", x.dtype)
+        unravel_into(module, x)
         with torch.no_grad():
-            buffers_into(module, self.buffers)
+            buffers_into(module, buffers)
         return module.eval()
 
     def clients(self) -> pd.DataFrame:

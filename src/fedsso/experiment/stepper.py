@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ..algorithm import Algorithm
 from ..engine.settings import with_options
 from ..engine.simulate import Trials, run
+from ..errors import InputError
+from ..objective.backend import buffers_into, unravel_into
 from .execute import traces
 from .plan import Planned, check, record_of, settings_of
 from .problem import pose
@@ -56,6 +60,10 @@ class Simulation(Trials):
 
     def step(self) -> dict[str, Any]:
         """Train for one round, and return its row of the trace: numbers, or tensors [trials]."""
+        if self.k >= self.settings.rounds:
+            raise InputError(
+                f"all {self.settings.rounds} rounds are done; build the simulation with more rounds"
+            )
         run(self, self.k + 1)
         row = self.rows[-1]
         if self.trials > 1:
@@ -66,6 +74,17 @@ class Simulation(Trials):
         """Step until all rounds are done, or no trial is left to train."""
         while self.k < self.settings.rounds and not self.finished:
             yield self.step()
+
+    def model(self, trial: int = 0) -> nn.Module:
+        """The model as it is now, a new copy; of personal models the mean over the clients."""
+        models = self.models()
+        if models.dim() > 2:
+            models = torch.tensordot(self.p.to(models), models, 1)
+        module = copy.deepcopy(self.job.module).to("cpu", models.dtype)
+        unravel_into(module, models[trial].cpu())
+        with torch.no_grad():
+            buffers_into(module, self.buffers[trial].cpu())
+        return module.eval()
 
     def trace(self, trial: int = 0) -> Trace:
         """The rounds so far, as the trace of a run has them."""
