@@ -51,56 +51,81 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
         return
     table = Table("data set", "rows", "classes", "partition, clients", "there", box=SIMPLE_HEAD)
     for row in rows:
-        about = [
-            row["title"],
-            f"{row['origin']}; licence: {row['licence']}" if row["licence"] else row["origin"],
-        ]
-        about += [f"models: {', '.join(row['models'])}", *_where(row)]
-        clients = f"{row['partition']}, {row['clients'] or 'all'}" if row["partition"] else "–"
-        counts = [str(row["rows"] or "–"), str(row["classes"] or "–"), clients]
-        there = (
-            _size(row["bytes"])
-            if row["present"] and row["bytes"]
-            else "yes"
-            if row["present"]
-            else "no"
-        )
-        lines = "\n".join(filter(None, about))
-        table.add_row(
-            Text.assemble((row["name"], "bold"), f"\n{visible(lines)}\n"),
-            *counts,
-            there,
-        )
+        table.add_row(*_cells(row))
     print_table(table)
     tell(f"Looked for in {data_folder(data_dir)}")
 
 
+def _cells(row: dict[str, Any]) -> list[Any]:
+    """A line of the list: name and origin, rows, classes, default partition, and what is there."""
+    origin = row["origin"]
+    if row["licence"]:
+        origin += f"; licence: {row['licence']}"
+    about = [row["title"], origin, f"models: {', '.join(row['models'])}", *_where(row)]
+    lines = visible("\n".join(filter(None, about)))
+    clients = "–"
+    if row["partition"]:
+        clients = f"{row['partition']}, {row['clients'] or 'all'}"
+    there = "no"
+    if row["present"]:
+        there = _size(row["bytes"]) if row["bytes"] else "yes"
+    return [
+        Text.assemble((row["name"], "bold"), f"\n{lines}\n"),
+        str(row["rows"] or "–"),
+        str(row["classes"] or "–"),
+        clients,
+        there,
+    ]
+
+
 def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
     """What is known of a data set, and which of its files are there."""
-    plain = ("name", "title", "classes", "partition", "clients", "models", "origin", "licence")
     found = dataset.find(data_dir)
-    form, paths = found or ((*dataset.forms, None)[0], [])
+    form = dataset.forms[0] if dataset.forms else None
+    paths: list[Path] = []
+    if found is not None:
+        form, paths = found
+    folder = data_folder(data_dir)
+    looked_for = []
+    for one in dataset.forms:
+        looked_for.append([str(folder / file) for file in one.files])
+    urls: list[str] = []
+    for remote in dataset.remotes:
+        urls += remote.urls
     return {
-        **{name: getattr(dataset, name) for name in plain},
+        "name": dataset.name,
+        "title": dataset.title,
+        "classes": dataset.classes,
+        "partition": dataset.partition,
+        "clients": _default_clients(dataset),
+        "models": dataset.models,
+        "origin": dataset.origin,
+        "licence": dataset.licence,
         "rows": form.rows if form else 0,
-        "clients": None
-        if dataset.partition == "group"
-        else len(TABLES.get(dataset.partition, ())) or dataset.clients,
         "present": dataset.present(data_dir),
         "bytes": sum(path.stat().st_size for path in paths),
         "files": [str(path) for path in paths],
-        "looked_for": [
-            [str(data_folder(data_dir) / file) for file in form.files] for form in dataset.forms
-        ],
+        "looked_for": looked_for,
         "wanted": dataset.wanted(),
         "download": sum(remote.size for remote in dataset.remotes),
-        "urls": [url for remote in dataset.remotes for url in remote.urls],
+        "urls": urls,
     }
 
 
+def _default_clients(dataset: DataSet) -> int | None:
+    """How many clients there are by default; None where the data decide."""
+    if dataset.partition == "group":
+        return None
+    table = TABLES.get(dataset.partition, ())  # one of the paper's tables has a row for each client
+    return len(table) or dataset.clients
+
+
 def _where(row: dict[str, Any]) -> list[str]:
-    if row["files"]:
-        return [f"in {', '.join(row['files'][:2])}{' ...' if len(row['files']) > 2 else ''}"]
+    """Where the files of a data set are, or how to get them."""
+    files = row["files"]
+    if files:
+        more = " ..." if len(files) > 2 else ""
+        return [f"in {', '.join(files[:2])}{more}"]
     if row["present"]:
         return []
     if not row["urls"]:
@@ -110,6 +135,7 @@ def _where(row: dict[str, Any]) -> list[str]:
 
 
 def _size(count: float) -> str:
+    """Bytes with three figures, in a unit that suits."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -154,7 +180,8 @@ def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
         raise InputError(
             f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files"
         )
-    found, folder = dataset.find(data_dir), data_folder(data_dir)
+    found = dataset.find(data_dir)
+    folder = data_folder(data_dir)
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
         return f" is there already: {here or 'it needs no files'}"

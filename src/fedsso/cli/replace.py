@@ -63,7 +63,10 @@ def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
     """What lies in a folder under names of these forms; one that cannot be looked into cannot be
     written, either."""
     try:
-        return [path for pattern in patterns for path in sorted(Path(folder).glob(pattern))]
+        found: list[Path] = []
+        for pattern in patterns:
+            found += sorted(Path(folder).glob(pattern))
+        return found
     except OSError:
         return []
     except ValueError as error:

@@ -42,7 +42,8 @@ class Screen(Console):
             yield part if part.control else part._replace(text=visible(part.text))
 
 
-output, messages = Screen(), Screen(stderr=True)
+output = Screen()
+messages = Screen(stderr=True)
 
 
 def draws() -> bool:
