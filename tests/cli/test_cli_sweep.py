@@ -547,6 +547,7 @@ def test_python_and_the_command_find_the_same(select: str, tmp_path: Path) -> No
     for one, other in zip(kept, results, strict=True):
         np.testing.assert_array_equal(one.trace["test_accuracy"], other.trace["test_accuracy"])
     winners = results.winners()
+    assert fedsso.load_runs(tmp_path / "python").target == 0.7, "kept without the command, too"
     assert {name: s.record for name, s in kept.winners().items()} == {
         name: s.record for name, s in winners.items()
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,10 +54,13 @@ def read_sweep(folder: Path) -> Kept:
             f"{parts} holds no finished trial of this version of fedsso; run the sweep to its end"
         )
     finished = is_file(folder / TRIALS)
+    target = _asked(folder / SETTINGS)
     missing = 0
     others = 0
     if finished:
-        names = _listed(folder / TRIALS)
+        rows = read_csv(folder / TRIALS)
+        names = _listed(folder / TRIALS, rows)
+        target = _chosen_by(folder / TRIALS, rows[0].get("target", ""))
         known = {run.spec.identity[:DIGITS]: run for run in runs}
         found = [known[name] for name in names if name in known]
         if not found:
@@ -67,13 +71,13 @@ def read_sweep(folder: Path) -> Kept:
         missing = len(names) - len(found)
         others = len(runs) - len(found)
         runs = sorted(found, key=lambda run: run.spec.trial)
-    return Kept(_divided(runs, _asked(folder / SETTINGS)), finished, missing, others)
+    return Kept(_divided(runs, target), finished, missing, others)
 
 
-def _listed(path: Path) -> list[str]:
+def _listed(path: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
     """The identities of the trials that a finished sweep lists."""
-    names = [row.get("identity", "") for row in read_csv(path)]
-    if not all(names):
+    names = [row.get("identity", "") for row in rows]
+    if not names or not all(names):
         raise InputError(
             f"{path} was written by an earlier version; run the same sweep again: it is rewritten "
             f"without training anything anew"
@@ -90,6 +94,16 @@ def _divided(runs: Sequence[Run], target: float | None) -> Results:
     return Results(grid, target=target, judged=Results(chosen) if chosen else None)
 
 
+def _chosen_by(path: Path, text: str) -> float | None:
+    """The target that a finished sweep has chosen its settings by; an empty cell: none."""
+    if not text:
+        return None
+    target: object = text
+    with suppress(ValueError):
+        target = float(text)
+    return _target(path, target)
+
+
 def _asked(path: Path) -> float | None:
     """The target of a sweep, as its settings file tells it."""
     if not is_file(path):
@@ -98,7 +112,7 @@ def _asked(path: Path) -> float | None:
 
 
 def _target(path: Path, target: object) -> float | None:
-    """The accuracy that a settings file asks for."""
+    """The accuracy that a file of a sweep asks for."""
     if target is None:
         return None
     if not isinstance(target, int | float) or not 0 < target <= 1:

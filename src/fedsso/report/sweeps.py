@@ -174,6 +174,7 @@ def _trials(results: Results) -> list[dict[str, Any]]:
                 row["judged_by"] = run.judged_by
                 for name in axes[setting.algorithm]:
                     row[name] = setting.spec.hyper[name]
+                row["target"] = results.target
                 row["identity"] = run.spec.identity[:DIGITS]
                 rows.append(row)
     return rows
