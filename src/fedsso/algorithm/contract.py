@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..support.trees import Scalar, Tree
+from .client_optimizer import ClientOptimizer
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
 
@@ -83,6 +84,7 @@ class Local(Protocol):
     k: int  # the round, 1, 2, ...
     steps: int  # the most local steps that any of them takes
     own_steps: Tensor  # [M, 1, 1]: the local steps that each really takes
+    optimizer: ClientOptimizer  # what they step with, where the algorithm leaves that open
 
     def batch(self, j: int) -> Batch:
         """The mini-batch of local step j; it is overwritten by the next call."""
@@ -115,6 +117,7 @@ class Cohort(NamedTuple):
     clients: Tensor  # which ones
     mass: float  # their share of all clients' weights p_i
     steps: float  # weighted mean of their local steps
+    loss: Tensor | None = None  # [trials, 1]: weighted mean of the losses that they report
 
 
 class Reply(NamedTuple):
@@ -122,7 +125,7 @@ class Reply(NamedTuple):
 
     upload: Tree  # goes to the server, as it is sent
     own: Tree = ()  # stays with the client until its next exchange
-    loss: Tensor | None = None  # [M, trials] mean loss, for the trace alone
+    loss: Tensor | None = None  # [M, trials] mean loss, which clients report anyway
 
 
 def as_sent(upload: Tree) -> Tree:
@@ -169,6 +172,7 @@ class Algorithm:
     needs_all: ClassVar[str] = ""  # if all clients must answer: which algorithm bears absence
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
     personal: ClassVar[bool] = False  # every client has a model of its own
+    any_client: ClassVar[bool] = False  # its clients may run any optimizer instead of plain SGD
 
     def asks(self) -> str:
         """What it asks of the objective beyond gradients.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..support.linalg import dot
 from ..support.trees import Scalar
+from .client_optimizer import Memory
 from .contract import Local, Objective
 
 Correction = Callable[[Tensor], Tensor]
@@ -35,7 +36,7 @@ def sgd(
     alpha: Scalar,
     correction: Correction | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Local SGD from the global model x [trials, d].
+    """Local SGD from the global model x [trials, d], or what `local.optimizer` does instead.
 
     Returns the update x_tau - x [M, trials, d] and the mean loss of the mini-batches [M, trials].
     `correction` adds a term to every gradient, given the update so far. A client that has done all
@@ -49,11 +50,14 @@ def sgd(
     grad = torch.empty_like(delta)
     rate = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
     total = x.new_zeros(())
+    memory = None if local.optimizer.is_plain else Memory(local.optimizer, delta)
     for j in range(local.steps):
         torch.add(x, delta, out=point)
         loss, g = f.value_and_grad(point, local.batch(j), out=grad)
         if correction is not None:
             g = g + correction(delta)
+        if memory is not None:
+            g = memory.direction(g, point, j)
         active = local.active(j)
         delta.addcmul_(g, rate if active is None else rate * active, value=-1)
         total = total + (loss if active is None else loss * active[..., 0])

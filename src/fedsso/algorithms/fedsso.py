@@ -31,7 +31,7 @@ for alpha give the paper's algorithm.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,6 +98,8 @@ class FedSSO(Algorithm):
     >>> FedSSO(alpha=0.001, guard="none", R=200).eta
     1.0
     """
+
+    any_client: ClassVar[bool] = True
 
     alpha: Step | Auto = param(
         default="auto", doc="client step α; auto: chosen in the first rounds"

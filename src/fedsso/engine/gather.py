@@ -84,6 +84,7 @@ class Chunk:
         self._drawn = self._on_device(*_index(rounds, clients, position, different))
         each = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype)
         self.own_steps = each.view(-1, 1, 1)
+        self.optimizer = rounds.settings.optimizer
         self._ragged = bool((steps != self.steps).any())
 
     def _on_device(self, rows: Ints, weight: Floats) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..algorithm.client_optimizer import KINDS, ClientOptimizer
 from ..errors import InputError, integer, number, one_of, unknown
 from ..maths.compress import check as check_compression
 
@@ -47,7 +48,8 @@ OTHER_NAMES = {  # what other libraries call these options
     "cohort_size": "participation",
     "dropout": "drop_rate",
     "random_state": "seed",
-    "weight_decay": "l2",
+    "optimizer": "client",
+    "client_optimizer": "client",
     "compression": "compress",
     "precision": "dtype",
     "initial": "init",
@@ -130,6 +132,19 @@ class Settings:
         "Rows in a mini-batch; None, in files and on the command line full: all the client has.",
         bounds=COUNT,
         in_files=int | Literal["full"],
+    )
+    client: str = option(
+        "sgd",
+        "What clients step with: sgd, momentum (0.9), adam or adamw, each as in torch.optim; "
+        "other than sgd for algorithms that leave the clients' work open, such as FedAvg, FedAdam "
+        "and FedSSO.",
+        choices=KINDS,
+    )
+    weight_decay: float = option(
+        0.0,
+        "Weight decay of the clients' optimizer, as in torch.optim; unlike l2 it is not part of "
+        "the loss.",
+        bounds=Bounds(0, math.inf, high_belongs=False),
     )
     participation: float = option(
         1.0,
@@ -233,6 +248,11 @@ class Settings:
     def values(self) -> dict[str, Any]:
         """All options by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @property
+    def optimizer(self) -> ClientOptimizer:
+        """What clients step with."""
+        return ClientOptimizer(self.client, self.weight_decay)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -76,13 +76,34 @@ def fitted(record: A, model: nn.Module | Layout) -> A:
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
-    """Refuse an algorithm that needs every client where some do not answer."""
+    """Refuse an algorithm that these settings do not suit.
+
+    It may need every client where some do not answer, or plain SGD where clients do other work.
+    """
+    if not settings.optimizer.is_plain:
+        _admit_optimizer(record, settings)
     some_absent = settings.participation < 1 or settings.drop_rate > 0
     if record.needs_all and some_absent:
         raise InputError(
             f"{type(record).__name__} needs all clients in every round, got "
             f"participation={settings.participation:g}, drop_rate={settings.drop_rate:g}; use "
             f"participation=1 and drop_rate=0, or {record.needs_all}"
+        )
+
+
+def _admit_optimizer(record: Algorithm, settings: Settings) -> None:
+    """Refuse an algorithm whose formulas hold for plain SGD alone."""
+    name = type(record).__name__
+    given = f"client={settings.client!r}, weight_decay={settings.weight_decay:g}"
+    if not record.any_client:
+        raise InputError(
+            f"{name} prescribes what its clients do, got {given}; use client='sgd' and "
+            f"weight_decay=0, or FedAvg, FedAvgM, FedAdam or FedSSO"
+        )
+    if settings.optimizer.is_adam and getattr(record, "alpha", 0) == "auto":
+        raise InputError(
+            f"alpha='auto' chooses the step of SGD, got {given}; give Adam's own step, as in "
+            f"{name}(alpha=0.001)"
         )
 
 
@@ -289,7 +310,9 @@ class Trials:
             moved = torch.tensordot(w, self.f.buffers - start, 1)
             buffers = buffers + moved  # a difference, so that a constant stays to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
-        cohort = Cohort(state.k, len(who), plan.answered, float(self.p[who].sum()), taken)
+        mass = float(self.p[who].sum())
+        heard = None if loss is None else loss.unsqueeze(-1)
+        cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard)
         state.position[who] += steps
         server = phase.server(state.server, mean, cohort)
         return state._replace(server=server, buffers=buffers), loss

@@ -196,6 +196,7 @@ class Shapes:
     def __init__(self, k: int, steps: int, sample: Sequence[int]) -> None:
         self.k, self.steps = k, steps
         self.own_steps = torch.empty(1, 1, 1, device=META)
+        self.optimizer = PLAIN
         rows, labels = (
             torch.empty(1, ROWS, *sample, device=META),
             torch.empty(1, ROWS, dtype=torch.long, device=META),

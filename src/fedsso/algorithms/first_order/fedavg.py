@@ -12,7 +12,7 @@ unequal clients the fixed point is not the minimiser of f: each client drifts to
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -46,6 +46,8 @@ class FedAvg(Algorithm):
     >>> FedAvg(alpha=0.03).eta
     1.0
     """
+
+    any_client: ClassVar[bool] = True
 
     alpha: Step = param(default=0.01, doc="client step α")
     eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")

@@ -20,7 +20,7 @@ beta1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class Momentum(NamedTuple):
 @hyper
 class _Adaptive(Algorithm):
     """A server step of eta m / (sqrt(v) + eps); the three differ in v alone."""
+
+    any_client: ClassVar[bool] = True
 
     alpha: Step = param(default=0.01, doc="client step α (the paper's η_l)")
     eta: Step = param(default=0.01, doc="server step η")
@@ -165,6 +167,8 @@ class FedAvgM(Algorithm):
     >>> FedAvgM(alpha=0.1, beta1=0.5, eta=0.5).eta
     0.5
     """
+
+    any_client: ClassVar[bool] = True
 
     alpha: Step = param(default=0.01, doc="client step α")
     eta: Step = param(
