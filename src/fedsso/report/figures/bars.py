@@ -1,7 +1,7 @@
 """Rounds to a target as bars, in groups: the fewest on top, and FedSSO in full colour.
 
-A group holds the algorithms of one task, and its target; a bar is one algorithm. All groups of a
-figure have the same scale, and all bars the same thickness, so that groups can be compared.
+A group is a task with its target, and a bar is an algorithm on this task. All groups of a figure
+have the same scale, and all bars the same thickness, so that groups can be compared.
 """
 
 from __future__ import annotations
