@@ -136,8 +136,9 @@ class Settings:
     """How a run goes, apart from its data, its model and its algorithm.
 
     Types and bounds are checked when the record is made. Whether `init` and `loss` suit data and
-    model is checked where these are known. Values come out in their plain form: a number of numpy becomes one of Python, compress="none"
-    becomes None, and `metrics` is a tuple that begins with "accuracy".
+    model is checked where these are known. Values come out in their plain form: a number of numpy
+    becomes one of Python, compress="none" becomes None, and `metrics` is a tuple that begins with
+    "accuracy".
 
     A client's work in a round is given either by `local_steps` or by `local_epochs`. With the
     latter `local_steps` is None.
