@@ -333,7 +333,7 @@ class FedNLLS(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Gradient, S_i and f_i(x) first; then the losses along the direction."""
+        """Gradient, S_i and f_i(x) first; then the losses at the ten steps along the direction."""
         return (
             Phase(self.broadcast, self.client, self.aim, decode=decode),
             Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
@@ -346,7 +346,6 @@ class FedNLLS(Algorithm):
         H: Tensor,
         local: Local,
     ) -> Reply:
-        """First exchange: as FedNL's, with f_i(x) instead of l_i."""
         loss, g = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
@@ -367,7 +366,6 @@ class FedNLLS(Algorithm):
         H: Tensor,
         local: Local,
     ) -> Reply:
-        """Second exchange: f_i at the ten steps along p; H_i stays as it is."""
         x, p = message
         return Reply(solver.along(f, x, p, local), H)
 
