@@ -27,9 +27,9 @@ Where Hessians are singular, option 2 and FedNL-PP fail once l is 0; with first=
 compressor="none" that is at once. Option 1 does not fail there.
 
 A client receives d numbers and sends its gradient, S_i and at most one number. S_i has R (d + 1)
-numbers with compressor rank:R, K values and places with topk:K, d (d + 1) / 2 with none. Server
-and clients keep a d x d matrix each, so that models are small and clients are computed one at a
-time.
+numbers with compressor rank:R, K values and places with topk:K, d (d + 1) / 2 with none. FedNL-LS
+also sends the direction down and ten losses up. Server and clients keep a d x d matrix each, so
+that models are small and clients are computed one at a time.
 """
 
 from __future__ import annotations
