@@ -1,8 +1,8 @@
-"""Writes what the documentation takes from the code: the tables of algorithms.md and datasets.md,
-the latter with the results of smoke.py, those of robustness.md from the numbers of its bench, those
-of reliability.md from the numbers of the campaign, and those of results/README.md; with `--figures`
-also the pictures. The pages of single algorithms are made here too, but not written: hooks.py puts
-them into the site, so that no copy of the code lies in the repository.
+"""Writes what the documentation takes from the code: the tables of algorithms.md, of options.md and
+of datasets.md, the latter with the results of smoke.py, those of robustness.md from the numbers of
+its bench, those of reliability.md from the numbers of the campaign, and those of results/README.md;
+with `--figures` also the pictures. The pages of single algorithms are made here too, but not
+written: hooks.py puts them into the site, so that no copy of the code lies in the repository.
 
 python docs/build.py [--figures]
 """
@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from inspect import getdoc, getmodule
 from pathlib import Path
@@ -24,9 +24,10 @@ from types import ModuleType
 from typing import Any
 
 from fedsso.algorithm.records import fields_of
-from fedsso.algorithms import ALGORITHMS
-from fedsso.data import TABLES, all_options, datasets, load
+from fedsso.algorithms import ALGORITHMS, client_step, trust_region
+from fedsso.data import PARTITIONS, TABLES, all_options, datasets, load
 from fedsso.engine.settings import options
+from fedsso.errors import MOST
 from fedsso.experiment.costs import Row, costs
 from fedsso.report.federation_picture import picture
 
@@ -50,6 +51,13 @@ CITED = re.compile(
 )
 SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
+BESIDE = {
+    "fedsso": {
+        'The guard: guard="adaptive"': trust_region,
+        'The client step: alpha="auto"': client_step,
+    },
+}
+"""Files beside an algorithm's own that its page shows as well, by their headings on the page."""
 
 
 def algorithms() -> str:
@@ -184,16 +192,22 @@ def run_options() -> str:
     return markdown(("option", "default", "allowed", "what it does"), rows)
 
 
-def data_options() -> str:
-    """The options of data sets, from the records that declare them, and who takes each."""
+def data_options(owned_by: Iterable[str] = ()) -> str:
+    """The options of `load`, from the records that declare them, and who takes each.
+
+    With names of data sets or partitions: only the options that belong to one of these.
+    """
+    wanted = set(owned_by)
     rows = []
     for one, owners in all_options().items():
+        if wanted and wanted.isdisjoint(owners):
+            continue
         default = "–" if one.default in (None, "", ()) else f"`{one.default!r}`"
         allowed = ", ".join(one.choices)
         if one.bounds is not None:
             allowed = one.bounds.text
         elif one.least is not None:
-            allowed = f">= {one.least}"
+            allowed = f">= {one.least}" if one.most == MOST else f"{one.least} to {one.most}"
         takes = ", ".join(f"`{owner}`" for owner in owners) or "all"
         doc = one.doc.replace("|", "\\|")
         rows.append((f"`{one.name}`", default, plain(allowed), takes, doc))
@@ -204,7 +218,12 @@ TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
     "algorithms.md": {"table": algorithms},
     "design.md": {"layers": layers},
     "options.md": {"run": run_options, "data": data_options},
-    "datasets.md": {"sets": sets, "smoke": smoke},
+    "datasets.md": {
+        "sets": sets,
+        "options of data sets": lambda: data_options(one.name for one in datasets()),
+        "options of partitions": lambda: data_options(PARTITIONS),
+        "smoke": smoke,
+    },
     "robustness.md": {
         "participation": partial(robustness, participation=True),
         "changes": partial(robustness, participation=False),
@@ -231,8 +250,8 @@ def page(name: str) -> str:
 
 
 def algorithm_page(name: str) -> str:
-    """All that the code says of one algorithm: its docstrings, fields, costs, and the lines that
-    carry the paper's."""
+    """All that the code says of one algorithm: its docstrings, those of files beside it, its
+    fields, its costs, and the lines that carry the paper's."""
     cls = ALGORITHMS[name]
     file = Path(str(getmodule(cls).__file__))
     title = (getdoc(cls) or "").partition("\n")[0]
@@ -245,6 +264,8 @@ def algorithm_page(name: str) -> str:
         f"## Hyper-parameters\n\n{markdown(FIELDS, hyper_rows(cls))}",
         f"## A round\n\n{round_costs(name)}",
     ]
+    for heading, module in BESIDE.get(name, {}).items():
+        parts.append(f"## {plain(heading)}\n\n{beside(module)}")
     if lines := cited(code):
         parts.append(f"## Line by line\n\n{markdown(('paper', 'code', ''), lines)}")
     parts.append(
@@ -261,11 +282,23 @@ def plain(text: str) -> str:
 def prose(doc: str) -> str:
     """A module's docstring without the citation: first its table of symbols, formulas as they
     stand."""
-    _, symbols, *paragraphs = doc.split("\n\n")
+    _, symbols, *rest = doc.split("\n\n")
     table = markdown(("symbol", "meaning"), symbol_rows(symbols))
-    return "\n\n".join(
-        [table, *(f"```\n{dedent(p)}\n```" if p.startswith("  ") else plain(p) for p in paragraphs)]
-    )
+    return "\n\n".join([table, *paragraphs(rest)])
+
+
+def beside(module: ModuleType) -> str:
+    """The docstring of a file beside an algorithm's own, and which file it is."""
+    file = Path(str(module.__file__)).relative_to(DOCS.parent)
+    told = paragraphs(str(module.__doc__).strip().split("\n\n"))
+    link = f"[`{file}`](../../{file})"  # which hooks.py leads to where the site has the file
+    return "\n\n".join([*told, f"The code is in {link}."])
+
+
+def paragraphs(parts: Iterable[str]) -> Iterator[str]:
+    """Paragraphs of a docstring for Markdown; formulas, which are indented, as they stand."""
+    for part in parts:
+        yield f"```\n{dedent(part).rstrip()}\n```" if part.startswith("  ") else plain(part)
 
 
 def symbol_rows(text: str) -> list[tuple[str, str]]:

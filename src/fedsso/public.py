@@ -1,4 +1,20 @@
-"""What `import fedsso` offers."""
+"""What `import fedsso` offers.
+
+Names are gathered here and loaded when one of them is first asked for (`__init__.py`), because
+torch takes seconds to import. They fall into five groups:
+
+    data         load, Federation
+    models       build_model; any nn.Module will do as well
+    algorithms   FedSSO, FedAvg and the others of `algorithms`; Algorithm, the base of one's own;
+                 Decay, theorem_2 and theorem_3 for step sizes
+    runs         simulate, compare and sweep, with grid; Simulation, round by round; resume
+    results      Run, Setting and Results; load_run and load_runs, which read folders
+
+InputError is what wrong input raises, OutOfTime what a sweep raises whose time is up.
+
+Authors of algorithms import what they need from `fedsso.algorithm`. Strategies and clients for
+Flower are in `fedsso.flower`, which is not loaded with the rest.
+"""
 
 from . import algorithms
 from .algorithm import Algorithm
@@ -16,6 +32,8 @@ from .experiment.stepper import Simulation
 from .experiment.workers import OutOfTime
 from .version import __version__
 
+# A name that is added here needs a docstring with an example that runs, and a line in
+# docs/api.md: tests hold it to both.
 __all__ = [
     *algorithms.__all__,
     "Algorithm",

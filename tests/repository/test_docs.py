@@ -35,7 +35,7 @@ with warnings.catch_warnings():
 
 import fedsso
 from fedsso.algorithms import ALGORITHMS
-from fedsso.data import datasets
+from fedsso.data import all_options, datasets
 from fedsso.support import exits
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,8 @@ def module(path: str) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    "name", ["algorithms.md", "datasets.md", "robustness.md", "../results/README.md"]
+    "name",
+    ["algorithms.md", "datasets.md", "options.md", "robustness.md", "../results/README.md"],
 )
 def test_the_tables_are_the_registrys(name: str) -> None:
     assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), (
@@ -82,6 +83,16 @@ def test_every_data_set_at_hand_was_tried_with_each_of_its_models() -> None:
         "emnist_balanced",
     }
     assert found.keys() <= asked
+
+
+def test_the_page_of_data_sets_has_a_row_for_each_option_and_who_takes_it() -> None:
+    """Those of every data set are on the page of all options alone."""
+    text = (ROOT / "docs" / "datasets.md").read_text()
+    for option, owners in all_options().items():
+        takes = ", ".join(f"`{owner}`" for owner in owners)
+        row = rf"^\| `{option.name}` \|.*\| {re.escape(takes)} \| {re.escape(option.doc)} \|$"
+        found = re.findall(row, text, re.MULTILINE)
+        assert len(found) == (1 if owners else 0), option.name
 
 
 def test_every_algorithm_has_a_row_with_its_paper() -> None:
@@ -233,6 +244,20 @@ def test_the_page_of_an_algorithm(name: str) -> None:
         ),
         {"fedsso": fedsso},
     )
+
+
+@pytest.mark.parametrize("name", ["trust_region", "client_step"])
+def test_the_page_of_fedsso_shows_what_is_not_in_the_paper(name: str) -> None:
+    """Every paragraph of the two files beside Algorithm 1, below a heading; the line-by-line page
+    names both."""
+    text = module("docs/build.py").algorithm_page("fedsso")
+    beside = importlib.import_module(f"fedsso.algorithms.{name}")
+    end = text.index(f"The code is in [`src/fedsso/algorithms/{name}.py`]")
+    heading, _, shown = text[:end].rpartition("\n## ")[2].partition("\n")
+    assert heading.startswith(("The guard", "The client step"))
+    words = re.sub(r"\\(?=\W|_)|```", "", shown).split()
+    assert words == str(beside.__doc__).split()
+    assert f"src/fedsso/algorithms/{name}.py" in (ROOT / "docs" / "fedsso.md").read_text()
 
 
 def test_the_lines_of_the_paper_are_shown_with_their_code() -> None:

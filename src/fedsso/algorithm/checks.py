@@ -18,7 +18,14 @@ HUGE = 1e100  # its square is still a number
 
 
 def positive(record: Any, *names: str, schedules: bool = True) -> None:
-    """Each named field must be a positive finite number, or a schedule where that is allowed."""
+    """Each named field must be a positive finite number, or a schedule where that is allowed.
+
+    Args:
+        record: The record that is being made.
+        names: Its fields.
+        schedules: Whether a `Decay` is allowed, which has checked itself. "auto" is refused with
+            a hint: a record that allows it checks it before.
+    """
     for name in names:
         value = getattr(record, name)
         if schedules and is_dataclass(value):  # a schedule, which checks itself
@@ -32,13 +39,13 @@ def positive(record: Any, *names: str, schedules: bool = True) -> None:
 
 
 def not_negative(record: Any, *names: str) -> None:
-    """Each named field must be a finite number >= 0."""
+    """Each named field must be a finite number >= 0; schedules are not allowed."""
     for name in names:
         _bound(record, name, lambda v: v >= 0, ">= 0 and finite")
 
 
 def share(record: Any, *names: str) -> None:
-    """Each named field must lie in [0, 1)."""
+    """Each named field must lie in [0, 1), as a weight of the past does."""
     for name in names:
         _bound(record, name, lambda v: 0 <= v < 1, "in [0, 1)")
 
@@ -49,7 +56,10 @@ def _bound(
     fits: Callable[[float], bool],
     bounds: str,
 ) -> None:
-    """A named field must be a number that fits; `bounds` says in words which do."""
+    """A named field must be a number that fits; `bounds` says in words which do.
+
+    Infinite numbers, NaN and numbers of 1e100 or more in size never fit.
+    """
     value = number(name, getattr(record, name))
     if not (fits(value) and isfinite(value) and abs(value) < HUGE):
         raise InputError(
@@ -65,7 +75,10 @@ def at_least(
     none: bool = False,
     most: int = MOST,
 ) -> None:
-    """A named field must be an integer from `bound` to `most`; None only where `none` allows it."""
+    """A named field must be an integer from `bound` to `most`; None only where `none` allows it.
+
+    Integers of numpy are accepted and become Python's; a bool is not.
+    """
     value = getattr(record, name)
     if none and value is None:
         return

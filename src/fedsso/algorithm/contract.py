@@ -161,14 +161,38 @@ class Phase(NamedTuple):
 class Algorithm:
     """Base of all records: one phase, no client state, the model is `server.x`.
 
-    A subclass must give `server_init`, `client` and `server`. All else has a default. The records
-    of this package are subclasses, and so is one of your own:
+    A subclass must give `server_init`, `client` and `server`. All else has a default. It is made
+    a record by `@hyper`, and its fields are declared by `param`. This one is FedAvg with half of
+    its server step:
 
-    >>> from fedsso import Algorithm, FedAvg
-    >>> isinstance(FedAvg(alpha=0.1), Algorithm)
+    >>> import fedsso
+    >>> from fedsso.algorithm import Reply, hyper, local, param
+    >>> class State(NamedTuple):
+    ...     x: Tensor
+    >>> @hyper
+    ... class Half(fedsso.Algorithm):
+    ...     alpha: float = param(default=0.1, doc="client step", swept=True)
+    ...
+    ...     def server_init(self, x):
+    ...         return State(x)
+    ...
+    ...     def client(self, f, x, own, rows):
+    ...         delta, loss = local.sgd(f, x, rows, self.alpha)
+    ...         return Reply(delta, own, loss)
+    ...
+    ...     def server(self, server, delta, cohort):
+    ...         return State(server.x + delta / 2)
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> run = fedsso.simulate(fed, "mclr", Half(), rounds=10)
+    >>> run.final() > 0.8
     True
+
+    Functions must not change what is passed in, must not branch on the numbers in a tensor, and
+    must work for any number of clients and trials. They draw random numbers by `Local.uniform`
+    alone.
     """
 
+    # What the engine has to know of the class. Instances cannot change it.
     needs_all: ClassVar[str] = ""  # if all clients must answer: which algorithm bears absence
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
     personal: ClassVar[bool] = False  # every client has a model of its own
@@ -177,12 +201,16 @@ class Algorithm:
     def asks(self) -> str:
         """What it asks of the objective beyond gradients.
 
-        That is "hvp" (second derivatives), "targets" (draws from the model) or "".
+        That is "hvp" (second derivatives), "targets" (draws from the model) or "". A model or
+        loss that lacks it is refused before the run begins.
         """
         return ""
 
     def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
-        """The record for a model whose parameters have these sizes, in the order of x."""
+        """The record for a model whose layers have these sizes, in the order of x.
+
+        The engine calls it once before the run. Most algorithms need not know.
+        """
         return self
 
     def server_init(self, x: Tensor) -> Any:
@@ -214,11 +242,31 @@ class Algorithm:
         return server.x
 
     def client(self, f: Objective, message: Any, own: Any, local: Local) -> Reply:
-        """Work of the clients in one exchange; `own` is what each has kept since its last one."""
+        """Work of the clients in one exchange.
+
+        Args:
+            f: The clients' losses, for points [M, trials, d].
+            message: What `broadcast` returned, leaves [trials, ...].
+            own: What each client has kept since its last exchange, leaves [M, trials, ...].
+            local: Their rows, steps and random numbers.
+
+        Returns:
+            The upload and the new state, leaves [M, trials, ...]. The state must have the shape
+            that `client_init` gave it.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs client")
 
     def server(self, server: Any, mean: Any, cohort: Cohort) -> Any:
-        """New server state from the weighted mean of the uploads."""
+        """New server state from the weighted mean of the uploads.
+
+        Args:
+            server: The state before, which must not be changed.
+            mean: The mean of the decoded uploads, leaves [trials, ...].
+            cohort: Who answered, and after how many steps.
+
+        Returns:
+            A state of the same shape.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs server")
 
     def bears(self, server: Any) -> Scalar:  # noqa: ARG002

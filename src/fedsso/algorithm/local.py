@@ -36,11 +36,21 @@ def sgd(
     alpha: Scalar,
     correction: Correction | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Local SGD from the global model x [trials, d], or what `local.optimizer` does instead.
+    """Local SGD from the global model: y <- y - alpha (gradient at y + correction).
 
-    Returns the update x_tau - x [M, trials, d] and the mean loss of the mini-batches [M, trials].
-    `correction` adds a term to every gradient, given the update so far. A client that has done all
-    its steps stays where it is.
+    Args:
+        f: The clients' losses.
+        x: Where all clients start, [trials, d], or where each starts, [M, trials, d].
+        local: Mini-batches and numbers of steps of the M clients.
+        alpha: The step size, a number or [trials, 1].
+        correction: Given the update so far [M, trials, d], a term that is added to the gradient:
+            mu times the update for a proximal term, a constant for a control variate.
+
+    Returns:
+        The update x_tau - x [M, trials, d] and the mean loss of the mini-batches [M, trials].
+
+    A client that has done all its steps stays where it is. If `local.optimizer` is not plain SGD,
+    its direction takes the place of the gradient.
 
     The difference to x is carried, not the model: at alpha = 1e-4 a float32 model would lose its
     own update to rounding.
@@ -49,6 +59,7 @@ def sgd(
     point = torch.empty_like(delta)  # fresh tensors in each step would cost page faults
     grad = torch.empty_like(delta)
     rate = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
+    # A number: the first addition gives it the shape [M, trials].
     total = x.new_zeros(())
     memory = None if local.optimizer.is_plain else Memory(local.optimizer, delta)
     for j in range(local.steps):
@@ -77,7 +88,7 @@ def gradient(
     x: Tensor,
     local: Local,
 ) -> tuple[Tensor, Tensor]:
-    """f_i(x) [M, trials] and its gradient [M, trials, d]."""
+    """f_i(x) [M, trials] and its gradient [M, trials, d], over all rows of each client."""
     x = at_clients(x, local)
     values = []
     gradients = []
@@ -93,7 +104,7 @@ def value(
     x: Tensor,
     local: Local,
 ) -> Tensor:
-    """f_i(x) [M, trials]."""
+    """f_i(x) [M, trials], over all rows of each client."""
     x = at_clients(x, local)
     return _sum(f.value(x, piece) for piece in local.full())
 
@@ -103,7 +114,10 @@ def hessian(
     x: Tensor,
     local: Local,
 ) -> Tensor:
-    """The Hessian of f_i at x, [M, trials, d, d]."""
+    """The Hessian of f_i at x, [M, trials, d, d], over all rows of each client.
+
+    The pieces are added in place, since two matrices of this size may not fit.
+    """
     x = at_clients(x, local)
     pieces = local.full()
     total = f.hessian(x, next(pieces))
@@ -117,7 +131,10 @@ def curvature(
     x: Tensor,
     local: Local,
 ) -> Product:
-    """The function v -> (Hessian of f_i at x) v."""
+    """The function v -> (Hessian of f_i at x) v, for v [M, trials, d].
+
+    Each call is a pass over all rows of the clients. No matrix is made.
+    """
     x = at_clients(x, local)
 
     def product(v: Tensor) -> Tensor:
@@ -127,7 +144,7 @@ def curvature(
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of one tensor or more, in order."""
+    """The sum of one tensor or more, in order, so that it is the same in every run."""
     first, *others = parts
     return sum(others, first)
 
@@ -143,8 +160,18 @@ def cg(
 ) -> Tensor:
     """Conjugate gradients for A z = b from z = 0, given v -> A v.
 
-    A client ends when its residual has shrunk to `tol` times its first length, or where it finds a
-    direction v with v^T A v <= 0. Then it keeps the point before; in the first step, b itself.
+    Args:
+        product: v -> A v for v [M, trials, d], with a symmetric A for each client and trial.
+        b: [M, trials, d].
+        steps: The most products.
+        tol: A client ends when its residual has shrunk to `tol` times its first length.
+
+    Returns:
+        z [M, trials, d]; NaN where b holds NaN.
+
+    A client also ends where it finds a direction v with v^T A v <= 0, along which A has no
+    minimum. Then it keeps the point before; in the first step, b itself. So for b = -g it always
+    gets a direction of descent. All clients and trials run together until the last one ends.
     """
     z = torch.zeros_like(b)
     r = b
@@ -155,11 +182,13 @@ def cg(
         vAv = dot(v, Av)
         going = (rr > 0) & (vAv > 0)
         a = torch.where(going, rr / vAv, 0 * vAv).to(b.dtype)  # NaN stays NaN
+        # In the first step v is b: without positive curvature b itself is the answer.
         z = z + a * v if j else torch.where(vAv <= 0, b, a * v)
         r = r - a * Av
         new = dot(r, r)
         v = r + torch.where(going, new / rr, 0.0).to(b.dtype) * v
         rr = torch.where(going & (new > tol**2 * first), new, 0.0)  # 0 marks who has ended
+        # A tensor without numbers, by which costs are measured, cannot tell when it ends.
         if b.is_meta or not rr.any():
             break
     return z
@@ -183,14 +212,26 @@ def newton(
 ) -> Tensor:
     """Minimise f_i(y) + <tilt, y - x> + mu/2 |y - x|^2 by Newton's method.
 
-    Returns the update y - x [M, trials, d]. Each step is the largest of 1, 1/2, ..., 2^-9 that
-    lowers the client's own objective enough.
+    Args:
+        f: The clients' losses, over all rows.
+        x: The global model [trials, d], where each client starts.
+        local: The rows of the M clients.
+        solver: How many steps, and how precise.
+        tilt: A linear term [M, trials, d]; None: none.
+        mu: Strength of the proximal term, a number or [trials, 1].
+
+    Returns:
+        The update y - x [M, trials, d].
+
+    Each step is the largest of 1, 1/2, ..., 2^-9 times Newton's direction that lowers the
+    client's own objective enough.
     """
     x = at_clients(x, local)
     delta = torch.zeros_like(x)
     shift = torch.zeros_like(x) if tilt is None else tilt
 
     def total(loss: Tensor, delta: Tensor) -> Tensor:
+        """The objective at x + delta from f_i there [M, trials]; [M, trials, 1] in float64."""
         return loss.unsqueeze(-1).double() + dot(shift, delta) + mu * dot(delta, delta) / 2
 
     for _ in range(solver.newton):
@@ -227,7 +268,11 @@ def along(
     p: Tensor,
     local: Local,
 ) -> Tensor:
-    """f_i(x + t p) at the ten steps t = 1, 1/2, ..., 2^-9, [M, trials, 10]."""
+    """f_i(x + t p) at the ten steps t = 1, 1/2, ..., 2^-9, [M, trials, 10].
+
+    x and p are [trials, d] or [M, trials, d]. All steps are computed on a piece of rows before
+    the next piece is gathered.
+    """
     x = at_clients(x, local)
     p = at_clients(p, local)
     parts = []

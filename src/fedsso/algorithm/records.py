@@ -47,8 +47,11 @@ def param(
 ) -> Any:
     """A record's field, with its default and one line of documentation.
 
-    The line should name the paper's symbol. `swept` says whether the trials of a sweep may differ
-    in this field; without it the field's type decides.
+    Args:
+        default: The value where the user gives none.
+        doc: What it is, for help texts and pages. It should name the paper's symbol.
+        swept: Whether the trials of a sweep may differ in this field; None: the field's type
+            decides.
     """
     return field(default=default, metadata={"doc": doc, "swept": swept})
 
@@ -57,7 +60,15 @@ def param(
 def hyper(cls: type[R]) -> type[R]:
     """Make a class a record: a frozen dataclass whose swept fields can be stacked over trials.
 
-    A name that is not a field is refused by an error that tells the right one.
+    A name that is not a field is refused by an error that tells the right one, also for names of
+    other libraries (lr for alpha). Types of fields are read when a sweep first asks for them.
+
+    >>> @hyper
+    ... class Halves:
+    ...     alpha: float | Tensor = param(default=0.1, doc="client step")
+    ...     window: int = param(default=5, doc="rounds that are kept")
+    >>> swept(Halves(alpha=0.5))
+    ['alpha']
     """
     has_own = "__init__" in vars(cls)
     record = dataclass(frozen=True)(cls)
@@ -108,7 +119,11 @@ def _wrong_name(
 
 
 def build(cls: type[R], values: dict[str, Any]) -> R:
-    """A record from keyword values, with a clear error for a name it does not have."""
+    """A record from keyword values, with a clear error for a name it does not have.
+
+    Raises:
+        InputError: A name is not a field, or the record refuses a value.
+    """
     _check_names(cls, values, [f.name for f in fields_of(cls)])
     return cls(**values)
 
@@ -122,7 +137,10 @@ def fields_of(cls: Any) -> tuple[Field[Any], ...]:
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """A record's fields as plain values; nested records (schedules) become nested dictionaries."""
+    """A record's fields as plain values; nested records (schedules) become nested dictionaries.
+
+    This is what settings files and identities of runs are made of.
+    """
     values = {}
     for f in fields(record):
         value = getattr(record, f.name)
@@ -131,7 +149,10 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def changed(record: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults: the short way to name a record."""
+    """The fields that differ from their defaults: the short way to name a record.
+
+    Schedules are given as dictionaries.
+    """
     values = to_dict(record)
     for f in fields(record):
         if f.default is not MISSING and f.default == values[f.name]:
@@ -173,7 +194,7 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 
 def _admits_tensor(hint: Any) -> bool:
-    """Whether a value of this type can be a tensor."""
+    """Whether a value of this type can be a tensor, alone or as one of several types."""
     if get_origin(hint) in (Union, UnionType):
         return any(_admits_tensor(part) for part in get_args(hint))
     return hint is Tensor
@@ -204,7 +225,20 @@ def stack(
     dtype: torch.dtype,
     device: torch.device,
 ) -> R:
-    """One record whose swept fields are tensors [trials, 1]: a grid of records *is* the sweep."""
+    """One record whose swept fields are tensors [trials, 1]: a grid of records *is* the sweep.
+
+    Args:
+        records: One for each trial, all with the same `signature`.
+        dtype: Of the tensors, that of the run.
+        device: Where they are.
+
+    Returns:
+        A record of the same type. Words such as "auto", and None, stay as they are; schedules are
+        stacked field by field.
+
+    Raises:
+        InputError: The records differ in more than swept numbers.
+    """
     if len({signature(r) for r in records}) != 1:
         raise InputError("only records of one type with equal static fields can be stacked")
     first: Any = records[0]

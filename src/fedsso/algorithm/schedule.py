@@ -6,6 +6,10 @@
 The constants printed in Theorem 2.1 make its own condition beta u > 1 fail, where
 u = kappa mu^2 / (N L); corrected ones are the default. In Theorem 3.1 the printed alpha_1 makes the
 denominator of the bound vanish, so k + 1 replaces k. `printed=True` gives the paper's text.
+
+A field of type `Step` takes a number or a `Decay`. Algorithms ask `at(step, k)` for the step size
+of round k, and so need not know which of the two it is. All fields of a schedule may differ
+between the trials of a sweep.
 """
 
 from __future__ import annotations
@@ -23,8 +27,24 @@ from .records import fields_of, hyper, param
 class Decay:
     """A step size that falls with the rounds: scale / (k + shift)^power in round k = 1, 2, ...
 
+    Give it wherever an algorithm takes a step size, such as `FedAvg(alpha=Decay(scale=0.5))`. In
+    a settings file it is a table of its fields: `alpha = {scale = 0.5, shift = 1.0}`. With power
+    0 it is a constant.
+
+    Args:
+        scale: The numerator, > 0. With shift = 0 it is the step of round 1.
+        shift: Added to the round, > -1; the larger, the later the step begins to fall.
+        power: The exponent. 1 and 1/2 are those of the theorems; a negative one lets the step
+            grow.
+
+    Raises:
+        InputError: A field is not a finite number, or outside its bounds.
+
     >>> Decay(scale=0.5, shift=1.0)(4)
     0.1
+    >>> from fedsso import FedAvg
+    >>> FedAvg(alpha=Decay(scale=0.5)).alpha(10)
+    0.05
     """
 
     scale: Scalar = param(default=1.0, doc="numerator")
@@ -34,6 +54,7 @@ class Decay:
     )
 
     def __post_init__(self) -> None:
+        """Check the fields, and keep each as a plain float, so that equal schedules are equal."""
         finite = True
         for name in ("scale", "shift", "power"):
             value = number(name, getattr(self, name))
@@ -46,14 +67,22 @@ class Decay:
             )
 
     def __call__(self, k: int) -> Scalar:
-        """The step size of round k."""
+        """The step size of round k = 1, 2, ...; [trials, 1] where fields are swept."""
         return self.scale / (k + self.shift) ** self.power
 
 
 def decay_of(name: str, table: Mapping[str, Any]) -> Decay:
     """The schedule that a table of its fields describes, as a settings file holds it.
 
-    `name` is the field that it is for, such as "alpha"; errors name it.
+    Args:
+        name: The field that it is for, such as "alpha"; errors name it.
+        table: Fields of `Decay` by name; those that are missing have their defaults.
+
+    Raises:
+        InputError: A key is not a field of a schedule, or a value is not allowed.
+
+    >>> decay_of("alpha", {"scale": 0.5, "power": 0.5})
+    Decay(scale=0.5, shift=0.0, power=0.5)
     """
     known = [field.name for field in fields_of(Decay)]
     for key in table:
@@ -70,7 +99,19 @@ Auto = Literal["auto"]
 
 
 def at(step: Step | Auto, k: int, chosen: Scalar = nan) -> Scalar:
-    """The step size of round k; for "auto" the one that was chosen."""
+    """The step size of round k; for "auto" the one that was chosen.
+
+    Args:
+        step: A number, a schedule, or "auto".
+        k: The round, 1, 2, ...
+        chosen: What the algorithm has chosen, for "auto".
+
+    Returns:
+        One number, or [trials, 1] where trials differ.
+
+    >>> at(0.1, 7), at(Decay(scale=1.0), 4), at("auto", 7, chosen=0.3)
+    (0.1, 0.25, 0.3)
+    """
     if isinstance(step, str):
         return chosen
     if isinstance(step, Decay):
@@ -90,6 +131,9 @@ def theorem_2(
 ) -> tuple[Decay, Decay]:
     """(alpha, eta) of Theorem 2.1, for an f that is L-smooth and mu-strongly convex.
 
+    eta_k = beta / (k + gamma) and alpha_k = L kappa_bar^2 / (mu tau kappa) * eta_k, with beta and
+    gamma from the constants below.
+
     Args:
         L: Smoothness of f, the largest eigenvalue of its Hessian.
         mu: Strong convexity of f, the smallest eigenvalue of its Hessian.
@@ -98,6 +142,13 @@ def theorem_2(
         kappa: Lower bound of the eigenvalues of B^-1.
         kappa_bar: Upper bound of the eigenvalues of B^-1.
         printed: Give the constants as the paper prints them, which break its own condition.
+
+    Returns:
+        The schedules of the client step alpha and of the server step eta, to be given to
+        `FedSSO`.
+
+    Raises:
+        InputError: A constant is not a positive number.
 
     >>> alpha, eta = theorem_2(L=1.0, mu=0.1, tau=5, clients=10, kappa=0.5, kappa_bar=2.0)
     >>> alpha.power, eta.power, alpha.shift == eta.shift
@@ -126,6 +177,13 @@ def theorem_3(
         L: Smoothness of f.
         tau: Local steps of a client in a round.
         printed: Give the client step as the paper prints it, with which its bound is infinite.
+
+    Returns:
+        The schedules of the client step alpha, which falls like 1/k, and of the server step eta,
+        which falls like 1/sqrt(k).
+
+    Raises:
+        InputError: A constant is not a positive number.
 
     >>> alpha, eta = theorem_3(L=1.0, tau=5)
     >>> eta(3)

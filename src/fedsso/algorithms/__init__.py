@@ -5,6 +5,11 @@ documentation. Its name in __all__ puts it beside `fedsso.FedSSO`.
 
 `first_order` and `second_order` hold one paper in each file. `fedsso.py` is the paper that this
 package is about; `trust_region.py` and `client_step.py` are parts of it that go beyond the paper.
+
+Every file is built alike. Its docstring cites the paper, lists the symbols beside the paper's
+own, and says what a round does and where the method fails. Below stand the server's state, the
+messages, and the record: its fields are the hyper-parameters, its methods the formulas. Names of
+variables are those of the table of symbols.
 """
 
 from __future__ import annotations
@@ -40,6 +45,8 @@ from .second_order.fedsophia import FedSophia as FedSophia
 from .second_order.giant import GIANT as GIANT
 from .second_order.localnewton import LocalNewton as LocalNewton
 
+# Names as the command line, settings files and kept runs write them: with another name for the
+# same algorithm, runs that were kept would no longer be found.
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedsso": FedSSO,
     "fedavg": FedAvg,
@@ -103,6 +110,9 @@ def name_of(algorithm: Algorithm) -> str:
 
     A user's own class goes by its class name in small letters, with "own-" before it where that
     name is taken.
+
+    >>> name_of(FedNLLS())
+    'fednl-ls'
     """
     names = {cls: name for name, cls in ALGORITHMS.items()}
     kind = type(algorithm)
@@ -113,7 +123,18 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 def make(name: str, values: dict[str, Any] | None = None) -> Algorithm:
-    """A record by registry name; fields that are not given keep their defaults."""
+    """A record by registry name; fields that are not given keep their defaults.
+
+    Args:
+        name: A key of ALGORITHMS.
+        values: Fields of the record by name.
+
+    Raises:
+        InputError: The name or a field is not known, or a value is not allowed.
+
+    >>> make("fedavg", {"alpha": 0.1}).alpha
+    0.1
+    """
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     return build(ALGORITHMS[name], values or {})

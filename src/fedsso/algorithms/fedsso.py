@@ -152,23 +152,28 @@ class FedSSO(Algorithm):
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
 
+        work = alpha * tau  # FedAvg's step is -work g
         products = gram(s, y, g)
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
         if _guarded(self):  # not in the paper: guard="adaptive"
-            guard = trust_region.adapt(guard, products, alpha * tau, rounds)
+            guard = trust_region.adapt(guard, products, work, rounds)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
 
-        form = _form(self, x, k, guard.gamma)
-        pair = qn.judge(products, self.lam, self.Lam, dual=form.dual)
+        unit = work if _guarded(self) else 1.0
+        form = _form(self, x, k, unit * guard.gamma)
+        pair = qn.judge(products, self.lam / unit, self.Lam / unit, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
         eta = at(self.eta, k)
-        t, guard = trust_region.limit(guard, eta, g, direction, cut=_guarded(self))  # t <= eta
-        move = direction.mul_(-t.to(x.dtype))
+        if _guarded(self):
+            move, guard = trust_region.step(guard, eta, work, g, direction)
+        else:
+            one = x.new_ones(x.shape[0], 1, dtype=torch.float64)
+            move = direction.mul_(-(eta * one).to(x.dtype))
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)

@@ -41,7 +41,13 @@ def dense(values: Any, what: str) -> Tensor:
     """Turn anything array-like into a tensor on the CPU. Memory is shared where torch can.
 
     Floats and uint8 keep their type. Unsigned integers that torch cannot compute with become int64.
-    Raises InputError for text, complex numbers, ragged lists and sparse tensors.
+
+    Args:
+        values: A list, a numpy array, a data frame or a tensor, of at least one dimension.
+        what: The name of the array in errors.
+
+    Raises:
+        InputError: It holds text or complex numbers, is ragged, sparse, or a single number.
 
     >>> dense([[1.0, 2.0]], "x").shape
     torch.Size([1, 2])
@@ -147,6 +153,10 @@ def checked_samples(
         where: The beginning of an error message.
         gaps: Whether x is a table that will be standardised. Then NaN is allowed, and marks a gap.
             Otherwise every number must be finite.
+
+    Raises:
+        InputError: x is no table or stack of images, or a number is not finite. The message names
+            the row.
     """
     sample = x.shape[1:]
     if x.ndim < 2 or sample.numel() == 0:
@@ -209,6 +219,7 @@ def _labels(
         bound = int(label.max()) + 1
     else:
         bound = integer("classes", classes, 1)
+    # The largest label can be 2^63 - 1. Then the bound itself is too large for int64.
     largest = min(bound, 2**63) - 1
     rules = {
         f"{what} must be whole numbers, the class of each row": label == y,
@@ -340,7 +351,11 @@ def checked_pair(
 ) -> Pair:
     """Return one client's (samples, targets), checked like those of a whole federation.
 
-    Errors name the client. `gaps` allows NaN in the samples, as in `checked_samples`.
+    Args:
+        pair: What the user gave, which should be (x, y).
+        client: The number of the client, which errors name.
+        classes: The number of classes, or None.
+        gaps: Whether NaN is allowed in the samples, as in `checked_samples`.
     """
     where = f"client {client}: "
     is_sequence = isinstance(pair, tuple | list)

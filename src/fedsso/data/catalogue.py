@@ -98,11 +98,14 @@ def load(
 def datasets() -> list[DataSet]:
     """Every data set there is, in the order of the documentation.
 
-    A `DataSet` tells its title, its licence, its default partition and the files it needs. Its
-    method `present` tells whether these files are on this machine.
+    Returns:
+        A list of `DataSet`. Each tells its title, its licence, its default partition and the files
+        it needs. Its method `present` tells whether these files are on this machine.
 
     >>> [dataset.name for dataset in datasets()][:3]
     ['digits', 'mnist', 'fashion_mnist']
+    >>> datasets()[0].present()
+    True
     """
     return list(DATASETS.values())
 
@@ -110,10 +113,12 @@ def datasets() -> list[DataSet]:
 def all_options() -> dict[Option, tuple[str, ...]]:
     """Every option of `load`, with the names of the data sets or partitions that take it.
 
-    No names mean that every data set takes it. Two options can have the same name, if they belong
-    to different data sets: the `length` of a piece of text, and the `length` of a tweet.
-
     The command line and the documentation are made from this.
+
+    Returns:
+        The owners of each option. No names mean that every data set takes it. Two options can have
+        the same name, if they belong to different data sets: the `length` of a piece of text, and
+        the `length` of a tweet.
 
     >>> for option, owners in all_options().items():
     ...     if option.name == "length":
@@ -132,7 +137,7 @@ def all_options() -> dict[Option, tuple[str, ...]]:
 
 
 def _listing() -> str:
-    """The list of options for the documentation of `load`."""
+    """The list of options for the documentation of `load`: first those of every data set."""
     every = []
     of_some = []
     for option, owners in all_options().items():

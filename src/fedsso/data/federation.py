@@ -63,6 +63,17 @@ class Federation:
 
     A federation is immutable. All its tensors are on the CPU until `to` moves them.
 
+    Attributes:
+        x: All samples, [rows, *sample].
+        y: One label or real target for each row, [rows].
+        classes: The number of classes. 0 means that y is a real target.
+        name: The name of the data set, or "own".
+        source: The arguments with which `load` makes it again. Empty for arrays of your own.
+        client_names: The names of the clients, where they have names.
+        notes: Sentences for the user, such as how many rows were left out.
+        scaling: Prepares new rows for the trained model, where a table was standardised.
+        optimum: The exact minimiser of the objective, where it is known.
+
     >>> north = ([[0.0], [1.0]], [0, 1])
     >>> south = ([[2.0]], [1])
     >>> Federation.from_clients([north, south], test_fraction=0)
@@ -157,10 +168,13 @@ class Federation:
         held = [checked_indices(own, total, i) for i, own in enumerate(lists)]
         check_held_once(held, total)
         train, test = split(held, test_fraction, seed)
+        # The split comes first: what is learned from the test rows would make them look too easy.
         scaling = None
         if standardise:
             scaling = scaling_of(samples, torch.cat(train))
             samples = scaling(samples)
+            # A test row far outside the range of the training rows can be too large for float32
+            # now.
             problem = "x, standardised, has NaN or Inf"
             check_every_value(samples.isfinite(), problem, "remove the row")
         train_rows, train_start = pack(train)
@@ -205,6 +219,10 @@ class Federation:
 
         Returns:
             The federation. Its clients come in sorted order, and `client_names` has their names.
+
+        Raises:
+            InputError: The arrays do not fit together, hold NaN or infinite numbers, or the
+                weights are negative or do not sum to 1. The message names the first wrong row.
 
         >>> x = [[36.6], [39.1], [37.0]]
         >>> fed = Federation.from_arrays(x, [0, 1, 0], ["Ulm", "Graz", "Ulm"], test_fraction=0)
@@ -254,6 +272,11 @@ class Federation:
 
         Returns:
             The federation. Its clients come in the order of the pairs.
+
+        Raises:
+            InputError: The pairs do not fit together, hold NaN or infinite numbers, or the
+                weights are negative or do not sum to 1. The message names the client and its
+                first wrong row.
 
         >>> pairs = [([[36.6], [39.1]], [0, 1]), ([[37.0], [38.5]], [0, 1])]
         >>> fed = Federation.from_clients(pairs, client_names=["Ulm", "Graz"], test_fraction=0.5)
@@ -335,6 +358,7 @@ class Federation:
             pool.x,
             pool.y,
             rows,
+            # With 0, the pool holds real targets already.
             classes=classes or None,
             test_fraction=test_fraction,
             seed=seed,
@@ -362,7 +386,12 @@ class Federation:
 
     @property
     def test_sizes(self) -> Tensor:
-        """The number of test rows of each client, int64 [N]. It may be 0."""
+        """The number of test rows of each client, int64 [N]. It may be 0.
+
+        >>> pairs = [([[0.0]] * 4, [0] * 4), ([[0.0]], [1])]
+        >>> Federation.from_clients(pairs).test_sizes
+        tensor([1, 0])
+        """
         return self.test_start.diff()
 
     @property
@@ -383,14 +412,24 @@ class Federation:
 
     @property
     def sample_shape(self) -> torch.Size:
-        """The shape of one sample, for example (1, 28, 28)."""
+        """The shape of one sample, for example (1, 28, 28): channels, height, width."""
         return self.x.shape[1:]
 
     def rows_of(self, i: int, part: str = "train") -> Tensor:
-        """The row numbers of client i, int64. `part` is "train" or "test".
+        """The row numbers of client i, int64, in random order.
 
-        They are in random order. Use them as an index of `x` and `y`:
-        `fed.x[fed.rows_of(3)]` are the training samples of client 3.
+        Use them as an index of `x` and `y`: `fed.x[fed.rows_of(3)]` are the training samples of
+        client 3.
+
+        Args:
+            i: The number of the client, from 0 to N - 1.
+            part: "train" or "test".
+
+        Returns:
+            The row numbers, [rows of the client]. There may be no test rows.
+
+        Raises:
+            InputError: There is no such client, or no such part.
 
         >>> fed = Federation.from_clients([([[0.0], [1.0]], [0, 1])], test_fraction=0)
         >>> sorted(fed.rows_of(0).tolist())
@@ -409,6 +448,9 @@ class Federation:
         """How many rows of each label each client holds, int64 [N, classes].
 
         Training and test rows are counted together.
+
+        Raises:
+            InputError: The targets are real numbers, so there are no labels to count.
 
         >>> pairs = [([[0.0]] * 3, [0, 0, 1]), ([[0.0]] * 2, [1, 1])]
         >>> Federation.from_clients(pairs).label_counts().tolist()
@@ -451,7 +493,11 @@ class Federation:
         """A SHA-256 of everything that training can see: rows, their holders, scaling, weights.
 
         Two federations with the same digest give the same results. Names, notes and the source do
-        not count. The digest is the same on every machine.
+        not count. The digest is the same on every machine, so a run can be continued elsewhere: it
+        keeps the digest, and refuses other data.
+
+        Returns:
+            64 hexadecimal digits.
 
         >>> one = Federation.from_clients([([[0.0]], [0])], client_names=["a"])
         >>> two = Federation.from_clients([([[0.0]], [0])], client_names=["b"])
@@ -470,6 +516,7 @@ class Federation:
         if self.weights is not None:
             arrays.append(self.weights)
         for array in arrays:
+            # Without type and shape, the same bytes could stand for different arrays.
             hasher.update(f"{array.dtype}{tuple(array.shape)}".encode())
             flat = array.detach().cpu().contiguous().flatten()
             hasher.update(flat.view(torch.uint8).numpy().data)
@@ -488,8 +535,19 @@ class Federation:
     def validation(self, fraction: float = 0.25, seed: int = 0) -> Federation:
         """The same clients, tested on a part of their training rows instead of their test rows.
 
-        Use it to choose settings without looking at the test rows. `fraction` is the share of each
-        client's training rows that is held out, `seed` decides which ones.
+        Use it to choose settings without looking at the test rows, as `fedsso.sweep` does with
+        `select="val"`. The test rows of this federation are left out altogether.
+
+        Args:
+            fraction: The share of each client's training rows that is held out, in [0, 1).
+            seed: Decides which rows these are.
+
+        Returns:
+            A federation with the same rows in x and y. Its `source` is empty, because `load` cannot
+            make it, and its optimum is not known.
+
+        Raises:
+            InputError: The fraction is not in [0, 1).
 
         >>> fed = Federation.from_clients([([[0.0]] * 16, [0] * 16)])
         >>> fed.validation()
@@ -515,6 +573,17 @@ class Federation:
         """The same federation with every tensor on a device, for example "cuda".
 
         `fedsso.simulate` does it by itself. Training is faster if the data are where the model is.
+        `scaling` stays on the CPU, because it prepares rows that come from outside.
+
+        Args:
+            device: A device of torch, or its name.
+
+        Returns:
+            A new federation. Tensors that are on the device already are shared, not copied.
+
+        >>> fed = Federation.from_clients([([[0.0]], [0])])
+        >>> fed.to("cpu").x.device
+        device(type='cpu')
         """
         moved: dict[str, Any] = {}
         for one in fields(self):
@@ -524,7 +593,12 @@ class Federation:
         return replace(self, **moved)
 
     def with_columns(self, columns: tuple[str, ...]) -> Federation:
-        """The same federation, whose scaling knows the names of the table's columns."""
+        """The same federation, whose scaling knows the names of the table's columns.
+
+        `fed.scaling(frame)` can then read a data frame by these names, in any order of its
+        columns. A federation without a scaling is returned as it is. `columns` has a name for
+        each feature.
+        """
         if self.scaling is None:
             return self
         named = self.scaling._replace(columns=columns)
@@ -534,8 +608,14 @@ class Federation:
 def label_skew(counts: Tensor) -> Tensor:
     """How far each client's mix of labels is from that of all clients together, float64 [N].
 
-    It is the total-variation distance: 0 for the same mix, near 1 for a client with labels that
-    nobody else has. `counts` is what `Federation.label_counts` returns.
+    It is the total-variation distance: half the sum over the labels of |own share - share of
+    all|. It is 0 for the same mix, and near 1 for a client with labels that nobody else has.
+
+    Args:
+        counts: What `Federation.label_counts` returns, [N, classes].
+
+    Returns:
+        One number in [0, 1) for each client.
 
     >>> label_skew(torch.tensor([[1, 0], [0, 1]])).tolist()
     [0.5, 0.5]
@@ -547,7 +627,11 @@ def label_skew(counts: Tensor) -> Tensor:
 
 
 def _in_precision_of(samples: Tensor, targets: Tensor) -> Tensor:
-    """Real targets in the type of the samples, because a loss compares both in one precision."""
+    """Real targets in the type of the samples, because a loss compares both in one precision.
+
+    Images are stored as bytes, so their targets are float32. InputError if a target is too large
+    for it.
+    """
     dtype = samples.dtype if samples.is_floating_point() else torch.float32
     converted = targets.to(dtype)
     check_finite(converted, f"y as {dtype}")

@@ -39,6 +39,8 @@ BLOCK = 2**18
 """Bytes read at a time."""
 TELL_EVERY = 0.1
 """Seconds between two calls of `progress`."""
+# "identity" asks for the bytes as they are: urllib does not unpack what a server packs for the
+# way.
 HEADERS = {"User-Agent": "fedsso", "Accept-Encoding": "identity"}
 
 Progress = Callable[[str, int, int], None]
@@ -216,7 +218,7 @@ def _is_held(file: IO[str], lock: Path) -> bool:
 
 
 def _mirrored(remote: Remote, mirror: str) -> Remote:
-    """The same file from a mirror.
+    """The same file from a mirror; without one, as it is.
 
     A mirror is laid out like the data folder, or has all files in one place.
     """
@@ -248,7 +250,10 @@ def _at_hand(remote: Remote, folder: Path, staging: Path) -> bool:
 
 
 def _accept(remotes: Sequence[Remote], staging: Path, check: Check) -> None:
-    """Unpack the archives and check the whole. What is refused is removed."""
+    """Unpack the archives and check the whole. What is refused is removed.
+
+    `check` sees the staging folder as if it were the data folder.
+    """
     try:
         for remote in remotes:
             if remote.members:
@@ -291,7 +296,10 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class _Transfer:
-    """One address, and the file that its bytes go to."""
+    """One address, and the file that its bytes go to.
+
+    `part` grows while bytes come, and is renamed when it is complete and verified.
+    """
 
     url: str
     part: Path
@@ -300,7 +308,10 @@ class _Transfer:
     timeout: float
 
     def most(self) -> int:
-        """More bytes than this are refused."""
+        """The most bytes that are accepted: four times the known size, else more than any data set.
+
+        Within this bound the checksum decides, not the size.
+        """
         return 4 * self.remote.size or MOST
 
     def kept(self) -> _Kept:
@@ -402,7 +413,8 @@ def _download(transfer: _Transfer) -> None:
 def _attempt(transfer: _Transfer) -> None:
     """Open the connection once, and read until the file is complete or the connection breaks.
 
-    The bytes are on the disk when this returns. A crash after it loses nothing.
+    The bytes are on the disk when this returns. A crash after it loses nothing. Raises `_Cut` if
+    another attempt may go on, `_Failure` if this address is of no use.
     """
     kept = transfer.kept()
     if kept.done and kept.done == kept.total:  # all bytes are there, but were not verified
@@ -511,7 +523,7 @@ def _span(response: HTTPResponse) -> tuple[int, int]:
     """The byte that an answer starts at, and the size of the whole file (0: not known).
 
     Status 206 is the answer to a request for a part. Its header reads "bytes 100-199/200". The
-    first byte is -1 if the header cannot be understood.
+    first byte is -1 if the header cannot be understood, which is no place to go on from.
     """
     if response.status != 206:
         return 0, response.length or 0

@@ -1,8 +1,10 @@
 """Readers of image sets.
 
-Every reader returns a pool of uint8 samples [channels, height, width], and the affine map that
-takes a byte to the wanted range of pixels. It pools all rows of its files in their order, so the
-same images in another format give the same rows.
+Every reader takes the paths of its files, in the order that `sets.py` lists them, and the wanted
+range of pixels. It returns a pool of uint8 samples [channels, height, width], and the affine map
+that takes a byte to that range. It pools all rows of its files in their order, so the same images
+in another format give the same rows. It raises InputError, with the name of the file, for a file
+that is damaged or of another kind.
 
 Images are never copied as a whole. They are read into one buffer, and their axes are put into the
 right order within that buffer, a block at a time.
@@ -206,7 +208,12 @@ def _emnist(paths: Paths, labels: range) -> tuple[Array, Array]:
 def _idx(paths: Paths, labels: range) -> tuple[Array, Array]:
     """The images of all pairs of files, in one buffer, and their labels.
 
-    `labels` are the labels that the set has. Another one means that a file is damaged or wrong.
+    Args:
+        paths: Images, labels, images, labels, and so on.
+        labels: The labels that the set has. Another one means that a file is damaged or wrong.
+
+    Returns:
+        x uint8 [rows, 28, 28] and y uint8 [rows].
     """
     pixels = bytearray()
     marks = bytearray()
@@ -560,7 +567,8 @@ def _pool(x: Array, y: Array, pixel_range: Range) -> Pool:
 def _permute(x: Array, *axes: int) -> None:
     """Permute the axes of every image in place. The caller knows the new shape, x keeps the old.
 
-    A copy of a block of images is made at a time, instead of a copy of all.
+    A copy of a block of images is made at a time, instead of a copy of all. x must be contiguous in
+    memory, or the new pixels would be written to a copy.
     """
     for start in range(0, len(x), ROWS_AT_A_TIME):
         block = x[start : start + ROWS_AT_A_TIME]
@@ -569,7 +577,7 @@ def _permute(x: Array, *axes: int) -> None:
 
 
 def _check_known(path: str | Path, labels: Iterable[int], known: range) -> None:
-    """Raise InputError for a label that the set does not have."""
+    """Raise InputError for a label that is not among those of the set, which `known` holds."""
     for row, label in enumerate(labels):
         if label not in known:
             need = f"{known[0]}..{known[-1]}"

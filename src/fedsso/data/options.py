@@ -91,7 +91,11 @@ class Option:
     def check(self, value: Any) -> Any:
         """Return the value in the type of the option. Raise InputError if it is not allowed.
 
-        None is allowed where it is the default. Lists become tuples, paths become absolute.
+        None is allowed where it is the default. Lists become tuples, paths become absolute. The
+        message names the option, the bounds and the value, and it ends with `hint`.
+
+        >>> FEATURES.check(["age", "dose"])
+        ('age', 'dose')
         """
         if value is None and self.default is None:
             return None
@@ -106,7 +110,10 @@ class Option:
         return converted
 
     def _converted(self, value: Any) -> Any:
-        """The value in the type of the option. InputError if it has another type."""
+        """The value in the type of the option. InputError if it has another type.
+
+        Integers are checked against `least` and `most` here; `bounds` are checked by `check`.
+        """
         if self.type is int:
             return integer(self.name, value, self.least, self.most)
         if self.type is float:
@@ -212,6 +219,7 @@ CONCENTRATION = Option(
     also=("alpha", "beta", "dirichlet_alpha", "dirichlet_beta", "dir_alpha"),
     hint="0.1 is skewed, 100 nearly even",
 )
+# It has no bounds here, because they depend on the labels: the partition checks it.
 CLASSES_PER_CLIENT = Option(
     "classes_per_client",
     int,
@@ -234,6 +242,7 @@ SKEW = (CONCENTRATION, CLASSES_PER_CLIENT, SHARDS_PER_CLIENT)
 #
 # Images are stored as bytes. A model sees them as numbers in a range.
 
+# Two finite numbers, the first one smaller: the readers of images check that.
 PIXEL_RANGE = Option(
     "pixel_range",
     list[float],
@@ -254,6 +263,7 @@ PIECE_LENGTH = Option(
     least=1,
     also=("seq_len", "seq_length", "sequence_length"),
 )
+# At most 255 words count, so that one byte holds how often a word occurs.
 TWEET_LENGTH = Option(
     "length",
     int,
@@ -291,6 +301,7 @@ SAMPLED_ROWS = Option(
 #
 # They belong to the data set csv, but for the last one, which belongs to svmlight. Both take files.
 
+# `check` does not know lists of paths: `sources.own_files` reads this option.
 FILES = Option(
     "files",
     list[Path],
@@ -373,6 +384,8 @@ LOGISTIC_ROWS = Option(
     least=1,
     also=("n_rows", "num_rows", "n_samples", "num_samples", "rows_per_client"),
 )
+# With half of the labels flipped, nothing is left to learn, and with more the classes are
+# swapped.
 NOISE = Option(
     "noise",
     float,

@@ -28,7 +28,8 @@ def split(
     """Split each client's rows into (training rows, test rows), after shuffling them.
 
     Every client has a draw of its own, which depends on the seed and on the client's number. At
-    least one row is for training.
+    least one row is for training. So the split of a client does not depend on the rows of the
+    others.
     """
     train = []
     test = []

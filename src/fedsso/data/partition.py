@@ -12,6 +12,13 @@ arguments always give the same clients.
 
 The first six use every row exactly once and give every client at least `min_rows` rows. Where the
 draw gives a client fewer, rows move to it from the largest client, and a note says how many.
+
+All of them take the same arguments: y [rows], which are labels (int64) or real targets
+(floating), the number of clients, and as keywords `seed`, `min_rows` (but for the tables) and
+options of their own. They return `Parts`. They raise InputError for an option out of bounds, for
+fewer rows than the clients need, and for real targets where labels are needed. To add a
+partition, write such a function and enter it in `PARTITIONS`: `options_of` reads its options from
+its signature.
 """
 
 from __future__ import annotations
@@ -89,7 +96,8 @@ def dirichlet(
     """Label skew: share out the rows of each label in proportions from a Dirichlet draw.
 
     A small concentration gives most rows of a label to a few clients. A large one is nearly even.
-    Every label has its own draw, so clients differ in their labels and also in their sizes.
+    Every label has its own draw, so clients differ in their labels and also in their sizes. y
+    must be labels.
 
     >>> y = torch.arange(100) % 2
     >>> parts = dirichlet(y, clients=3, concentration=0.3)
@@ -117,7 +125,7 @@ def classes(
     """Give each client k classes. A class is shared equally by the clients that hold it.
 
     With C classes, each one has about clients * k / C holders. Every class has at least one, so
-    that no row is lost.
+    that no row is lost; so clients * k must be at least C. k is `classes_per_client`.
 
     >>> y = torch.arange(60) % 3
     >>> parts = classes(y, clients=3, classes_per_client=1)
@@ -146,6 +154,8 @@ def quantity(
 ) -> Parts:
     """Size skew: the clients' sizes come from one Dirichlet draw, while their labels stay mixed.
 
+    y may be real targets, because only the number of rows counts.
+
     >>> parts = quantity(torch.arange(100) % 2, clients=3, concentration=0.5)
     >>> [len(rows) for rows in parts.rows]
     [8, 8, 84]
@@ -169,7 +179,7 @@ def shards(
     """Few labels per client: sort rows by label, cut them into equal shards and deal these out.
 
     This is the "pathological" partition of McMahan et al. 2017. Most shards lie within one label,
-    so a client has about `shards_per_client` labels.
+    so a client has about `shards_per_client` labels. There must be a row for each shard at least.
 
     >>> y = torch.arange(40) % 4
     >>> parts = shards(y, clients=4, shards_per_client=1)
@@ -202,6 +212,8 @@ def contiguous(
 ) -> Parts:
     """Cut the rows into equal consecutive parts, without shuffling: the same for every seed.
 
+    How much the clients differ is decided by the order of the rows in the files.
+
     >>> [rows.tolist() for rows in contiguous(torch.zeros(5), clients=2, min_rows=1).rows]
     [[0, 1, 2], [3, 4]]
     """
@@ -220,8 +232,14 @@ def group(
 ) -> Parts:
     """Make one client of each group of rows, in the order in which the groups first appear.
 
-    `group` holds the name of the group of each row. Groups with fewer than `min_rows` rows are
-    left out. If `clients` is smaller than the number of groups, the largest groups are taken.
+    Args:
+        y: The labels or targets, of which only the number matters.
+        clients: How many clients to make. If there are more groups, the largest are taken. None
+            takes all.
+        group: The name of the group of each row, [rows]. None raises InputError: the data set does
+            not tell groups.
+        seed: Ignored. It is here because every partition has it.
+        min_rows: Groups with fewer rows are left out.
 
     >>> who = np.array(["Ulm", "Basel", "Ulm", "Graz", "Basel"])
     >>> parts = group(torch.zeros(5), group=who, min_rows=2)
@@ -257,7 +275,9 @@ def table(
 ) -> Parts:
     """Give client i exactly counts[i][c] rows of label c, drawn at random.
 
-    The seed decides which rows of a label a client gets, but not how many.
+    The seed decides which rows of a label a client gets, but not how many. `clients` must be the
+    number of clients in the table. InputError if the data set has too few rows of a label; rows
+    that the table does not need stay unused, and a note counts them.
 
     >>> y = torch.tensor([0, 0, 1, 1, 1])
     >>> parts = table(y, clients=2, counts=[[2, 0], [0, 3]])
@@ -326,6 +346,7 @@ def options_of(name: str) -> list[str]:
     """
     partition = PARTITIONS[one_of("partition", name, PARTITIONS)]
     parameters = inspect.signature(partition).parameters
+    # What the caller fills in by itself, and what is fixed in a table of the paper.
     hidden = {"y", "clients", "seed", "counts", "group"}
     return [name for name in parameters if name not in hidden]
 
@@ -506,6 +527,7 @@ def _holders(
     holders: list[list[int]] = [[] for _ in range(labels)]
     for client in range(clients):
         counts = torch.tensor([len(own) for own in holders])
+        # Counts are whole numbers and ties are below 1, so ties never outweigh a count.
         fewest = (counts + ties[client]).argsort()[:k]
         for label in fewest.tolist():
             holders[label].append(client)
@@ -513,7 +535,11 @@ def _holders(
 
 
 def _merge(held: Held, seed: int) -> list[Tensor]:
-    """Join and shuffle the pieces of each client, so that rows from its end are a fair sample."""
+    """Join and shuffle the pieces of each client, so that rows from its end are a fair sample.
+
+    `_with_at_least` takes rows from the end of a large client. Unshuffled, these would all have
+    the last label.
+    """
     merged = []
     for client, pieces in enumerate(held):
         rows = torch.cat(pieces)
@@ -546,6 +572,8 @@ def _with_at_least(rows: list[Tensor], min_rows: int) -> Parts:
             rows[client] = torch.cat([rows[client], given])
             rows[rich] = rows[rich][:left]
             missing -= len(given)
+            # The client that is filled up keeps its old size in the heap. Its new size, min_rows,
+            # is not the largest as long as another client has too few rows.
             heapreplace(largest, (-left, rich))
     if not moved:
         return Parts(rows)

@@ -34,9 +34,19 @@ class Scaling(NamedTuple):
     columns: tuple[str, ...] = ()  # the names of the columns, where they have names
 
     def __call__(self, x: Any) -> Tensor:
-        """Prepare one row or several for the model. Returns float32 [rows, columns].
+        """Prepare one row or several for the model.
 
-        A data frame is read by the names of its columns, so their order does not matter.
+        Args:
+            x: One row [columns] or several [rows, columns], with NaN for gaps. A data frame is
+                read by the names of its columns, so their order does not matter, and others are
+                ignored.
+
+        Returns:
+            float32 [rows, columns], also for a single row.
+
+        Raises:
+            InputError: x has another number of columns than the training rows, or lacks one by
+                name.
         """
         if self.columns and hasattr(x, "columns"):
             x = self._by_name(x)
@@ -64,7 +74,11 @@ class Scaling(NamedTuple):
 
 
 def scaling_of(x: Tensor, train: Tensor) -> Scaling:
-    """Compute the scaling of a table x [rows, columns] from the rows that `train` lists."""
+    """Compute the scaling of a table x [rows, columns] from the rows that `train` lists.
+
+    The moments are computed in float64, column by column, so that no copy of the table is made.
+    InputError for a column that has only gaps in these rows.
+    """
     medians = []
     means = []
     factors = []

@@ -1,6 +1,11 @@
 """The table of data sets. One entry here adds a set to `load`, the command line and the docs.
 
-The official files of a set come first among its forms, because `fedsso data get` fetches these.
+The official files of a set come first among its forms, because `fedsso data get` fetches these. The
+other forms are what people have at hand: the same files unpacked, another version of them, or one
+plain file with fewer rows. `DataSet` in `sources.py` explains every field.
+
+The number of rows of a form is checked when a set is downloaded. Where a file with fewer rows is
+read, a note tells the user.
 """
 
 from __future__ import annotations
@@ -71,7 +76,15 @@ PHISHING = (
 def _idx(folder: str, read: Reader, rows: int, start: str = "") -> tuple[Form, Form]:
     """The four official files of MNIST and its relatives, packed as they come, or unpacked.
 
-    `start` is what the names of EMNIST begin with. Its test part is not called t10k.
+    Args:
+        folder: The folder of the files, below the data folder.
+        read: Their reader.
+        rows: How many images they hold, training and test images together.
+        start: What the names of EMNIST begin with. Its test part is not called t10k.
+
+    Returns:
+        Two forms, with the files in the order that the readers want: images, labels, images,
+        labels.
     """
     test = f"{start}test" if start else "t10k"
     files = []
@@ -90,7 +103,16 @@ def _emnist(
     read: Reader,
     *plain: Form,
 ) -> DataSet:
-    """One of the three parts of EMNIST. `plain` are forms beside the official files."""
+    """One of the three parts of EMNIST.
+
+    Args:
+        part: The name of the part: digits, letters or balanced.
+        title: One line for people.
+        rows: How many images it has.
+        classes: How many classes it has.
+        read: The reader of its official files.
+        *plain: Forms beside the official files.
+    """
     name = f"emnist_{part}"
     return DataSet(
         name,
@@ -116,7 +138,17 @@ def _libsvm(
     clients: int,
     forms: Sequence[tuple[str, ...]],
 ) -> DataSet:
-    """A table with two classes from the LIBSVM collection."""
+    """A table with two classes from the LIBSVM collection.
+
+    Args:
+        name: The name of the data set.
+        title: One line for people.
+        rows: How many rows it has, training and test rows together.
+        features: How many features a row has. The reader is told, since a file may lack the last
+            ones.
+        clients: The default number of clients.
+        forms: The names of the files of each form.
+    """
 
     def read(paths: Sequence[Path]) -> Pool:
         return svmlight(paths, dim=features)

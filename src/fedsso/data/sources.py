@@ -54,7 +54,10 @@ EVERY = (
 
 @dataclass(frozen=True)
 class Wish:
-    """The options of `load` that every data set takes, checked. None leaves it to the data set."""
+    """The options of `load` that every data set takes, checked. None leaves it to the data set.
+
+    `load` makes it, and gives it to `DataSet.build` together with the other options.
+    """
 
     clients: int | None
     """How many clients to make."""
@@ -159,7 +162,7 @@ class DataSet:
         """Raise InputError unless a folder holds the official files and they can be read.
 
         `fedsso data get` calls this for a download before it is put in its place. The number of
-        rows must be right, too.
+        rows must be right, too. `folder` is laid out like the data folder.
         """
         form = self.forms[0]
         paths = [folder / file for file in form.files]
@@ -171,9 +174,10 @@ class DataSet:
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """The folder where data files are looked for.
+    """The folder where data files are looked for. It need not exist.
 
-    It is `data_dir` if that is given, else $FEDSSO_DATA, else `fedsso` in the user's cache folder.
+    It is `data_dir` if that is given, else $FEDSSO_DATA, else `fedsso` in the user's cache
+    folder, which is $XDG_CACHE_HOME or ~/.cache. InputError if no folder can have that name.
     """
     if data_dir:
         return user_path(DATA_DIR.name, data_dir)
@@ -188,8 +192,18 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
     """Read a data set from the data folder and share its rows out among the clients.
 
-    `options` are the keywords of `load` beyond those in `wish`. A note tells if the files hold
-    only a part of the data set.
+    A note tells if the files hold only a part of the data set.
+
+    Args:
+        dataset: The data set.
+        wish: The options that every data set takes.
+        options: The other keywords of `load`: those of this data set.
+
+    Returns:
+        The federation, which knows in `source` how it was made.
+
+    Raises:
+        InputError: An option is wrong, the files are not there, or they are damaged.
     """
     check_names(dataset.name, options, (*SKEW, *dataset.options))
     own = _values(dataset.options, options)
@@ -255,7 +269,7 @@ def own_files(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Fe
     """Read files of the user, which the option `files` names, and share their rows out.
 
     The paths are kept in `source`, as absolute paths, so that the federation can be made again from
-    another folder.
+    another folder. Arguments, result and errors are those of `pooled`.
     """
     check_names(dataset.name, options, (*SKEW, *dataset.options))
     given: Any = options.get(FILES.name)
@@ -287,6 +301,7 @@ def _shared_out(
     """Share the rows of a pool out among clients.
 
     The federation remembers in `source` how it was made, so that `load(**source)` makes it again.
+    `options` are all options of the data set and of the partition, with their values.
     """
     partition = wish.partition or dataset.partition
     parts = _parts(dataset, pool, wish, options)
@@ -343,6 +358,8 @@ def _skew(dataset: DataSet, wish: Wish) -> dict[str, Any]:
     """The options of the partition: those that were given, else the defaults.
 
     The data set's own concentration is the default only where its own partition is used.
+    InputError for an option that the partition does not take, which would otherwise be ignored
+    without a word.
     """
     name = wish.partition or dataset.partition
     takes = options_of(name)
@@ -367,7 +384,9 @@ def _skew(dataset: DataSet, wish: Wish) -> dict[str, Any]:
 def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Federation:
     """Make clients from random numbers. The option `kind` chooses the problem.
 
-    There is no pool and no partition: the problem itself decides how much the clients differ.
+    There is no pool and no partition: the problem itself decides how much the clients differ. The
+    arguments are those of `pooled`. InputError for an option that this kind of problem does not
+    take.
     """
     if wish.partition or wish.skew:
         raise InputError(

@@ -5,6 +5,9 @@ with 1 and rise. A # begins a comment:
 
     -1 1:0.5 3:-2
     +1 2:0.001  # a comment
+
+The rows are kept sparse while the files are read, and made dense at the end: only then is it known
+how many features there are. Models here take dense rows.
 """
 
 from __future__ import annotations
@@ -87,7 +90,7 @@ def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
 
 
 def _filled(parts: Sequence[Sparse], rows: int, width: int) -> Array:
-    """The rows of all files as one dense array, float32 [rows, width]."""
+    """The rows of all files as one dense array, float32 [rows, width]. What is not given is 0."""
     x = np.zeros((rows, width), np.float32)
     start = 0
     for part in parts:
@@ -102,10 +105,17 @@ def _filled(parts: Sequence[Sparse], rows: int, width: int) -> Array:
 
 
 def _read(path: Path, most: int) -> Sparse:
-    """Read one file. `most` is the largest feature number that is allowed; 0 allows any.
+    """Read one file.
 
     The rows are kept in arrays of plain numbers, which take far less memory than lists. The
     limits of columns and cells are checked while the file is read, before it fills the memory.
+
+    Args:
+        path: The file, which may be packed.
+        most: The largest feature number that is allowed. 0 allows any.
+
+    Raises:
+        InputError: A line is wrong, the file has no rows, or it is beyond a limit.
     """
     y = array("d")
     sizes = array("i")
@@ -136,7 +146,11 @@ def _read(path: Path, most: int) -> Sparse:
 
 
 def _tokens(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where each row is, for messages, and the words of its line without the comment."""
+    """Where each row is, for messages, and the words of its line without the comment.
+
+    Lines without a word are passed over. latin-1 gives every byte a character, so that a comment
+    in any encoding does no harm.
+    """
     for number, text in enumerate(lines(path), start=1):
         if text == b"\n":
             continue
@@ -156,7 +170,14 @@ def _as_array(numbers: array[float] | array[int]) -> Array:
 def _row(tokens: Sequence[str], most: int, where: str) -> Row:
     """One row from the words of its line.
 
-    Raises InputError unless the label is a number, and the indices rise from 1 to at most `most`.
+    Args:
+        tokens: The words, at least one.
+        most: The largest feature number that is allowed.
+        where: The beginning of an error message.
+
+    Raises:
+        InputError: The label is no number or too large to be told apart from others, an entry is
+            wrong, or the indices do not rise from 1 to at most `most`.
     """
     try:
         label = finite(tokens[0])

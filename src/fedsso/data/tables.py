@@ -86,6 +86,9 @@ def csv(
             client.
         task: "auto" takes names and whole numbers as labels. "regression" takes numbers as they
             are.
+
+    Returns:
+        The rows of all files, to be standardised. See `csv_pool`.
     """
     is_regression = TASK.check(task) == "regression"
     return csv_pool(
@@ -179,6 +182,10 @@ def read_csv(
         The names of the features, x and y. x is float64 [rows, features], with NaN for gaps. y
         [rows] holds numbers or text: float64, exact integers where float64 cannot tell them apart,
         or the names of classes.
+
+    Raises:
+        InputError: A column is missing or there twice, a cell is no number, or there is no row. The
+            message names the file, the line and the column.
     """
     marks = _texts("missing", missing)
     wanted = None if features is None else _texts("features", features)
@@ -260,7 +267,7 @@ def _clients(files: Files) -> dict[str, Path]:
 
 
 def _groups(paths: Sequence[Path], target: str, group: str) -> Array:
-    """The client of each row of all files, as the column `group` names it."""
+    """The client of each row of all files, as the column `group` names it, [rows]."""
     names: list[str] = []
     for path in paths:
         names += _column(path, target, group)
@@ -268,7 +275,10 @@ def _groups(paths: Sequence[Path], target: str, group: str) -> Array:
 
 
 def _column(path: Path, target: str, name: str) -> list[str]:
-    """The cells of one column. None may be empty. The table itself was read before."""
+    """The cells of one column as text. None may be empty. The table itself was read before.
+
+    The file is read a second time, because `read_csv` keeps numbers alone.
+    """
     (where, header), records = _opened(path, target)
     if name not in header:
         raise InputError(f"{where}: {unknown('column', name, header)}")
@@ -292,7 +302,11 @@ def _column(path: Path, target: str, name: str) -> list[str]:
 
 
 def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
-    """Open a file. Returns its header, and its records as an iterator."""
+    """Open a file. Returns its header, and its records as an iterator.
+
+    The first line that is not blank is looked at twice: it decides what separates the cells, and
+    it is the header.
+    """
     begin, rest = tee(text_lines(path))
     first = next((line for line in begin if line.strip()), "")
     del begin  # otherwise `tee` would keep every line for it
@@ -304,7 +318,7 @@ def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
 
 
 def _records(path: Path, text: Iterable[str], delimiter: str) -> Iterator[Record]:
-    """The records of a file, without empty lines.
+    """The records of a file, without empty lines. Blanks around cells are removed.
 
     Where semicolons separate the cells, a comma within a number is a decimal point.
     """
@@ -316,7 +330,11 @@ def _records(path: Path, text: Iterable[str], delimiter: str) -> Iterator[Record
 
 
 def _with_point(cell: str) -> str:
-    """1,5 as 1.5. Other texts stay as they are."""
+    """1,5 as 1.5. Other texts stay as they are.
+
+    >>> _with_point("1,5"), _with_point("a,b")
+    ('1.5', 'a,b')
+    """
     if DECIMAL_COMMA.fullmatch(cell):
         return cell.replace(",", ".")
     return cell
@@ -349,7 +367,15 @@ def _chosen(
 ) -> Names:
     """The names of the feature columns: those wanted, or all but the target.
 
-    Each of them, and the target, must occur exactly once in the header.
+    Args:
+        header: The names of all columns.
+        target: The name of the column to predict.
+        wanted: The names that the user gave. None: all but the target.
+        where: The beginning of an error message.
+
+    Raises:
+        InputError: A name occurs in the header twice or not at all, a column has no name, or there
+            is no feature.
     """
     names = wanted
     if names is None:
@@ -373,7 +399,11 @@ def _chosen(
 
 
 def _texts(what: str, values: Iterable[str]) -> Names:
-    """Several texts, none of them twice. A single text is not a list of texts."""
+    """Several texts, none of them twice. A single text is not a list of texts.
+
+    `what` is the name of the option, for the error. Python would take "NA" as a list of two
+    letters.
+    """
     is_list = isinstance(values, Iterable) and not isinstance(values, str)
     texts = tuple(values) if is_list else ()
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -428,8 +458,10 @@ def _table(
     Raises:
         InputError: A record has another number of cells, or a cell is neither a number nor a gap.
     """
+    # Plain numbers take eight bytes each. A list of Python's floats takes four times as much.
     numbers = array("d")
     bound = limits()
+    # After a wrong cell the rest of the records is still there to be counted.
     left = iter(records)
     for where, cells in left:
         if len(cells) != width:
@@ -450,7 +482,10 @@ def _table(
 
 
 def _count_misfits(records: Iterable[Record], place: int, marks: Collection[str]) -> int:
-    """How many of the remaining records have neither a number nor a gap in a column."""
+    """How many of the remaining records have neither a number nor a gap in a column.
+
+    The count goes into the public text of the error, which must not quote a cell.
+    """
     count = 0
     for _, cells in records:
         if place < len(cells) and not _fits(cells[place], marks):
@@ -484,7 +519,17 @@ def _aligned(
     names: Sequence[str],
     path: Path,
 ) -> Array:
-    """The columns of a file in the order of the first file's columns, which are `names`."""
+    """The columns of a file in the order of the first file's columns, which are `names`.
+
+    Args:
+        own: The names of this file's columns.
+        x: Its table, [rows, columns].
+        names: The names of the first file's columns.
+        path: The file, for errors.
+
+    Raises:
+        InputError: The file lacks a column, or has one that the first file does not have.
+    """
     place_of = {name: place for place, name in enumerate(own)}
     for name in names:
         if name not in place_of:
@@ -514,7 +559,7 @@ def _check_not_empty(x: Array, names: Sequence[str]) -> None:
 
 
 class Targets(NamedTuple):
-    """The cells of the column to predict, and the lines they stand in."""
+    """The cells of the column to predict, and the numbers of the lines they stand in."""
 
     cells: list[str]
     lines: array[int]
@@ -541,8 +586,15 @@ def _checked_targets(
 ) -> Array:
     """The targets as numbers, or as the names of classes if not one of them is a number.
 
-    Raises InputError for a gap, and for a name among numbers. The message names the line; `public`
-    tells only how many such cells there are.
+    Args:
+        path: The file, for errors.
+        targets: The cells, and their lines.
+        name: The name of the column.
+        marks: The texts of a gap.
+
+    Raises:
+        InputError: There is a gap, or a name among numbers. The message names the line; `public`
+            tells only how many such cells there are.
     """
     cells = targets.cells
     gaps = [row for row, cell in enumerate(cells) if cell in marks]
@@ -577,6 +629,7 @@ def _told_apart(y: Array, cells: Sequence[str]) -> Array:
     are_large = (np.abs(y) >= EXACT).any()
     if not are_whole or not are_large:
         return y
+    # A cell such as 1e16 is a whole number, but Python's int does not read it.
     exact = list(map(Decimal, cells))
     if any(one != one.to_integral_value() for one in exact):
         return y
@@ -670,6 +723,7 @@ def _hospital(path: Path) -> Array:
     """
     names = (*FEATURES, "num")
     columns = {name: place for place, name in enumerate(names)}
+    # A wrong diagnosis is told with its line, so the records are kept.
     records = list(_records(path, text_lines(path), ","))
     table = _table(records, columns, len(columns), ("?",))
     if not len(table):

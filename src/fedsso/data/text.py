@@ -2,6 +2,10 @@
 
 Both return samples of a fixed shape. A piece of a play is a row of one-hot characters. A tweet is
 either a count of its hashed words, or the mean of the vectors of its words.
+
+Tweets are many, so they are read line by line, and their words are kept as numbers. The size of
+the samples is known before they are made: `_check_affordable` refuses what would not fit into
+memory.
 """
 
 from __future__ import annotations
@@ -66,6 +70,10 @@ def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) ->
     Returns:
         A sample is `length` characters, one-hot: uint8 [length, characters of the alphabet]. Its
         label is the character that follows. A row's group is who speaks at its start.
+
+    Raises:
+        InputError: The file cannot be read, is shorter than one piece, has more than 255 different
+            characters, or would take too much memory.
     """
     (path,) = paths
     text = read_text(path)
@@ -77,6 +85,7 @@ def shakespeare(paths: Sequence[Path], *, length: int = PIECE_LENGTH.default) ->
         )
     alphabet = sorted(set(text))
     count = len(alphabet)
+    # A character's code is kept in one byte.
     if count > BYTE:
         raise InputError(
             f"{path}: has {count} distinct characters, need at most {BYTE}: replace the rare ones "
@@ -116,7 +125,10 @@ def _codes(text: str, alphabet: Sequence[str]) -> Array:
 
 
 def _one_hot(codes: Array, characters: int) -> Tensor:
-    """Codes [rows, length] as uint8 [rows, length, characters]: 1 at the code, 0 elsewhere."""
+    """Codes [rows, length] as uint8 [rows, length, characters]: 1 at the code, 0 elsewhere.
+
+    The samples are filled in chunks, because the places take eight times as much as the codes.
+    """
     rows, length = codes.shape
     x = np.zeros((rows, length, characters), np.uint8)
     for start in range(0, len(codes), CHUNK):
@@ -128,12 +140,16 @@ def _one_hot(codes: Array, characters: int) -> Tensor:
 
 
 def _speakers(text: str, places: Array) -> Array:
-    """Who speaks at each place of the text. Before the first speech it is "(nobody)"."""
+    """Who speaks at each place of the text. Before the first speech it is "(nobody)".
+
+    `places` are numbers of characters, from 0. Returns a name for each.
+    """
     names = ["(nobody)"]
     starts = []
     for speech in SPEECH.finditer(text):
         names.append(speech[1])
         starts.append(speech.start(1))
+    # How many speeches begin at or before the place: 0 is nobody, 1 the first speaker.
     number = np.searchsorted(starts, places, side="right")
     return np.array(names, dtype=object)[number]
 
@@ -184,7 +200,12 @@ def sentiment140(
         rows: How many tweets to draw, always the same ones. 0 takes all of them.
 
     Returns:
-        Samples are uint8 [buckets], or float32 with the length of the vectors.
+        Samples are uint8 [buckets], or float32 with the length of the vectors. Notes count the
+        neutral tweets, which are left out, and the words that have a vector.
+
+    Raises:
+        InputError: A file cannot be read, has no tweet of a good or bad mood, or fewer than `rows`
+            of them, or the samples would take too much memory.
     """
     length = TWEET_LENGTH.check(length)
     buckets = BUCKETS.check(buckets)
@@ -214,7 +235,10 @@ def _opinions(
     paths: Iterable[Path],
     seen: Counter[str],
 ) -> Iterator[Tweet]:
-    """The tweets of a good or bad mood. `seen` counts all tweets by polarity on the way."""
+    """The tweets of a good or bad mood, file after file. `seen` counts all tweets by polarity.
+
+    The counts are complete only when all tweets have been taken.
+    """
     for path in paths:
         for tweet in _tweets(path):
             seen[tweet.polarity] += 1
@@ -247,7 +271,7 @@ def _tweets(path: Path) -> Iterator[Tweet]:
 
 
 def _tweet(cells: Sequence[str], where: str) -> Tweet:
-    """A tweet from the cells of its row."""
+    """A tweet from the cells of its row. InputError, with `where`, if it is not one."""
     polarity = cells[0]
     count = len(cells)
     wanted = len(COLUMNS)
@@ -284,7 +308,8 @@ def _sample(tweets: Iterable[Tweet], rows: int) -> Iterable[Tweet]:
     """Draw `rows` tweets, and keep their order. 0 takes all of them.
 
     Every choice of tweets is equally likely, and it is the same each time. The tweets are read
-    once, without knowing how many there are (reservoir sampling).
+    once, without knowing how many there are (reservoir sampling): tweet number n takes a random
+    place of the sample with probability rows / n. InputError if there are fewer than `rows`.
     """
     if not rows:
         return tweets
@@ -308,6 +333,7 @@ def _bags(tweets: Iterable[Tweet], length: int) -> Bags:
     """Number the words of the tweets in the order of their first appearance.
 
     A number takes four bytes, however long the word is. The first `length` words of a tweet count.
+    Limits are checked while the tweets are read, before they fill the memory.
     """
     labels: list[int] = []
     users: list[str] = []
@@ -359,8 +385,9 @@ def _words(text: str) -> list[str]:
 def _hashed(tweets: Bags, buckets: int) -> Tensor:
     """How often each tweet has a word of each bucket: uint8 [tweets, buckets].
 
-    The bucket of a word is its CRC-32 modulo `buckets`, which is the same on every machine. Tweets
-    are counted in chunks, so that the numbers of their places do not fill the memory.
+    The bucket of a word is its CRC-32 modulo `buckets`, which is the same on every machine.
+    Tweets are counted in chunks, so that the numbers of their places do not fill the memory. A
+    count fits into one byte, because at most 255 words of a tweet are read.
     """
     rows = len(tweets.labels)
     affordable = limits().samples // buckets
@@ -383,6 +410,7 @@ def _hashed(tweets: Bags, buckets: int) -> Tensor:
         bucket = bucket_of_word[words]
         place = row_of_word * buckets + bucket
         flat = counts.reshape(-1)
+        # Unlike `flat[place] += 1`, it counts a place as often as it occurs.
         np.add.at(flat, place, np.uint8(1))
     return torch.from_numpy(x)
 
@@ -393,7 +421,7 @@ def _hashed(tweets: Bags, buckets: int) -> Tensor:
 def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
     """The mean vector of each tweet's known words, float32 [tweets, dim], and a note.
 
-    The note tells how many words have a vector.
+    The note tells how many words have a vector. InputError if no word has one.
     """
     number_of_word, vectors = _vectors(path, tweets.words)
     rows = len(tweets.labels)
@@ -402,6 +430,8 @@ def _averaged(tweets: Bags, path: Path) -> tuple[Tensor, str]:
     remedy = f"use rows={affordable}, or shorter vectors"
     _check_affordable(f"{rows} tweets", 4 * rows * dim, remedy)
     numbers = number_of_word[tweets.codes]
+    # The padding is left out of the mean: unknown words do not count, and without any known word
+    # the mean is zero.
     x = embedding_bag(
         torch.from_numpy(numbers),
         torch.from_numpy(vectors),
@@ -422,8 +452,12 @@ def _vectors(
 ) -> tuple[Array, Array]:
     """The vectors of the words that a GloVe file knows.
 
-    Returns the number of each word's vector, int32 [words], and the vectors, float32
-    [1 + known, dim]. Number 0 is for unknown words, and its vector is zero.
+    The file may have millions of words, so only the vectors of `words` are kept. If it has a word
+    twice, the first vector counts.
+
+    Returns:
+        The number of each word's vector, int32 [words], and the vectors, float32 [1 + known, dim].
+        Number 0 is for unknown words, and its vector is zero.
     """
     wanted = {}
     for place, word in enumerate(words):
@@ -448,7 +482,8 @@ def _vectors(
 def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
     """The lines of a GloVe file: line number, word, and the text of its vector.
 
-    All vectors must have the length of the first one.
+    All vectors must have the length of the first one. The numbers are not read here, because most
+    words are not wanted.
     """
     dim = 0
     for number, line in enumerate(packed_lines(path), 1):
@@ -485,7 +520,13 @@ def _vector(cells: bytes, where: str) -> Array:
 
 
 def _check_affordable(what: str, size: int, remedy: str) -> None:
-    """Raise InputError if samples would take more bytes than the limit `samples` allows."""
+    """Raise InputError if samples would take more bytes than the limit `samples` allows.
+
+    Args:
+        what: What takes the memory, at the beginning of the message.
+        size: How many bytes.
+        remedy: What the user can do about it, beside raising the limit.
+    """
     most = limits().samples
     if size > most:
         raise InputError(

@@ -1,8 +1,17 @@
-"""Checkpoints: named tensors in one safetensors file, written whole or not at all, tied to the
-settings.
+"""Checkpoints: named tensors in one safetensors file, written whole or not at all.
 
 The file is sealed (`support.seal`) and carries the version of its form and the identity of the
-settings. The checkpoint before it stays beside it, and stands in for one that is damaged.
+settings, a digest of all that decides how the run goes. A checkpoint of other settings is
+refused: a run that went on from it would be neither the one nor the other.
+
+The checkpoint before it stays beside it, and stands in for one that is damaged:
+
+    checkpoint.safetensors           the newest
+    checkpoint.previous.safetensors  the one before
+    checkpoint.damaged.safetensors   one that could not be read, put aside for whoever wants to look
+
+A file is read in steps, each of which trusts the one before: its size, its checksum, its tensors,
+its identity. `Reader` then hands tensors out, each checked against what the run expects.
 """
 
 from __future__ import annotations
@@ -33,7 +42,16 @@ OLD_KEY = "fedsso.identity"  # the tensor in which the first form kept the ident
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], identity: str) -> None:
-    """Write tensors and the identity of their settings; the checkpoint before is kept."""
+    """Write tensors and the identity of their settings; the checkpoint before is kept.
+
+    Args:
+        path: The newest checkpoint. A file that is there already becomes the one before.
+        tensors: Named tensors, on any device. They are copied, so that they may share memory.
+        identity: The digest of the settings that `load` compares.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     about = {
         "fedsso.form": FORM,
@@ -55,15 +73,25 @@ def exists(path: Path) -> bool:
 
 
 def load(path: Path, identity: str | None = None) -> dict[str, Tensor]:
-    """Read what `save` wrote, or the checkpoint before it where the newest is damaged; refuses
-    other settings'."""
+    """Read what `save` wrote, or the checkpoint before it where the newest is damaged.
+
+    No file is changed.
+
+    Raises:
+        Damaged: Neither of the two is whole.
+        InputError: It belongs to other settings, or to a version with another form of file.
+    """
     return _newest_whole(path, identity)[0]
 
 
 def recover(path: Path, identity: str | None = None) -> dict[str, Tensor] | None:
     """As `load`, for a run that goes on; None where nothing is whole, and the run begins again.
 
-    A damaged checkpoint is put aside, so that it never takes the place of a good one.
+    A damaged checkpoint is put aside, so that it never takes the place of a good one when the
+    next is written. A warning in the log tells what happened.
+
+    Raises:
+        InputError: It belongs to other settings, or to a version with another form of file.
     """
     tensors, used = None, before(path)
     try:
@@ -76,7 +104,11 @@ def recover(path: Path, identity: str | None = None) -> dict[str, Tensor] | None
 
 
 def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], Path]:
-    """The tensors of the newest checkpoint that is not damaged, and the file they come from."""
+    """The tensors of the newest checkpoint that is not damaged, and the file they come from.
+
+    Only damage is made up for. A file of other settings is an error at once, since the one before
+    it would be of the same other settings.
+    """
     try:
         return _read(path, identity), path
     except Damaged as damage:
@@ -88,7 +120,11 @@ def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], 
 
 
 def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
-    """One file's tensors."""
+    """One file's tensors, on the CPU.
+
+    A file without a seal is of the first form and is read without a checksum. With `identity`
+    None any settings are accepted.
+    """
     if not path.exists():
         raise Damaged(f"{path} is not there")
     _check_size(path)
@@ -113,7 +149,12 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
 
 
 def _check_size(path: Path) -> None:
-    """Refuse a file whose list of tensors does not fit its size, before all of it is read."""
+    """Refuse a file whose list of tensors does not fit its size, before all of it is read.
+
+    A safetensors file begins with the length of its header, 8 bytes, and the header, JSON that
+    tells where each tensor ends. A file that was cut off, or a header that claims more than is
+    there, is found without reading gigabytes.
+    """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = int.from_bytes(file.read(8), "little")
@@ -132,8 +173,10 @@ def _check_size(path: Path) -> None:
 
 
 def _identity(data: bytes, tensors: dict[str, Tensor], sealed: bool) -> str:
-    """The identity of the settings; that of a file of the first form is a tensor, which is taken
-    out."""
+    """The identity of the settings that a file belongs to.
+
+    That of a file of the first form is a tensor, which is taken out of `tensors`.
+    """
     if not sealed:
         return text_of(tensors.pop(OLD_KEY))
     size = int.from_bytes(data[:8], "little")
@@ -148,7 +191,11 @@ def _identity(data: bytes, tensors: dict[str, Tensor], sealed: bool) -> str:
 
 
 class Reader:
-    """Takes tensors out of a checkpoint, each checked against what the run expects."""
+    """Takes tensors out of a checkpoint, each checked against what the run expects.
+
+    Every method raises Damaged where a tensor is missing or is not as it must be. So a file that
+    is whole, but of another model or version, never gets into a run.
+    """
 
     def __init__(self, saved: Mapping[str, Tensor], device: torch.device) -> None:
         self.saved = saved
@@ -174,7 +221,7 @@ class Reader:
         return self.tensor(name, own.shape, own.dtype)
 
     def tree(self, name: str, own: Tree) -> Tree:
-        """The tree of that name, which must look like the run's own."""
+        """The tree of that name, which must look like the run's own in names, shapes and types."""
         parts = iter([self.like(n, leaf) for n, leaf in named_leaves(own, name)])
         return tree_map(lambda _: next(parts), own)
 
@@ -188,21 +235,21 @@ class Reader:
         return found.to(self.device)
 
     def finite(self, name: str, axes: int) -> Tensor:
-        """The same, for numbers that must be finite."""
+        """The same as `numbers`, for numbers that must be finite."""
         found = self.numbers(name, axes)
         if not found.isfinite().all():
             raise Damaged(f"the checkpoint's {name} holds NaN or infinite numbers")
         return found
 
     def count(self, name: str) -> int:
-        """A whole number from 0 on."""
+        """A whole number from 0 to the largest count that settings may hold."""
         found = int(self.tensor(name, (), torch.int64))
         if not 0 <= found <= MOST:
             raise Damaged(f"the checkpoint's {name} is {found}, it must lie between 0 and {MOST}")
         return found
 
     def contents(self, name: str, *kinds: str) -> list[list[str]]:
-        """The lists of names of these kinds that a text tensor holds as JSON."""
+        """Lists of names that a text tensor holds as JSON, one list for each of these kinds."""
         if name not in self.saved:
             raise Damaged(
                 f"the checkpoint lacks {name}; perhaps another version of fedsso wrote it"
@@ -215,7 +262,7 @@ class Reader:
 
 
 def of_text(text: str) -> Tensor:
-    """A text as a tensor of bytes."""
+    """A text as a tensor of bytes (UTF-8), since a checkpoint holds nothing but tensors."""
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 

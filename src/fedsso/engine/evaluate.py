@@ -1,4 +1,8 @@
-"""Loss and metrics of models on test (or training) rows, batched over trials."""
+"""Loss and metrics of models on test (or training) rows, batched over trials.
+
+Rows are pooled over the clients, so that a client counts by its rows. They are widened and
+computed in pieces of 2048, in the module's evaluation mode, and sums are kept in float64.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,8 @@ class Evaluator:
 
     Models x [trials, d] are evaluated on `rows`. Where every client has a model of its own, x is
     [clients, trials, d], `rows` is a list, and each model is evaluated on its client's part.
+
+    It sets the buffers of the objective, so it must not be called while clients train.
     """
 
     def __init__(
@@ -36,7 +42,10 @@ class Evaluator:
         self.metrics = metrics
 
     def _outputs(self, x: Tensor, buffers: Tensor, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of outputs [trials, classes, piece] and targets [piece], piece by piece."""
+        """Pairs of outputs [trials, classes, piece] and targets [piece], piece by piece.
+
+        The buffers [trials, b] are the server's. Samples are overwritten by the next piece.
+        """
         self.f.buffers = buffers.unsqueeze(0)
         parts = [(x, rows)] if isinstance(rows, Tensor) else zip(x, rows, strict=True)
         for model, part in parts:
@@ -48,16 +57,21 @@ class Evaluator:
                 yield z[0], y
 
     def loss(self, x: Tensor, buffers: Tensor, rows: Rows) -> Tensor:
-        """Mean loss over the rows, [trials]."""
+        """Mean loss over the rows without the penalty, float64 [trials].
+
+        It is 0 where there are no rows.
+        """
         total = x.new_zeros(x.shape[-2], dtype=torch.float64)
         for z, y in self._outputs(x, buffers, rows):
             total += self.f.loss(z, y.expand(len(z), -1)).double().sum(-1)
         return total / max(1, _count(rows))
 
     def __call__(self, x: Tensor, buffers: Tensor, rows: Rows) -> dict[str, Tensor]:
-        """The loss and every metric over the rows, each [trials]; NaN where there are no rows.
+        """The loss and every metric over the rows, each float64 [trials].
 
-        Loss and accuracy are summed up piece by piece. Other metrics need all outputs at once.
+        All are NaN where there are no rows. Loss and accuracy are summed up piece by piece. Other
+        metrics need all outputs at once, which are kept for them. Real targets under the squared
+        loss have no accuracy: it is NaN.
         """
         nan = x.new_full((x.shape[-2],), torch.nan, dtype=torch.float64)
         n = _count(rows)

@@ -1,7 +1,12 @@
 """Mini-batches for a chunk of clients, gathered into buffers that are used again and again.
 
+`Gather` reads rows of the federation by their numbers and widens them. `Chunk` knows which rows
+the clients of one chunk see in each local step, and is what an algorithm's client function gets
+as its `Local`.
+
 Rows stay uint8 until they are gathered: widening a batch is cheaper than reading four times the
-bytes.
+bytes. Clients of a chunk have batches of unequal width. Narrow ones are padded with a row of the
+same client that has weight 0, so that all are computed as one tensor [clients, width, *sample].
 """
 
 from __future__ import annotations
@@ -29,7 +34,12 @@ BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
 
 
 class Gather:
-    """Rows of a federation as floating-point batches, in buffers that it owns."""
+    """Rows of a federation as floating-point batches, in buffers that it owns.
+
+    Buffers are used again so that no local step pays for fresh memory. Whoever needs two batches
+    at the same time takes two `Gather` objects, as the simulator does for training and
+    evaluation.
+    """
 
     def __init__(self, fed: Federation, dtype: torch.dtype) -> None:
         self.fed = fed
@@ -43,10 +53,12 @@ class Gather:
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The samples x [*rows, *sample] and targets y [*rows] of some row numbers.
 
-        x is overwritten by the next call.
+        x is scale * stored + shift, with the federation's `affine` pair. It is overwritten by the
+        next call; y is not. Targets are integers for classes, else of the gather's type.
         """
         n = rows.numel()
         width = self.flat.shape[1]
+        # The buffers grow to the largest batch so far and never shrink.
         if self._wide.shape[0] < n:
             self._raw = self.flat.new_empty(n, width)
             self._wide = self.flat.new_empty(n, width, dtype=self.dtype)
@@ -66,7 +78,20 @@ class Gather:
 
 
 class Chunk:
-    """What a few clients hold in one exchange (the `Local` of client functions)."""
+    """What a few clients hold in one exchange (the `Local` of client functions).
+
+    Args:
+        gather: Where rows come from. Other users of it overwrite this chunk's batches.
+        rounds: The run's draws.
+        k: The round.
+        clients: Their indices in the federation, [M].
+        position: How many mini-batches each has drawn before this exchange, [M].
+        steps: The local steps that each takes now, [M]; all 0 in an exchange without
+            mini-batches.
+
+    `steps` as an attribute is the largest of them. A client with fewer steps still goes through
+    all of them; `active` tells the algorithm whose steps count.
+    """
 
     def __init__(
         self, gather: Gather, rounds: Rounds, k: int, clients: Ints, position: Ints, steps: Ints
@@ -77,6 +102,8 @@ class Chunk:
         self._loaded = (-1, -1)  # the kind and number of the batch that is in the buffers
         self._rounds = rounds
         self._clients = clients
+        # One seed for the chunk. It is used by modules that draw, which are computed one client
+        # at a time, so that the chunk is a single client wherever the seed matters.
         first = rounds.first + int(clients[0])
         self._seed = key(rounds.settings.seed, "module", first, int(position[0]), k)
         self._same = rounds.constant(clients)
@@ -88,13 +115,20 @@ class Chunk:
         self._ragged = bool((steps != self.steps).any())
 
     def _on_device(self, rows: Ints, weight: Floats) -> tuple[Tensor, Tensor]:
-        """Row numbers and weights as tensors on the device."""
+        """Row numbers (int64) and weights (in the run's type) on the device of the rows."""
         device = self._gather.fed.x.device
         index = torch.from_numpy(rows).to(device)
         return index, torch.from_numpy(weight).to(device, self._gather.dtype)
 
     def _load(self, kind: int, number: int, drawn: tuple[Tensor, Tensor], seed: int) -> Batch:
-        """A batch of the drawn ones; it is gathered unless it is in the buffers already."""
+        """A batch of the drawn ones; it is gathered unless it is in the buffers already.
+
+        Args:
+            kind: MINI for a mini-batch, WHOLE for a piece of all rows.
+            number: Which one of that kind.
+            drawn: Row numbers and weights of all batches of the kind, [number, M, width] each.
+            seed: For modules that draw.
+        """
         index, weight = drawn
         if self._loaded != (kind, number):
             self._x, self._y = self._gather(index[number])
@@ -102,7 +136,7 @@ class Chunk:
         return Batch(self._x, self._y, weight[number], seed)
 
     def batch(self, j: int) -> Batch:
-        """The mini-batch of local step j.
+        """The mini-batch of local step j = 0, 1, ..., [M, width, *sample].
 
         Clients with one batch per epoch see it again without a new gather.
         """
@@ -110,7 +144,11 @@ class Chunk:
         return self._load(MINI, number, self._drawn, self._seed + j)
 
     def full(self) -> Iterator[Batch]:
-        """All rows, in pieces of equal width; a single piece stays loaded."""
+        """All rows of the clients, in pieces of equal width; a single piece stays loaded.
+
+        The weights of a client's rows sum to 1 over all pieces. Where a mini-batch is all that
+        each client has, it is that one.
+        """
         if self._same:
             yield self.batch(0)
             return
@@ -119,7 +157,10 @@ class Chunk:
 
     @cached_property
     def _all(self) -> tuple[Tensor, Tensor]:
-        """Row numbers and weights of all rows, in pieces that the budget holds."""
+        """Row numbers and weights of all rows, in pieces that the budget holds.
+
+        Each is [pieces, M, width]. They are made when an algorithm first asks for all rows.
+        """
         fed = self._gather.fed
         wide = torch.finfo(self._gather.dtype).bits // 8
         row = fed.x[0].numel() * (wide + fed.x.element_size())
@@ -127,19 +168,30 @@ class Chunk:
         return self._on_device(*_whole(self._rounds, self._clients, most))
 
     def active(self, j: int) -> Tensor | None:
-        """Who takes step j, [M, 1, 1] of 0 and 1; None: everybody."""
+        """Who takes step j, [M, 1, 1] of 0 and 1.
+
+        None means everybody, so that nothing has to be multiplied.
+        """
         if not self._ragged:
             return None
         return (self.own_steps > j).to(self._gather.dtype)
 
     def uniform(self, purpose: str, n: int) -> Tensor:
-        """Each client's own draws [M, n]."""
+        """Each client's own draws, float64 [M, n] in (0, 1).
+
+        The same purpose gives the same numbers again within a round: an algorithm that needs
+        several draws gives each of them a word of its own, or asks for all of them at once.
+        """
         draws = [self._rounds.own_uniform(purpose, i, self.k, n) for i in self._clients.tolist()]
         return torch.stack(draws).to(self._gather.fed.x.device)
 
 
 def _index(rounds: Rounds, clients: Ints, position: Ints, steps: int) -> tuple[Ints, Floats]:
-    """Row indices and weights [steps, clients, width]; short batches repeat a row with weight 0."""
+    """Row indices and weights [steps, clients, width]; short batches repeat a row with weight 0.
+
+    `position` [clients] is the number of each client's first mini-batch here. A row of a batch of
+    w rows weighs 1/w, so that a short last batch of an epoch is a mean as well.
+    """
     width = int(rounds.width[clients].max())
     rows = np.empty((steps, len(clients), width), np.int64)
     weight = np.zeros((steps, len(clients), width))
@@ -156,8 +208,12 @@ def _index(rounds: Rounds, clients: Ints, position: Ints, steps: int) -> tuple[I
 
 
 def _whole(rounds: Rounds, clients: Ints, most: int) -> tuple[Ints, Floats]:
-    """Row indices and weights [pieces, clients, width] of all rows, at most so many of each client
-    in a piece."""
+    """Row indices and weights [pieces, clients, width] of all rows of the clients.
+
+    A piece holds at most `most` rows of each client. Every client is cut into the same number of
+    pieces; a client with few rows has pieces that are mostly padding. A row weighs 1 over the
+    client's rows, so that the pieces add up to its mean.
+    """
     longest = int(rounds.sizes[clients].max())
     pieces = -(-longest // most)
     width = -(-longest // pieces)

@@ -1,4 +1,8 @@
-"""Bytes of one round, counted on the tensors that really travel."""
+"""Bytes of one round, counted on the tensors that really travel.
+
+Nothing is estimated: every tensor of a message or upload counts with its own size and type. All
+trials travel in one tensor here, so each is divided by the number of trials.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from ..support.trees import Tree, leaves, nbytes
 
 
 class Ledger:
-    """What the clients receive and send in one round. Leaves carry one copy for each trial."""
+    """What the clients receive and send in one round. Leaves carry one copy for each trial.
+
+    `down` and `up` are the bytes of all clients together, for one trial. A new ledger is made for
+    every round.
+    """
 
     def __init__(self, clients: int, trials: int) -> None:
         self.clients = clients
@@ -19,9 +27,10 @@ class Ledger:
         self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and who has it
 
     def broadcast(self, message: Tree, chosen: Tensor) -> None:
-        """Count a message to the chosen clients.
+        """Count a message to the chosen clients, those that will not answer among them.
 
-        A tensor that a client has received earlier in the round is not sent to it again.
+        A tensor that a client has received earlier in the round is not sent to it again. It is
+        known by being the same object: an equal copy counts anew.
         """
         for leaf in leaves(message):
             has = next((who for sent, who in self._held if sent is leaf), None)
@@ -32,5 +41,8 @@ class Ledger:
             has[chosen] = True
 
     def upload(self, sent: Tree, clients: int) -> None:
-        """Count the uploads of several clients at once; they are the first axis of every leaf."""
+        """Count the uploads of several clients at once; they are the first axis of every leaf.
+
+        `sent` is what travels, before it is decoded.
+        """
         self.up += nbytes(sent, clients * self.trials) * clients

@@ -1,4 +1,8 @@
-"""Metrics of outputs [trials, classes, rows] against targets [rows]: one number per trial."""
+"""Metrics of outputs [trials, classes, rows] against targets [rows]: one number per trial.
+
+Outputs are the model's raw ones (logits), classes before rows. A model with a single output
+decides by its sign, as under the loss bce. Results are float64.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from ..errors import unknown
 
+# metric(outputs [trials, classes, rows], targets [rows]) -> float64 [trials]
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -24,12 +29,17 @@ def hits(z: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(z: Tensor, y: Tensor) -> Tensor:
-    """The share of rows that are classified rightly."""
+    """The share of rows that are classified rightly, [trials] in 0 to 1.
+
+    >>> z = torch.tensor([[[2.0, 0.0, 1.0], [1.0, 3.0, 0.0]]])  # one trial, two classes, three rows
+    >>> accuracy(z, torch.tensor([0, 1, 0]))
+    tensor([1.], dtype=torch.float64)
+    """
     return hits(z, y).double().mean(-1)
 
 
 def auc(z: Tensor, y: Tensor) -> Tensor:
-    """The area under the ROC curve.
+    """The area under the ROC curve, [trials] in 0 to 1.
 
     With more than two classes it is the mean over the classes that occur, each against the rest.
     """
@@ -47,11 +57,18 @@ def auc(z: Tensor, y: Tensor) -> Tensor:
 def _area(score: Tensor, positive: Tensor) -> Tensor:
     """The area under the curve as a Mann-Whitney statistic; NaN if one side is empty.
 
-    Equal scores share the mean of their ranks.
+    Args:
+        score: Higher means more likely positive, [..., rows].
+        positive: Which rows are, [rows] of booleans.
+
+    Equal scores share the mean of their ranks. The area is the share of pairs (positive,
+    negative) that the scores put in the right order.
     """
     ranks = []
     for row in score.reshape(-1, score.shape[-1]):
         _, place, count = torch.unique(row, return_inverse=True, return_counts=True)
+        # Of `count` equal scores the last has rank cumsum, the first cumsum - count + 1: this is
+        # the middle.
         middle = count.cumsum(0) - (count - 1) / 2.0
         ranks.append(middle.double()[place])
     rank = torch.stack(ranks)
@@ -63,7 +80,11 @@ def _area(score: Tensor, positive: Tensor) -> Tensor:
 
 
 def f1(z: Tensor, y: Tensor) -> Tensor:
-    """F1 of the positive class for two classes, otherwise the mean over the classes (macro)."""
+    """F1 of the positive class for two classes, otherwise the mean over the classes (macro).
+
+    Per class it is 2 both / (guessed + true), counted in rows. A class that neither occurs nor is
+    guessed scores 0.
+    """
     if z.shape[-2] == 1:
         guess = (z.squeeze(-2) > 0).long()
         y = (y > 0.5).long()
@@ -80,14 +101,22 @@ def f1(z: Tensor, y: Tensor) -> Tensor:
     return torch.stack(scores).mean(0)
 
 
+# What the option `metrics` may name.
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "f1": f1}
 
 
 def metric(wish: str | Callable[[Tensor, Tensor], float]) -> tuple[str, Metric]:
     """The name and the function of a metric.
 
-    A user's own function takes outputs [rows, classes] and targets [rows] and returns a number; it
-    is called once for each trial.
+    Args:
+        wish: A name in METRICS, or a user's own function. That one takes outputs [rows, classes]
+            and targets [rows] and returns a number; it is called once for each trial.
+
+    Returns:
+        The column's name, for a function its own, and a function of batched outputs.
+
+    Raises:
+        InputError: No metric has that name.
     """
     if isinstance(wish, str):
         if wish not in METRICS:
@@ -95,6 +124,7 @@ def metric(wish: str | Callable[[Tensor, Tensor], float]) -> tuple[str, Metric]:
         return wish, METRICS[wish]
 
     def each(z: Tensor, y: Tensor) -> Tensor:
+        """The user's function for every trial on its own, put together as [trials]."""
         flat = z.reshape(-1, *z.shape[-2:])
         values = [float(wish(one.transpose(0, 1), y)) for one in flat]
         return torch.tensor(values, dtype=torch.float64, device=z.device).view(z.shape[:-2])

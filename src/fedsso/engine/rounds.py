@@ -1,9 +1,20 @@
-"""All randomness of a run, as data: who takes part in round k, who answers, how far each gets, and
-which rows it sees.
+"""All randomness of a run, as data: who takes part in a round, who answers, which rows are seen.
 
-Every draw is a pure function of (seed, purpose, client, round or epoch). So all algorithms of a
-comparison see the same cohorts and mini-batches, and a checkpoint holds no generator: only each
-client's position in its stream.
+Every draw is a pure function of the seed and a purpose. These are all the streams of a run:
+
+    purpose    depends on                what is drawn
+    cohort     round, sample             the clients that receive the model
+    drop       round, sample             who of them never answers
+    late       round                     who is slow
+    steps      round                     how many of its local steps a slow client takes
+    rows       client, epoch             the order of the client's rows in that epoch
+    module     client, position, round   seeds of modules that draw, such as dropout (gather.py)
+    own words  client, round             what an algorithm's clients draw (`Local.uniform`)
+
+So all algorithms of a comparison see the same cohorts and mini-batches, and draws of one purpose
+do not move those of another. A checkpoint holds no generator: only each client's position in its
+stream of mini-batches. The initial model of a name is drawn from the same seed, the partition of
+the data is not.
 """
 
 from __future__ import annotations
@@ -25,7 +36,11 @@ Ints = NDArray[np.int64]
 
 
 class Plan(NamedTuple):
-    """The draws of one round."""
+    """The draws of one round, or of one sample of it: three int64 vectors.
+
+    Clients are numbered from 0, in ascending order. `answered` is a part of `chosen` and may be
+    empty.
+    """
 
     chosen: Tensor  # clients that receive the model
     answered: Tensor  # those of them whose update arrives
@@ -33,7 +48,18 @@ class Plan(NamedTuple):
 
 
 class Rounds:
-    """Draws of a run, and each client's endless stream of reshuffled mini-batches."""
+    """Draws of a run, and each client's endless stream of reshuffled mini-batches.
+
+    Args:
+        fed: The federation; its rows stay where they are.
+        settings: Seed, batch size, local steps and the shares of absent and slow clients.
+        first: The number that client 0 goes by in draws of its own. A client on a network holds a
+            federation of itself alone, and so draws what it would as number `first` of a
+            simulation.
+
+    For each client, `sizes` are its training rows, `width` the rows of its full mini-batches and
+    `per_epoch` the mini-batches of one pass over its rows.
+    """
 
     def __init__(self, fed: Federation, settings: Settings, first: int = 0) -> None:
         self.settings = settings
@@ -47,8 +73,16 @@ class Rounds:
         self._epochs: dict[int, tuple[int, Ints]] = {}
 
     def plan(self, k: int, sample: int = 0) -> Plan:
-        """Who takes part in round k, who answers, and after how many local steps; a round may draw
-        a second sample."""
+        """Who takes part in round k = 1, 2, ..., who answers, and after how many local steps.
+
+        Args:
+            k: The round.
+            sample: 0 for the round's first cohort. An algorithm that asks for a new sample of
+                clients within a round gets numbers 1, 2, ...
+
+        A cohort has round(participation * clients) members, at least one. Who is slow is the same
+        in all samples of a round.
+        """
         p = self.settings
         n = len(self.sizes)
         again = (sample,) if sample else ()
@@ -67,6 +101,8 @@ class Rounds:
             tau = torch.from_numpy(self.per_epoch) * p.local_epochs
         else:
             tau = torch.full((n,), p.local_steps or 0)
+        # A slow client takes 1 to tau steps, all equally likely: 1 + floor(u tau) for u uniform
+        # in [0, 1).
         if p.stragglers:
             late = (
                 self._uniform("late", k) < p.stragglers
@@ -75,6 +111,11 @@ class Rounds:
         return Plan(chosen, answered, tau[answered])
 
     def _uniform(self, purpose: str, *when: int) -> Tensor:
+        """One number in [0, 1) for every client of the federation, float64 [clients].
+
+        It is drawn for all clients, also for those outside the cohort, so that a client's number
+        does not depend on who else is chosen.
+        """
         return torch.rand(
             len(self.sizes),
             generator=generator(self.settings.seed, purpose, *when),
@@ -82,17 +123,33 @@ class Rounds:
         )
 
     def own_uniform(self, purpose: str, client: int, k: int, n: int) -> Tensor:
-        """A client's own draws in round k, inside (0, 1)."""
+        """A client's own n draws in round k, float64 [n] inside (0, 1).
+
+        0 itself is left out, because these numbers also go into inverse distribution functions,
+        which are infinite there.
+        """
         draw = generator(self.settings.seed, purpose, self.first + client, k)
         return torch.rand(n, generator=draw, dtype=torch.float64).clamp_(min=2**-54)
 
     def constant(self, clients: Ints) -> bool:
-        """Whether every step of these clients sees the same rows (all they have)."""
+        """Whether every step of these clients sees the same rows: all that each of them has.
+
+        Then one gathered batch serves all local steps.
+        """
         return bool((self.per_epoch[clients] == 1).all())
 
     def batches(self, client: int, step: int, most: int) -> Ints:
-        """Rows [n, width] of a client's mini-batches number `step`, ... since the beginning: as
-        many equal ones as come in a row, at most `most`. The last batch of an epoch may be short.
+        """The next mini-batches of a client, as many equally wide ones as come in a row.
+
+        Args:
+            client: Its index in the federation.
+            step: The number of the first one, counted from 0 over the whole run.
+            most: How many are wanted.
+
+        Returns:
+            Row numbers of the federation, [n, width] with 1 <= n <= most. The caller asks again
+            for the rest. A block ends with its epoch, because rows are shuffled anew there; the
+            last batch of an epoch may be short and then comes alone, [1, fewer].
         """
         epoch, b = divmod(step, int(self.per_epoch[client]))
         width = int(self.width[client])
@@ -105,8 +162,11 @@ class Rounds:
         )
 
     def _shuffled(self, client: int, epoch: int) -> Ints:
-        """The client's rows in the order of an epoch; where a batch is all rows, their order does
-        not matter."""
+        """The client's row numbers in the order of an epoch.
+
+        The newest epoch of each client is kept. Where a batch is all rows, their order does not
+        matter, and they are never shuffled.
+        """
         if self.per_epoch[client] == 1:
             epoch = 0
         kept = self._epochs.get(client)

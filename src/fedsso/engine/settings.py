@@ -23,8 +23,10 @@ from ..algorithm.client_optimizer import KINDS, ClientOptimizer
 from ..errors import InputError, integer, number, one_of, unknown
 from ..maths.compress import check as check_compression
 
+# The words for floating-point types, and for the ways in which clients are computed.
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 ENGINES = ("auto", "stacked", "loop")
+# The types of options that take a name or an object of the user's own.
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 Metrics = Sequence[str | Callable[[Tensor, Tensor], float]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +59,13 @@ OTHER_NAMES = {  # what other libraries call these options
 
 
 class Bounds(NamedTuple):
-    """An interval of numbers, with or without its ends."""
+    """An interval of numbers, with or without its ends.
+
+    `value in bounds` checks a number, `str(bounds)` is the rule as an error message says it.
+
+    >>> str(Bounds(0, 1, low_belongs=False)), 0 in Bounds(0, 1, low_belongs=False)
+    ('lie in (0, 1]', False)
+    """
 
     low: float
     high: float
@@ -65,6 +73,7 @@ class Bounds(NamedTuple):
     high_belongs: bool = True
 
     def __contains__(self, value: object) -> bool:
+        """Whether a value is a number in the interval; NaN never is."""
         if not isinstance(value, int | float):
             return False
         above = value >= self.low if self.low_belongs else value > self.low
@@ -72,6 +81,7 @@ class Bounds(NamedTuple):
         return above and below
 
     def __str__(self) -> str:
+        """The rule in words that follow "must": "be >= 1", "lie in [0, 1)"."""
         if self.high == math.inf:
             sign = ">=" if self.low_belongs else ">"
             finite = "" if self.high_belongs else " and finite"
@@ -82,7 +92,11 @@ class Bounds(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One option as users see it."""
+    """One option as users see it.
+
+    Help texts, the command line, settings files and the options page are made from these, so that
+    nothing about an option is written down twice.
+    """
 
     name: str
     kind: Any  # its type in Python
@@ -101,7 +115,16 @@ def option(
     choices: Sequence[str] = (),
     in_files: Any = None,
 ) -> Any:
-    """Declare a field of `Settings`; `in_files` is its type in TOML where that is another one."""
+    """Declare a field of `Settings`.
+
+    Args:
+        default: Its value where the user says nothing.
+        doc: What it does, in one sentence.
+        bounds: The interval of a number.
+        choices: The words that are allowed, where only some are.
+        in_files: Its type in TOML and on the command line, where that is another one than in
+            Python.
+    """
     told = {"doc": doc, "bounds": bounds, "choices": tuple(choices), "in_files": in_files}
     return field(default=default, metadata=told)
 
@@ -114,8 +137,22 @@ SHARE = Bounds(0, 1)
 class Settings:
     """How a run goes, apart from its data, its model and its algorithm.
 
+    Types and bounds are checked when the record is made. Whether `init` and `loss` suit data and
+    model is checked where these are known. Values come out in their plain form: a number of numpy
+    becomes one of Python, compress="none" becomes None, and `metrics` is a tuple that begins with
+    "accuracy".
+
+    A client's work in a round is given either by `local_steps` or by `local_epochs`. With the
+    latter `local_steps` is None.
+
+    Raises:
+        InputError: A value has the wrong type or lies outside its bounds. The message names the
+            option, the value and what is allowed.
+
     >>> Settings(rounds=20, participation=0.25).local_steps
     5
+    >>> Settings(local_epochs=2).local_steps is None
+    True
     """
 
     rounds: int = option(100, "Communication rounds.", bounds=COUNT)
@@ -210,7 +247,13 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Settings from keyword arguments; a name that is not known gets a helpful error."""
+        """Settings from keyword arguments, as users give them.
+
+        Raises:
+            InputError: A name is not an option; the message suggests the one that was probably
+                meant, also for names of other libraries. Or both `local_steps` and `local_epochs`
+                were given.
+        """
         known = {one.name for one in fields(cls)}
         for name in given:
             if name not in known:
@@ -222,6 +265,7 @@ class Settings:
         return cls(**given)
 
     def __post_init__(self) -> None:
+        """Check every option by its declaration, then what concerns several of them."""
         for one in options():
             self._set(one.name, _checked(one, getattr(self, one.name)))
         if not -(2**63) <= self.seed < 2**63:
@@ -239,6 +283,7 @@ class Settings:
         self._set("metrics", _several_metrics(self.metrics))
 
     def _set(self, name: str, value: Any) -> None:
+        """Write a checked value into the record, which is frozen for everybody else."""
         object.__setattr__(self, name, value)
 
     def with_seed(self, seed: int) -> Self:
@@ -246,7 +291,7 @@ class Settings:
         return replace(self, seed=seed)
 
     def values(self) -> dict[str, Any]:
-        """All options by name."""
+        """All options by name, checked and in their plain form."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
@@ -261,12 +306,15 @@ class Settings:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device on which the run computes."""
+        """The device on which the run computes; raises InputError where it is not there."""
         return device_of(self.device)
 
 
 def options() -> list[Option]:
-    """Every option of a run, in the order of the record."""
+    """Every option of a run, in the order of the record.
+
+    The list is made once and shared: callers must not change it.
+    """
     if not _OPTIONS:
         hints = get_type_hints(Settings)
         for one in fields(Settings):
@@ -282,11 +330,17 @@ _OPTIONS: list[Option] = []
 
 
 def _checked(one: Option, value: Any) -> Any:
-    """The value of an option in its own type and within its bounds."""
+    """The value of an option in its own type and within its bounds.
+
+    The declared type decides what is checked. None passes where the type allows it. Values that
+    are neither words of a list, truth values nor numbers (init, loss, metrics, compress) are
+    returned as they are.
+    """
     kinds = get_args(one.kind) or (one.kind,)
     if value is None and type(None) in kinds:
         return None
     if one.choices:
+        # torch.float64 is taken for float64.
         return one_of(one.name, str(value).removeprefix("torch."), one.choices)
     if one.name == "device":
         return str(value)
@@ -303,6 +357,7 @@ def _checked(one: Option, value: Any) -> Any:
 
 
 def _number_within(one: Option, value: Any) -> float:
+    """The value as a float, if it is a number within the option's bounds."""
     found = number(one.name, value)
     if one.bounds is not None and found not in one.bounds:
         raise InputError(f"{one.name} must {one.bounds}, got {one.name}={value!r}")
@@ -310,7 +365,10 @@ def _number_within(one: Option, value: Any) -> float:
 
 
 def _several_metrics(wished: Any) -> tuple[Any, ...]:
-    """The accuracy and what is wished besides, each once."""
+    """The accuracy and what is wished besides, each once.
+
+    A single metric may be given without a list. Names are looked up later, by `metrics.metric`.
+    """
     several = wished if isinstance(wished, list | tuple) else [wished]
     for one in several:
         if not isinstance(one, str) and not callable(one):
@@ -319,7 +377,12 @@ def _several_metrics(wished: Any) -> tuple[Any, ...]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; "auto" is a GPU where there is one."""
+    """The device of a name; "auto" is a GPU where there is one.
+
+    Raises:
+        InputError: No device has this name, it is neither a CPU nor a CUDA device, or torch sees
+            no GPU.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -339,7 +402,9 @@ def device_of(name: str) -> torch.device:
 def with_options(function: F) -> F:
     """Give a function that takes run options their names, defaults and explanations.
 
-    `help(function)` then shows every option, and editors complete them.
+    A decorator for functions and classes that take `**options`: it changes signature and
+    docstring of what it is given and returns it. `help(function)` then shows every option, and
+    editors complete them.
     """
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -1,9 +1,30 @@
 """The simulator: clients and hyper-parameter trials as leading axes, in chunks that fit a budget.
 
-One `Trials` object runs the trials of one group (records that stack) under one seed. Its state is
-one immutable value (`state.py`); `round()` replaces it at once. Uploads are counted as they are
-sent, then decoded and averaged. Two buffers are written in place and named so: the gather buffers
-of `gather.py`, and the curvature store of FedSSO.
+One `Trials` object runs the trials of one group (records that stack) under one seed.
+
+The life of round k:
+
+    1. `rounds.plan(k)` says who is chosen, who of them answers and after how many local steps.
+    2. For each exchange (phase) of the algorithm: the server's message goes to all who are
+       chosen; those who answer work in chunks; their uploads are counted as they are sent, then
+       decoded and averaged with the weights p_i / sum of the p_i of those who answer; the server
+       makes its next state of the mean.
+    3. Each trial is judged by its new model and the loss of the round. A trial that exploded is
+       taken back by its algorithm or has diverged; its neighbours go on.
+    4. In every `eval_every`-th round, and in the last, the new models are evaluated.
+    5. The new state and the row of the trace replace the old ones in one step.
+
+Server states have leaves [trials, ...]. What clients receive, keep and send has leaves
+[clients, trials, ...], where the clients are those of one chunk. A chunk holds as many clients as
+the memory budget of `gather.py` allows: a whole cohort of large models would not fit, and a chunk
+of clients of similar size needs little padding.
+
+The state is one immutable value (`state.py`), and `round()` replaces it at once. Until then a
+round works on copies, so that an interrupt loses the round and nothing else. Two buffers are
+written in place and named so: the gather buffers of `gather.py`, and the curvature store of
+FedSSO.
+
+Nothing here draws random numbers. All draws come from `rounds.py`, as functions of the seed.
 """
 
 from __future__ import annotations
@@ -53,7 +74,11 @@ A = TypeVar("A", bound=Algorithm)
 
 @dataclass(frozen=True)
 class Job:
-    """Everything about a run but its algorithm."""
+    """Everything about a run but its algorithm.
+
+    The trials of one `Trials` object share it. The settings hold one seed, so that all trials see
+    the same cohorts and mini-batches.
+    """
 
     fed: Federation
     module: nn.Module  # the initial model
@@ -65,7 +90,14 @@ class Job:
 def fitted(record: A, model: nn.Module | Layout) -> A:
     """The record for this model: it is told the sizes of the layers.
 
-    The parameters of one submodule count as one layer.
+    Args:
+        record: An algorithm's record, with plain numbers or stacked.
+        model: A module, or the layout of its parameters in the flat vector.
+
+    Returns:
+        What `record.fit` makes of itself, given one number of parameters for each layer in the
+        order of the flat vector. The parameters of one submodule (a weight and its bias) count as
+        one layer.
     """
     layout = model if isinstance(model, Layout) else Layout.of(model)
     layers: dict[str, int] = {}
@@ -78,7 +110,10 @@ def fitted(record: A, model: nn.Module | Layout) -> A:
 def admit(record: Algorithm, settings: Settings) -> None:
     """Refuse an algorithm that these settings do not suit.
 
-    It may need every client where some do not answer, or plain SGD where clients do other work.
+    Raises:
+        InputError: The record says `needs_all`, and the settings choose only some clients or let
+            some drop out. Or it does not say `any_client`, and clients are to do other work than
+            plain SGD. The message names a remedy.
     """
     if not settings.optimizer.is_plain:
         _admit_optimizer(record, settings)
@@ -108,7 +143,18 @@ def _admit_optimizer(record: Algorithm, settings: Settings) -> None:
 
 
 class Trials:
-    """Trials of one algorithm on one federation, advanced round by round."""
+    """Trials of one algorithm on one federation, advanced round by round.
+
+    Args:
+        job: Data, initial model, loss, metrics and settings. The module gives the start and is
+            not trained itself.
+        records: One record for each trial. They must stack: one type, equal static fields.
+
+    `now` is the state after k rounds. `rows` has k + 1 entries: row 0 evaluates the initial
+    model, row i describes round i. A row maps the names of columns to float64 tensors [trials].
+
+    Callers advance it by `run`, which switches autograd off and chooses the number of threads.
+    """
 
     def __init__(self, job: Job, records: Sequence[Algorithm]) -> None:
         settings = job.settings
@@ -135,12 +181,19 @@ class Trials:
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
         self.now, first = self._evaluate(self.now)
         self.rows: list[dict[str, Tensor]] = [first]
+        # The loss of the initial model, [trials]: what later losses are compared with to find an
+        # explosion. Without test rows it is measured on the training rows.
         self.start_loss = first["test_loss"]
         if not len(self.fed.test_rows):
             self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
 
     def _begin(self, module: nn.Module) -> State:
-        """The state before the first round."""
+        """The state before the first round.
+
+        All trials start from the same model. The list `own` repeats one object: a client's state
+        becomes its own when it first takes part, which keeps large client states cheap until
+        then.
+        """
         x = ravel(module).expand(self.trials, -1).contiguous()
         buffers = buffers_of(module).to(self.device, self.dtype)
         ended = torch.full((self.trials,), -1, device=self.device)
@@ -200,11 +253,11 @@ class Trials:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial has diverged or reached `stop_at`."""
+        """Whether every trial has diverged or reached `stop_at`: no round is left to run."""
         return bool((self.ended >= 0).all())
 
     def models(self, state: State | None = None) -> Tensor:
-        """The models that are evaluated, [trials, d].
+        """The models that are evaluated, [trials, d], of a given state or of the present one.
 
         Where every client has its own model they are [clients, trials, d].
         """
@@ -227,7 +280,9 @@ class Trials:
     def round(self, last: bool = False) -> None:
         """Run one communication round; `last` forces an evaluation.
 
-        Nothing changes until all of it is done.
+        Nothing changes until all of it is done: state and row are replaced together at the end.
+        The column `seconds` is the wall time without evaluation, `bytes_up` and `bytes_down` are
+        those of all clients together, for one trial.
         """
         began = time.perf_counter()
         k = self.k + 1
@@ -241,13 +296,22 @@ class Trials:
             new, found = self._evaluate(new)
             sound = self._judge_evaluated(new, found, last)
             if not sound.all():
+                # An evaluation has found an explosion that the loss of the round, which is that
+                # before the step, could not show. The round is settled a second time, with these
+                # trials lost.
                 new, row = self._settle(tried, loss, sound & self._judge(tried, loss), last)
                 new, found = self._evaluate(new)
         rows = [*self.rows, row | spent | found]
         vars(self).update(now=new, rows=rows)  # one call, which no interrupt can split
 
     def _exchange_all(self, k: int, ledger: Ledger) -> tuple[State, Tensor | None]:
-        """All exchanges of round k: the state that they lead to, and the clients' mean loss."""
+        """All exchanges of round k: the state that they lead to, and the clients' mean loss.
+
+        The loss [trials] is that of the last exchange that reported one; None if none did. An
+        exchange that nobody answers ends the round: what later exchanges need has not arrived.
+        """
+        # Lists and arrays that the exchanges write into are copied here, so that the present
+        # state stays as it is. The trees in them are replaced, never written into.
         state = self.now._replace(
             k=k, own=list(self.own), errors=dict(self.errors), position=self.position.copy()
         )
@@ -278,10 +342,26 @@ class Trials:
     ) -> tuple[State, Tensor | None]:
         """One exchange: clients work in chunks, their uploads are averaged, the server moves.
 
-        The lists of the state that is passed in, which nobody else holds, are written into.
+        Args:
+            phase: The algorithm's functions for this exchange.
+            number: Which exchange of the round it is; what compression holds back is kept apart
+                by it.
+            message: What the server broadcasts, leaves [trials, ...].
+            state: The round's own copy. Its lists, which nobody else holds, are written into.
+            plan: Who answers, and after how many local steps.
+            ledger: Counts what is sent up.
+
+        Returns:
+            The state after the exchange, and the weighted mean [trials] of the clients' losses or
+            None.
+
+        A client that answers moves on in its stream of mini-batches by the steps of this
+        exchange. One that does not answer stays where it is in its stream and keeps its state.
         """
         who = plan.answered.numpy()
         steps = phase.steps(plan.steps).numpy()
+        # The mean is over those who answered: weights p_i of the absent are shared out among
+        # them.
         weight = self.p[who] / self.p[who].sum()
         own: Any = state.own
         mean: Tree = None
@@ -293,12 +373,16 @@ class Trials:
             position = state.position[clients]
             local = Chunk(self.gather, self.rounds, state.k, clients, position, steps[part])
             w = weight[part].to(self.device, self.dtype)
+            # Every client starts from the server's buffers and changes a copy of them while it
+            # trains.
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
             before = gathered([own[i] for i in clients])
             reply = phase.client(self.f, message, before, local)
             ids = clients.tolist()
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients))
+            # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
+            # are in memory.
             part_mean = tree_map(lambda leaf, w=w: torch.tensordot(w, leaf, 1), upload)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
             if reply.loss is not None:
@@ -318,7 +402,10 @@ class Trials:
         return state._replace(server=server, buffers=buffers), loss
 
     def _check_same_state(self, own: Tree) -> None:
-        """A client must keep what `client_init` gave it: a resumed run could not read other."""
+        """A client must keep what `client_init` gave it: a resumed run could not read other.
+
+        Only the names of the leaves are compared. The check is for authors of algorithms.
+        """
         given = [name for name, _ in named_leaves(self.own[0], "own")]
         kept = [name for name, _ in named_leaves(own, "own")]
         if given != kept:
@@ -328,13 +415,21 @@ class Trials:
             )
 
     def _chunks(self, who: Ints) -> Iterator[Ints]:
-        """Positions in `who`, clients of similar size together, as many as the budget holds."""
+        """Positions in `who`, clients of similar size together, as many as the budget holds.
+
+        Clients are sorted by the width of their mini-batches, the widest first. All batches of a
+        chunk are padded to its widest one, so neighbours in this order waste little. Results do
+        not depend on the chunks but for rounding. One client at a time is taken where the back
+        end or the algorithm cannot take more.
+        """
         if not self.f.stacks or self.algorithm.alone:
             yield from np.arange(len(who))[:, None]
             return
         order = np.lexsort((who, -self.rounds.width[who]))
         sample = self.fed.x[0].numel()
         item = torch.finfo(self.dtype).bits // 8
+        # An estimate: local SGD holds three vectors of the model's size for each trial, and works
+        # on more.
         state = 4 * self.trials * sum(self.f.layout.sizes) * item
         start = 0
         while start < len(order):
@@ -357,8 +452,9 @@ class Trials:
     def _limit(self, first: Tensor) -> Tensor:
         """The largest loss that is no explosion, [trials].
 
-        A skewed first cohort may fit badly or, by chance, well: the loss of the initial model
-        counts as well.
+        It is the first loss times what the algorithm bears (`Algorithm.bears`, usually 1000). A
+        skewed first cohort may fit badly or, by chance, well: the loss of the initial model
+        counts as well, and a first loss that would itself be an explosion is not believed.
         """
         start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
         rise = self.algorithm.bears(self.server)
@@ -367,7 +463,11 @@ class Trials:
         return limit
 
     def _judge(self, tried: State, loss: Tensor | None) -> Tensor:
-        """Which trials have a finite model and a loss that is no explosion, [trials]."""
+        """Which trials have a finite model and a loss that is no explosion, [trials] of booleans.
+
+        A round's loss is that at the models before its step, so that it judges the step of the
+        round before. Where every client has a model, all of a trial's models must be finite.
+        """
         finite = self.models(tried).isfinite().all(-1)
         if finite.dim() > 1:
             finite = finite.all(0)
@@ -402,8 +502,16 @@ class Trials:
     ) -> tuple[State, dict[str, Tensor]]:
         """The new state, and the row of the trace.
 
-        A trial whose round is not sound goes back to where its algorithm says; where that cannot be
-        it has diverged. A diverged or stopped trial is frozen, its neighbours go on.
+        Args:
+            tried: The state that the exchanges led to.
+            loss: The round's mean loss, [trials]; None if nobody reported one.
+            sound: Which trials may keep what they tried, [trials] of booleans.
+            last: Whether this is the last round, after which an undone round cannot be repeated.
+
+        A trial whose round is not sound goes back to where its algorithm says; where that cannot
+        be it has diverged. A diverged or stopped trial is frozen: it keeps its last sound state
+        while its neighbours go on, since they share their tensors. The training loss of frozen
+        and undone trials is NaN.
         """
         now = self.now
         running = now.ended < 0
@@ -423,6 +531,8 @@ class Trials:
             for name, error in tried.errors.items():
                 before = now.errors.get(name, torch.zeros_like(error))
                 errors[name] = keep(before, error)
+            # Going back is no use where even the initial model has no finite loss, or where no
+            # round was ever sound and none is left.
             never_sound = now.first_loss.isnan() & last
             hopeful = self.start_loss.isfinite() & ~never_sound
             server, undone = self._undo(server, lost & hopeful, tried.k)
@@ -445,9 +555,11 @@ class Trials:
         return new, row
 
     def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
-        """Let the algorithm take back the trials that are lost.
+        """Let the algorithm take back the trials that are lost, [trials] of booleans.
 
-        Returns the server state, and the trials [trials] with which that was possible.
+        `Algorithm.undo` is asked for the state to go on from, given the state before the round.
+        Returns the server state with these trials taken back, and the trials [trials] with which
+        that was possible.
         """
         found = self.algorithm.undo(self.server) if lost.any() else None
         if found is None:
@@ -461,7 +573,12 @@ class Trials:
     # ---- evaluation ----
 
     def _evaluate(self, new: State) -> tuple[State, dict[str, Tensor]]:
-        """Metrics of a new state, and the state with the trials ended that reach `stop_at`."""
+        """Metrics of a new state, and the state with the trials ended that reach `stop_at`.
+
+        The columns are test_loss, test_accuracy and the other metrics, with `eval_train` also
+        full_train_loss; each [trials]. Diverged trials have accuracy 0 and NaN elsewhere, so that
+        no summary of the trace can take them for good ones.
+        """
         dead = new.diverged > 0
         nan = torch.where(dead, torch.nan, 0.0)
         found = self.evaluator(self.models(new), new.buffers, self._rows("test"))
@@ -475,7 +592,11 @@ class Trials:
         return new, row
 
     def _full_train_loss(self, new: State) -> Tensor:
-        """f(x) = sum p_i f_i(x) over all training rows, with the penalty, [trials]."""
+        """f(x) = sum p_i f_i(x) over all training rows, with the penalty l2/2 |x|^2, [trials].
+
+        With the default weights every row counts the same, and one pass over all rows is enough.
+        With weights of the user's own each client's mean loss is needed.
+        """
         x = self.models(new)
         buffers = new.buffers
         p = self.p.to(x.device)
@@ -495,7 +616,12 @@ class Trials:
     # ---- checkpoints ----
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a later process needs to go on, as named tensors."""
+        """Everything a later process needs to go on, as named tensors.
+
+        No generator is among them: draws are functions of seed, client and round, and `position`
+        says how far each client is in its stream. `contents` lists the columns and the errors of
+        compression in their order, which a file of tensors does not keep.
+        """
         out: dict[str, Tensor] = {}
         for name in KEPT:
             out |= dict(named_leaves(getattr(self.now, name), name))
@@ -537,6 +663,10 @@ class Trials:
         """Go on from `state()`; the caller has checked that it belongs to the same settings.
 
         Nothing is used before shapes, types and numbers are found to be those of this run.
+
+        Raises:
+            Damaged: A tensor is missing, has another shape or type, or holds numbers that no run
+                of these settings can have reached. The simulation is then as it was.
         """
         read = Reader(saved, self.device)
         k = read.count("k")
@@ -565,7 +695,7 @@ class Trials:
 
 
 def _within(loss: Tensor, limit: Tensor) -> Tensor:
-    """Whether a loss is a number within the limit."""
+    """Whether a loss is a finite number and within the limit in size, [trials] of booleans."""
     return loss.isfinite() & (loss.abs() <= limit)
 
 
@@ -573,7 +703,8 @@ def run(simulation: Trials, until: int, after: Callable[[Trials], None] = lambda
     """Advance to round `until`, calling `after` behind each round.
 
     It ends early when no trial is left. The last round that the settings ask for is evaluated in
-    any case.
+    any case. Autograd is off meanwhile: back ends that need it switch it on for themselves. An
+    exception in `after`, such as an interrupt, leaves the simulation between two rounds.
     """
     rounds = simulation.settings.rounds
     threads = one_thread_for_small_models(simulation)

@@ -2,6 +2,9 @@
 
 A round makes a new state from the old one and replaces it in a single assignment. So an interrupt
 never leaves a round half-done, and a checkpoint is this value and the rows of the trace.
+
+Tensors in a state are never written into once it stands, with one exception: FedSSO's store of
+curvature pairs, whose next slot nobody reads until the round is done.
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ KEPT = ("server", "own", "buffers", "ended", "diverged", "first_loss")
 
 
 class State(NamedTuple):
-    """What is known after round k. Trees have leaves [trials, ...]."""
+    """What is known after round k. Trees have leaves [trials, ...].
+
+    `own` and `position` are in the order of the federation's clients. `errors` is empty without
+    compression.
+    """
 
     k: int
     server: Any  # the algorithm's server state
@@ -37,7 +44,10 @@ class State(NamedTuple):
 
 
 def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Of two leaves [trials, ...] the new one where the mask [trials] is true, else the old one."""
+    """Of two leaves [trials, ...] the new one where the mask [trials] is true, else the old one.
+
+    A leaf that the round did not replace (the same object) is returned as it is, without a copy.
+    """
     if new is old:
         return new
     wide = mask.view(-1, *[1] * (new.dim() - 1))
@@ -45,7 +55,11 @@ def choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def gathered(own: Sequence[Tree]) -> Tree:
-    """The states of some clients as one tree, with leaves [clients, trials, ...]."""
+    """The states of some clients as one tree, with leaves [clients, trials, ...].
+
+    With a single client the leaves are views of its own, which client functions must not write
+    into.
+    """
     if len(own) == 1:
         return tree_map(lambda leaf: leaf.unsqueeze(0), own[0])  # no copy: it may be a large matrix
     return tree_map(lambda *each: torch.stack(each), *own)

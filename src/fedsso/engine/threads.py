@@ -1,4 +1,8 @@
-"""Threads and convolutions that suit the work; what is switched is put back afterwards."""
+"""Threads and convolutions that suit the work; what is switched is put back afterwards.
+
+The switches are torch's own and hold for the whole process. They change the speed, and the
+results by rounding at most.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,11 @@ SMALL_WITH_MATRICES = 2_000  # the same for algorithms with d x d matrices
 
 @contextmanager
 def one_thread_for_small_models(simulation: Trials) -> Iterator[None]:
-    """Compute small models with one thread.
+    """Compute small models with one thread, within the block.
 
-    Their products are so small that several threads would wait for each other more than they work.
-    A user who has set OMP_NUM_THREADS has decided, and nothing is changed.
+    Their products are so small that several threads would wait for each other more than they
+    work. A user who has set OMP_NUM_THREADS has decided, and nothing is changed. Nor is it on a
+    GPU, nor where clients are computed one by one.
     """
     before = torch.get_num_threads()
     limit = SMALL_WITH_MATRICES if simulation.algorithm.alone else SMALL
@@ -37,9 +42,10 @@ def one_thread_for_small_models(simulation: Trials) -> Iterator[None]:
 
 @contextmanager
 def plain_convolutions(module: nn.Module) -> Iterator[None]:
-    """Do without oneDNN where every convolution has one channel in and one out.
+    """Do without oneDNN where every convolution has one channel in and one out, within the block.
 
-    For these oneDNN takes up to five times as long as torch's own code.
+    For these oneDNN takes up to five times as long as torch's own code. Modules without
+    convolutions are left alone.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     sizes = [layer.in_channels * layer.out_channels for layer in layers]

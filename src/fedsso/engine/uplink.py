@@ -1,9 +1,11 @@
 """What clients send: compressed, if wished, with error feedback.
 
-What a compressor loses in one round is added to what the client sends in its next: e + v is sent as
-C(e + v), and e' = e + v - C(e + v) stays with the client. Only vectors of the model's size are
-compressed; scalars, losses of a line search and what an algorithm has compressed itself go as they
-are.
+What a compressor loses in one round is added to what the client sends in its next: e + v is sent
+as C(e + v), and e' = e + v - C(e + v) stays with the client. So nothing is lost for good: what is
+left out arrives later.
+
+Only vectors of the model's size are compressed; scalars, losses of a line search and what an
+algorithm has compressed itself go as they are. The compressors are in `maths/compress.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ Errors = dict[str, Tensor]
 
 
 class Uplink:
-    """Encodes the uploads of one algorithm; without a compressor everything goes as it is."""
+    """Encodes the uploads of one algorithm; without a compressor everything goes as it is.
+
+    `width` is the length d of the vectors that are compressed.
+    """
 
     def __init__(self, compressor: Compressor | None, width: int) -> None:
         self.compressor = compressor
@@ -37,7 +42,17 @@ class Uplink:
     ) -> tuple[Tree, Tree]:
         """The uploads of some clients as sent, and as the server reads them.
 
-        `errors` is brought up to date: it holds what each client still owes.
+        Args:
+            phase: The exchange, which knows how its uploads are decoded and whether they must be
+                exact.
+            number: Its place in the round, a part of the names in `errors`.
+            clients: Who sends, in the order of the first axis of the uploads.
+            upload: Leaves [clients, trials, ...].
+            errors: What each client still owes. It is brought up to date in place, so that
+                callers pass a copy of the state's.
+
+        Returns:
+            The tree whose bytes travel, and the decoded tree that is averaged.
         """
         code = self.compressor
         if code is None or phase.exact:
@@ -54,6 +69,7 @@ class Uplink:
                 continue
             names = [f"{number}.{place}.{i}" for i in clients]
             nothing = torch.zeros_like(leaf[0])
+            # A client that has not sent this leaf before owes nothing.
             owed = torch.stack([errors.get(name, nothing) for name in names])
             whole = leaf + owed
             encoded = code.encode(whole)
@@ -69,21 +85,31 @@ class Uplink:
 def part_of(leaf: Tensor, m: int) -> Tensor:
     """What client m keeps of a leaf [clients, ...].
 
-    It is a copy, since a view would keep the memory of all clients.
+    It is a copy, since a view would keep the memory of all clients. With a single client the leaf
+    is its own already.
     """
     return leaf[m].clone() if len(leaf) > 1 else leaf[0]
 
 
 def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
-    """A tree of the same shape, with these leaves in order."""
+    """A tree of the same shape, with these leaves in order.
+
+    A leaf may be replaced by a tensor of any other shape.
+    """
     return tree_map(lambda _: next(parts), tree)
 
 
 def uplink(algorithm: Algorithm, server: Any, layout: Layout, text: str | None) -> Uplink:
     """The way up for an algorithm and a model.
 
-    Vectors as long as the part of the model that travels are compressed. `text` names the
-    compressor, such as "topk:0.01"; None: nothing is compressed.
+    Args:
+        algorithm: Where every client has a model of its own, only a part of it travels.
+        server: The initial server state, whose x is that part.
+        layout: The shapes of the model's parameters.
+        text: The compressor, such as "topk:0.01"; None: nothing is compressed.
+
+    Raises:
+        InputError: The text names no compressor, or one that cannot shorten any parameter.
     """
     width = server.x.shape[-1] if algorithm.personal else sum(layout.sizes)
     shapes: list[torch.Size] = []

@@ -49,7 +49,12 @@ class Compressor(Protocol):
 def compressor(text: str, shapes: Sequence[torch.Size]) -> Compressor:
     """The compressor of a text such as "topk:0.1".
 
-    It is for a model whose parameters have these shapes, in the order of v.
+    Args:
+        text: One of the three forms above.
+        shapes: The shapes of the model's parameters, in the order of v; only rank:R needs them.
+
+    Raises:
+        InputError: The text names no compressor, or rank:R would shorten no parameter.
     """
     name, value = _parse(text)
     if name == "topk":
@@ -114,13 +119,13 @@ class TopK:
     share: Decimal  # exact as written: 0.07 of 100 entries are 7
 
     def encode(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Values and places, [M, trials, k] each; NaN counts as largest."""
+        """Values and places, [M, trials, k] each; NaN counts as largest, so that it is sent."""
         k = ceil(self.share * v.shape[-1])
         place = v.abs().topk(k, sorted=False).indices
         return v.gather(-1, place), place.to(torch.int32)
 
     def decode(self, sent: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
-        """Zero wherever nothing was sent."""
+        """The values in their places, zero wherever nothing was sent."""
         values, place = sent
         zeros = values.new_zeros(*values.shape[:-1], like.shape[-1])
         return zeros.scatter(-1, place.long(), values)
@@ -131,20 +136,26 @@ class Int8:
     """Multiples of one step for each client and trial."""
 
     def encode(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The step [M, trials, 1] and the multiples [M, trials, d]."""
+        """The step [M, trials, 1] and the multiples [M, trials, d].
+
+        The largest entry of v is 127 steps, so that no entry overflows.
+        """
         step = v.abs().amax(-1, keepdim=True) / LEVELS  # NaN if v has one
         whole = (v / step).round().clamp(-LEVELS, LEVELS).nan_to_num(0.0)  # v = 0 gives 0/0
         return step, whole.to(torch.int8)
 
     def decode(self, sent: tuple[Tensor, Tensor], like: Tensor) -> Tensor:  # noqa: ARG002
-        """Step times multiple."""
+        """Step times multiple, in the type of the step."""
         step, whole = sent
         return step * whole.to(step.dtype)
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """Matrices as two thin factors by the singular value decomposition."""
+    """Matrices as two thin factors by the singular value decomposition.
+
+    A filter of a convolution [O, C, kh, kw] counts as a matrix [O, C kh kw].
+    """
 
     rank: int
     shapes: tuple[torch.Size, ...]
@@ -181,7 +192,10 @@ class LowRank:
         return torch.cat(parts, -1)
 
     def _factors(self, part: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """The two factors of a parameter, whose vector is `part` [M, trials, size]."""
+        """The two factors of a parameter, whose vector is `part` [M, trials, size].
+
+        A matrix that is not finite gets a left factor of NaN, so that its product is NaN too.
+        """
         matrix = part.reshape(*part.shape[:-1], shape[0], -1)
         sane = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         finite = torch.where(sane, matrix, 0.0)  # NaN would end all trials

@@ -31,6 +31,10 @@ Hence in compact form, with R = triu(S^T Y), D = diag(cur) + gamma Y^T Y and W =
 DFP is a product of projections, and compact in the same way:
 
     H+ = T^T H T + s s^T/cur,  T = I - y h^T/e
+
+With the store in float32 and these sums in float64 the compact form keeps nearly all digits of
+float32, where a d x d matrix in float32 may lose all of them (`Dense`). A round costs two passes
+over the store, and solves of n x n systems.
 """
 
 from __future__ import annotations
@@ -54,12 +58,16 @@ DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
 
 
 class Block(NamedTuple):
-    """How much of a float32 store is widened to float64 at once."""
+    """How much of a float32 store is widened to float64 at once.
+
+    `columns` bounds the entries of a vector, `entries` those of all trials and rows together.
+    """
 
     columns: int
     entries: int
 
 
+# On a CPU a block stays in the cache; a GPU wants large products.
 CPU_BLOCK = Block(1 << 14, 1 << 20)
 DEVICE_BLOCK = Block(1 << 20, 1 << 26)
 
@@ -86,8 +94,19 @@ def judge(
 ) -> Verdict:
     """The paper's curvature test of a pair: lines 4-6 of its BFGS updating.
 
-    `products` [*L, n, n] holds the inner products of s, y and perhaps other vectors in float64, as
-    `gram(s, y)` gives them. Pairs that are zero, not finite or flat are not accepted.
+    Args:
+        products: Inner products [*L, n, n] of s, y and perhaps other vectors in float64, as
+            `gram(s, y)` gives them.
+        lam: Lower bound of the curvature; a number or [*L, 1], as Lam.
+        Lam: Upper bound of the curvature.
+        dual: Test ||s||^2/rho instead of ||y||^2/rho, for DFP.
+
+    Returns:
+        The verdict. Where the test fails, cur is enforced so that the ratio is the mean of the
+        bounds.
+
+    Pairs that are zero, not finite or flat are not accepted. A pair of negative rho is accepted,
+    with an enforced cur > 0: B stays positive definite for any rho that is not 0.
     """
     ss = products[..., 0, :1]
     rho = products[..., 0, 1:2]
@@ -114,7 +133,11 @@ def judge(
 
 
 class Form(Protocol):
-    """A way to keep the matrix: `init` makes its state, `step` updates it and returns H g."""
+    """A way to keep the matrix: `init` makes its state, `step` updates it and returns H g.
+
+    All forms are functions of their arguments, with one exception: those that keep pairs write
+    the new pair into their store in place (see `Pairs`).
+    """
 
     @property
     def dual(self) -> bool:
@@ -166,7 +189,7 @@ class Bfgs:
     dual: ClassVar[bool] = False
 
     def init(self, x: Tensor) -> Pairs:
-        """Room for the pairs, and no pair."""
+        """Room for the pairs of models x [*L, d], and no pair: H = gamma I."""
         return _empty(x, self.pairs, vectors=2, ring=self.pairs)
 
     def step(
@@ -206,7 +229,8 @@ class Bfgs:
     ) -> Tensor:
         """Weights [*L, n, V] of s_i and y_i in H q - gamma q.
 
-        q [*L, n, V] holds the products s_i^T q and y_i^T q.
+        q [*L, n, V] holds the products s_i^T q and y_i^T q. Reads the compact form from right to
+        left: a is R^-1 S^T q.
         """
         (R, YY), cur = _newest(state, q.shape[-2])
         Sq, Yq = q.tensor_split(2, -1)
@@ -266,7 +290,9 @@ class Dfp:
     def _weights(state: Pairs, q: Tensor) -> Tensor:
         """Weights [*L, n, V] of s_i, y_i, h_i in H q - q.
 
-        q [*L, n, V] holds the products s_i^T q, y_i^T q and h_i^T q.
+        q [*L, n, V] holds the products s_i^T q, y_i^T q and h_i^T q. The product of projections
+        is applied from the newest pair to the oldest, then back; the triangular systems in
+        U = h^T y, whose diagonal is e, do both loops at once.
         """
         (SY, YY, U), cur = _newest(state, q.shape[-2])
         Sq, Yq, Hq = q.tensor_split(3, -1)
@@ -330,7 +356,14 @@ def form(
 ) -> Form:
     """The form of that name, which keeps at most `pairs` pairs (`lbfgs`: m).
 
-    `bfgs` starts from H_0 = gamma I.
+    Args:
+        name: One of FORMS.
+        pairs: The most pairs that are kept; dense forms keep none.
+        m: The window of `lbfgs`.
+        gamma: `bfgs` starts from H_0 = gamma I; a number or [*L, 1].
+
+    Raises:
+        InputError: The name is not known, or there would be no room for a pair.
     """
     if pairs < 1 or m < 1:
         raise InputError(
@@ -354,7 +387,14 @@ def capacity(
     d: int,
     itemsize: int,
 ) -> int:
-    """How many of `pairs` pairs the form can hold in the memory of one trial; at least one."""
+    """How many of `pairs` pairs the form can hold in the memory of one trial; at least one.
+
+    Args:
+        name: One of FORMS. `dfp` keeps three vectors for each pair, all others two.
+        pairs: How many are wanted.
+        d: Parameters of the model.
+        itemsize: Bytes of one number.
+    """
     vectors = 3 if name == "dfp" else 2
     spare = 2 if name == "dfp" else 1  # slots beside those of the pairs
     slots = STORE_BYTES // (vectors * d * itemsize)
@@ -418,7 +458,7 @@ def _rank_two(
     s: Tensor,
     verdict: Verdict,
 ) -> Tensor:
-    """B + y y^T/cur - B s s^T B/(s^T B s) where the pair is accepted."""
+    """B + y y^T/cur - B s s^T B/(s^T B s) where the pair is accepted, else B; [*L, d, d]."""
     Bs = B @ s[..., None]
     sBs = s[..., None, :] @ Bs
     y = y[..., None]
@@ -468,12 +508,16 @@ def _append(
     pair: Sequence[Tensor],
     verdict: Verdict,
 ) -> Pairs:
-    """Write the pair over the oldest one, or into the bin where it is not accepted."""
+    """Write the pair over the oldest one, or into the bin where it is not accepted.
+
+    The store is written in place; head, held and cur are new tensors.
+    """
     store = state.store
     head = state.head
     held = state.held
     accept = verdict.accept[..., 0]
     slots, vectors, d = store.shape[-3:]
+    # All trials' rings lie below each other in one matrix of rows, each with its own slot.
     rings = torch.arange(head.numel(), device=head.device) * slots
     slot = torch.where(accept, head, slots - 1)
     target = (rings + slot.flatten()) * vectors
@@ -535,7 +579,11 @@ def _project(
     columns: Sequence[Tensor],
     k: int,
 ) -> Tensor:
-    """Products [*L, c, n, V] of the newest n pairs with c vectors [*L, d]; 0 for absent pairs."""
+    """Products [*L, c, n, V] of the newest n pairs with c vectors [*L, d]; 0 for absent pairs.
+
+    The rows are multiplied in the order in which they lie, and the few products are sorted by
+    age: the store itself is never copied.
+    """
     rows, slots = _slots(state, k)
     n = slots.shape[-1]
     vectors = state.store.shape[-2]
@@ -550,7 +598,10 @@ def _combine(
     weights: Tensor,
     k: int,
 ) -> Tensor:
-    """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype."""
+    """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype.
+
+    The weights are brought into the order of the slots, for the same reason.
+    """
     rows, slots = _slots(state, k)
     vectors = weights.shape[-1]
     held = rows.shape[-2] // vectors

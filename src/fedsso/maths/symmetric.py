@@ -51,7 +51,7 @@ def check_size(x: Tensor) -> None:
 
 
 def shift(X: Tensor, l: float | Tensor) -> Tensor:
-    """X + l I, for a number or l [..., 1]."""
+    """X + l I as a new matrix, for a number or l [..., 1]."""
     out = X.clone()
     diagonal = out.diagonal(dim1=-2, dim2=-1)
     diagonal.add_(torch.as_tensor(l, dtype=X.dtype, device=X.device))
@@ -59,7 +59,10 @@ def shift(X: Tensor, l: float | Tensor) -> Tensor:
 
 
 def solve(X: Tensor, b: Tensor) -> Tensor:
-    """X^-1 b in float64, for b [..., d]; NaN where X is singular."""
+    """X^-1 b in float64, for b [..., d]; NaN where X is singular.
+
+    A trial that has diverged must not end those that are computed with it.
+    """
     return linalg.solve(X.double(), b.double())
 
 
@@ -88,6 +91,7 @@ def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
         values, vectors = eigh(X)
         return _settle(values, vectors, fixed[:R].double(), X.dtype)
     basis = krylov(X, fixed, R)
+    # The eigenvalues of X within the space: those of a matrix of 16 (R + 1) rows.
     values, vectors = eigh(basis @ X @ basis.mT)
     inside = (fixed[:R] @ basis.mT).double()
     values, vectors = _settle(values, vectors, inside, X.dtype)
@@ -139,7 +143,10 @@ def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
 
 
 def _orthogonal_part(row: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The part of a row that is orthogonal to the basis, at length 1, and its length before."""
+    """The part of a row [..., 1, d] that is orthogonal to the basis [..., j, d].
+
+    Returns it at length 1, and its length before; NaN where nothing is left of it.
+    """
     for _ in range(2):  # once leaves rounding behind
         row = row - row @ basis.mT @ basis
     size = torch.linalg.vector_norm(row, dim=-1, keepdim=True)
@@ -234,7 +241,8 @@ def entries(d: int) -> int:
 class Compressor:
     """A way to send X [M, trials, d, d].
 
-    What it sends knows how to become a matrix again: `dense(d)`.
+    What it sends knows how to become a matrix again: `dense(d)`. `size` is the R or K of its
+    text, a share of the triangle if below 1.
     """
 
     size: float = 0  # R or K
@@ -255,7 +263,7 @@ class Compressor:
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
     def count(self, d: int) -> int:
-        """K, or its share of n."""
+        """K for d parameters: as given, or as its share of the n entries; at least 1."""
         n = entries(d)
         if self.size < 1:
             return max(1, round(self.size * n))
@@ -280,6 +288,7 @@ class TopK(Compressor):
     """topk:K: the entries with the largest part in |X|."""
 
     def encode(self, X: Tensor, u: Tensor) -> Sparse:  # noqa: ARG002
+        """Entries rank by their part in |X|; those off the diagonal stand for two."""
         d = X.shape[-1]
         packed = pack(X)
         i, j = _places(d, X)
@@ -294,9 +303,11 @@ class PowerSGD(Compressor):
     """powersgd:R: two factors, by one step of the power method from random columns."""
 
     def draws(self, d: int) -> int:
+        """The entries of G [d, R], which become normal numbers."""
         return d * min(int(self.size), d)
 
     def encode(self, X: Tensor, u: Tensor) -> Factors:
+        """P is an orthonormal basis of X G, and Q = X P."""
         d = X.shape[-1]
         G = torch.special.ndtri(u).to(X.dtype).view(-1, 1, d, u.shape[-1] // d)
         P = torch.linalg.qr(X @ G).Q
@@ -310,9 +321,14 @@ class RandK(Compressor):
         return entries(d)
 
     def rate(self, d: int) -> float:
+        """1/(omega + 1) = K/n, since the variance is omega = n/K - 1."""
         return self.count(d) / entries(d)
 
     def encode(self, X: Tensor, u: Tensor) -> Sparse:
+        """The K entries with the largest of n uniform numbers, times n/K.
+
+        All trials of a client send the same places.
+        """
         d = X.shape[-1]
         drawn = u.topk(self.count(d)).indices
         places = drawn.unsqueeze(-2).expand(*X.shape[:-2], -1)
@@ -329,7 +345,14 @@ KINDS: dict[str, type[Compressor]] = {
 
 
 def parse(text: Any) -> Compressor:
-    """The compressor of a text such as "rank:1"."""
+    """The compressor of a text such as "rank:1".
+
+    Raises:
+        InputError: The text names no compressor, or R or K is not allowed.
+
+    >>> parse("topk:0.5").count(3)
+    3
+    """
     kind, _, size = str(text).partition(":")
     if text == "none":
         return Whole()

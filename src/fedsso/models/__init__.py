@@ -1,6 +1,9 @@
 """Models by name.
 
-These are for convenience and for the paper's experiments; any other `nn.Module` works as well.
+These are for convenience and for the paper's experiments; any other `nn.Module` works as well. A
+model is a function of a sample's shape and the number of outputs that returns a plain module:
+`vectors.py` has those that flatten a sample, `images.py` those with convolutions. A line in
+MODELS makes one known to Python and the command line.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from .vectors import charmlp, linear, mclr, mlp, textmlp
 
 @dataclass(frozen=True)
 class Model:
-    """A registered model."""
+    """A registered model.
+
+    Convex models begin at zero, which needs no seed; others need torch's own draw to break
+    symmetry.
+    """
 
     build: Callable[[Sequence[int], int], nn.Module]  # from a sample's shape and the outputs
     title: str
@@ -46,8 +53,18 @@ def build(
 ) -> nn.Module:
     """A model by name, for samples of this shape and so many outputs.
 
-    Its weights are torch's own initialisation under `torch.manual_seed(seed)`. The caller's stream
-    of random numbers is left as it was.
+    Args:
+        name: A key of MODELS.
+        sample: The shape of one sample, such as (1, 28, 28).
+        outputs: Classes, or 1 for a single real output.
+        seed: Its weights are torch's own initialisation under `torch.manual_seed(seed)`. The
+            caller's stream of random numbers is left as it was.
+
+    Raises:
+        InputError: No model has that name, or it cannot take such samples.
+
+    >>> sum(p.numel() for p in build("mclr", (1, 28, 28), 10).parameters())
+    7850
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)

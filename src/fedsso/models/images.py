@@ -38,7 +38,10 @@ def cnn(sample: Sequence[int], outputs: int) -> nn.Module:
 
 
 def cnn_small(sample: Sequence[int], outputs: int) -> nn.Module:
-    """Two real convolutions of 8 and 16 channels and a linear layer."""
+    """Two real convolutions of 8 and 16 channels and a linear layer.
+
+    Each convolution keeps the size of the image, each pool halves it.
+    """
     c, h, w = _image(sample, "cnn-small")
     return nn.Sequential(
         nn.Conv2d(c, 8, 5, padding=2),
@@ -124,6 +127,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """ReLU of the two convolutions plus the shortcut; images [rows, channels, H, W]."""
         pixels = x[..., :: self.stride, :: self.stride]
         shortcut = F.pad(pixels, (0, 0, 0, 0, 0, self.new))
         return F.relu(self.body(x) + shortcut)

@@ -1,7 +1,10 @@
 """The clients' objective f_i(x): value, gradient, curvature and outputs at flat vectors.
 
-Everything is computed for many clients and trials: points are x [clients, trials, d]. Four back
-ends compute the same function, and `objective()` picks one:
+f_i(x) = sum over the rows of client i of weight * loss(model(x, row), target) + l2/2 |x|^2, with
+weights that sum to 1. Everything is computed for many clients and trials: points are x
+[clients, trials, d], and every client has rows of its own, which its trials share.
+
+Four back ends compute the same function, and `objective()` picks one:
 
     Dense     linear layers with activations between them (mclr, mlp): all clients and trials at
               once, with derivatives written by hand
@@ -10,6 +13,9 @@ ends compute the same function, and `objective()` picks one:
     Vmapped   any module that torch.func can batch (on a GPU also residual networks)
     Looped    any module at all, one client and one trial at a time (BatchNorm, LSTM, dropout,
               convolutions on a CPU)
+
+They agree up to rounding. `backend.py` holds what they share, `losses.py` the losses of single
+rows, `modes.py` how torch is set up while a module runs, `choose.py` the choice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,19 @@
 """What the back ends of the objective share.
 
 Papers write the iterate as one vector x, so algorithms see a model as one flat vector. `Layout`
-translates between it and a module's parameters. `Backend` is the base of the four back ends: they
-give outputs, gradients and Hessian products, and the rest follows from these here.
+translates between it and a module's parameters. Buffers, such as the running statistics of
+BatchNorm, are a second flat vector: they are averaged, but they are no part of x and have no
+gradient.
+
+`Backend` is the base of the four back ends: they give outputs, gradients and Hessian products,
+and the rest follows from these here.
 
 Outputs are laid out [clients, trials, classes, rows]. The softmax then runs over contiguous rows,
 which is several times faster on a CPU than with the classes last.
+
+    M, trials   leading axes of points x [M, trials, d]: each client and trial has its own
+    B           rows of a batch, padded with rows of weight 0
+    b           numbers in the buffers
 """
 
 from __future__ import annotations
@@ -33,14 +41,21 @@ BLOCK = 1 << 22  # numbers that a block of a Hessian's columns may take
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter of a module lies in the flat vector."""
+    """Where each parameter of a module lies in the flat vector.
+
+    Parameters follow each other in the order of `named_parameters`, each flattened row by row.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """Layout of the trainable parameters; a frozen one stays as it is in the module."""
+        """Layout of the trainable parameters; a frozen one stays as it is in the module.
+
+        Raises:
+            InputError: No parameter is trainable.
+        """
         shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if not shapes:
             raise InputError("the model has no trainable parameters")
@@ -48,11 +63,14 @@ class Layout:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Number of entries of each parameter."""
+        """Number of entries of each parameter; their sum is d."""
         return [shape.numel() for shape in self.shapes]
 
     def unravel(self, x: Tensor) -> dict[str, Tensor]:
-        """Views of x [..., d] by parameter name, [..., *shape]."""
+        """Views of x [..., d] by parameter name, [..., *shape].
+
+        They share memory with x: writing into a view writes into x.
+        """
         lead = x.shape[:-1]
         parts = x.split_with_sizes(self.sizes, -1)
         views = {}
@@ -62,26 +80,33 @@ class Layout:
 
 
 def ravel(module: nn.Module) -> Tensor:
-    """The trainable parameters as one flat vector (a copy)."""
+    """The trainable parameters as one flat vector [d] (a copy)."""
     params = [module.get_parameter(name) for name in Layout.of(module).names]
     return torch.cat([p.detach().reshape(-1) for p in params])
 
 
 def unravel_into(module: nn.Module, x: Tensor) -> None:
-    """Write a flat vector into a module's trainable parameters."""
+    """Write a flat vector [d] into a module's trainable parameters, in place."""
     with torch.no_grad():
         for name, value in Layout.of(module).unravel(x).items():
             module.get_parameter(name).copy_(value)
 
 
 def buffers_of(module: nn.Module) -> Tensor:
-    """The buffers (BatchNorm statistics) as one flat vector; integers are held as floats."""
+    """The buffers (BatchNorm statistics) as one flat vector [b] in float64.
+
+    Integers, such as BatchNorm's count of batches, are held as floats. A module without buffers
+    gives an empty vector.
+    """
     parts = [b.detach().reshape(-1).double() for b in module.buffers()]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def buffers_into(module: nn.Module, flat: Tensor) -> None:
-    """Write a flat vector into a module's buffers, rounding where they are integers."""
+    """Write a flat vector [b] into a module's buffers in place, rounding where they are integers.
+
+    An average over clients need not be whole. The caller has switched autograd off.
+    """
     start = 0
     for b in module.buffers():
         end = start + b.numel()
@@ -98,6 +123,14 @@ class Backend:
 
     A subclass gives what the rows alone make of it: `_value_and_grad`, `_hvp`, `predict` and
     `outputs`. The penalty is added here. `l2` and `buffers` [M, trials, b] are set by the engine.
+
+    Args:
+        module: The model. It is copied, since back ends write parameters and modes into it.
+        loss: The loss of single rows.
+
+    It is the `Objective` of the algorithms' contract. Mini-batches carry weights that sum to 1
+    over a client's rows. In a full pass the rows come in several batches, whose weights sum to 1
+    together: the results of the pieces are then added.
     """
 
     stacks = True  # whether clients and trials are computed at once
@@ -115,7 +148,11 @@ class Backend:
         batch: Batch,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Weighted mean loss [M, trials] and its gradient [M, trials, d]."""
+        """Weighted mean loss [M, trials] and its gradient [M, trials, d], at x with the penalty.
+
+        Modules run in training mode, and the buffers move along. The gradient is written into
+        `out` where it is given, which saves fresh memory in every local step.
+        """
         value, grad = self._value_and_grad(x, batch, out)
         if self.l2:
             value = value + self._penalty(x, batch)
@@ -123,7 +160,7 @@ class Backend:
         return value, grad
 
     def value(self, x: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean loss [M, trials], the same as that of `value_and_grad`."""
+        """Weighted mean loss [M, trials], the same as that of `value_and_grad`; buffers stay."""
         value = self._value(x, batch)
         return value + self._penalty(x, batch) if self.l2 else value
 
@@ -133,12 +170,16 @@ class Backend:
         v: Tensor,
         batch: Batch,
     ) -> Tensor:
-        """Hessian at x times v, [M, trials, d]."""
+        """The Hessian at x times v [M, trials, d], of the same shape."""
         product = self._hvp(x, v, batch)
         return product + self._share(batch) * v if self.l2 else product
 
     def hessian(self, x: Tensor, batch: Batch) -> Tensor:
-        """Hessian [M, trials, d, d]."""
+        """The Hessian [M, trials, d, d], symmetric to the bit.
+
+        It takes M * trials * d * d numbers: algorithms that ask for it take clients one at a
+        time.
+        """
         H = self._hessian(x, batch)
         if self.l2:
             diagonal = H.diagonal(dim1=-2, dim2=-1)
@@ -148,7 +189,8 @@ class Backend:
     def _share(self, batch: Batch) -> Tensor:
         """These rows' part of l2, [M, 1, 1].
 
-        The pieces of a full pass share the penalty: their weights sum to 1.
+        The pieces of a full pass share the penalty: their weights sum to 1. Each piece thus
+        brings the part of the penalty that belongs to its rows, and their sum has it once.
         """
         return self.l2 * batch.weight.sum(-1)[:, None, None]
 
@@ -177,12 +219,11 @@ class Backend:
         raise NotImplementedError
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs [M, trials, classes, rows] for rows [M, B, *sample], in evaluation mode."""
+        """Outputs [M, trials, classes, B] for rows [M, B, *sample], in evaluation mode."""
         raise NotImplementedError
 
     def outputs(self, x: Tensor, batch: Batch) -> Tensor:
-        """Outputs [M, trials, classes, rows] in training mode, which leaves the buffers as they
-        are."""
+        """Outputs [M, trials, classes, B] in training mode; the buffers stay as they are."""
         raise NotImplementedError
 
     # what follows from it, unless a subclass knows a faster way
@@ -194,12 +235,17 @@ class Backend:
         return (rows * batch.weight.unsqueeze(1)).sum(-1)
 
     def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
-        """The Hessian without the penalty: the columns of the identity run as extra trials."""
+        """The Hessian without the penalty: the columns of the identity run as extra trials.
+
+        So one call of `_hvp` gives a block of n columns for every client and trial.
+        """
         M, T, d = x.shape
         H = torch.empty(M, T, d, d, dtype=x.dtype, device=x.device)
         y = by_trial(batch.y, T)
         for part, unit in columns(x, T * (M * d + batch.x.numel())):
             n = len(unit)
+            # Trial t becomes the n trials t n, ..., t n + n - 1, which all have its point and its
+            # targets.
             many = batch._replace(y=y.repeat_interleave(n, 1))
             v = unit.repeat(T, 1).expand(M, T * n, d)
             product = self._hvp(x.repeat_interleave(n, 1), v, many)
@@ -209,14 +255,17 @@ class Backend:
     def targets(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
         """Targets [M, trials, B] drawn from the model's own distribution.
 
-        u [M, B] are uniform numbers, the same for all trials.
+        u [M, B] are uniform numbers, the same for all trials. Raises InputError for a user's own
+        loss, whose distribution nobody knows.
         """
         return draw(self.loss, self.outputs(x, batch), by_trial(u, x.shape[1]))
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
         """The Gauss-Newton-Bartlett estimate of the Hessian's diagonal, [M, trials, d].
 
-        It is B g^2, with g the gradient for targets that are drawn by u [M, B].
+        It is B g^2, with g the gradient for targets that are drawn by u [M, B] and B the rows of
+        the batch. In expectation it is the diagonal of the Gauss-Newton matrix. The penalty's own
+        diagonal, l2, is added.
         """
         drawn = batch._replace(y=self.targets(x, batch, u))
         _, g = self._value_and_grad(x, drawn, None)
@@ -232,7 +281,10 @@ def by_trial(y: Tensor, trials: int) -> Tensor:
 def columns(x: Tensor, numbers: int) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of columns of the identity [n, d], and where they lie.
 
-    A column takes `numbers` numbers in memory; a block is as wide as memory allows.
+    Args:
+        x: Gives d, the type and the device.
+        numbers: The numbers that one column takes in memory while it is computed. A block
+            holds as many columns as BLOCK allows, at least one.
     """
     d = x.shape[-1]
     width = d if x.is_meta else max(1, BLOCK // numbers)
@@ -245,5 +297,5 @@ def columns(x: Tensor, numbers: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def mirrored(H: Tensor) -> Tensor:
-    """H, made symmetric to the bit in place."""
+    """H, made symmetric to the bit in place: (H + H^T) / 2 over the last two axes."""
     return H.add_(H.mT.clone()).div_(2)

@@ -30,7 +30,10 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 
 
 class Chained(Backend):
-    """Convolutions, pools and activations, then linear layers."""
+    """Convolutions, pools and activations, then linear layers.
+
+    `layers` pairs every layer with the name under which the layout knows its parameters.
+    """
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
@@ -39,8 +42,12 @@ class Chained(Backend):
 
     @classmethod
     def fits(cls, module: nn.Module, sample: Sequence[int]) -> bool:
-        """Whether the module is a plain chain that starts with a convolution and is flattened
-        once."""
+        """Whether the module is a plain chain that starts with a convolution and is flattened once.
+
+        Args:
+            module: Any module.
+            sample: The shape of one sample; images are [channels, height, width].
+        """
         chain = [m for m in sequence(module) if not isinstance(m, ELEMENTWISE)]
         flattened = [i for i, m in enumerate(chain) if type(m) is nn.Flatten]
         if len(sample) != 3 or len(flattened) != 1:
@@ -76,6 +83,7 @@ class Chained(Backend):
                 a = cast(Tensor, weight) @ a
                 a = a if bias is None else a + bias.unsqueeze(-1)
             elif isinstance(layer, nn.Flatten):
+                # Features in torch's own order, channel by channel, and the rows last.
                 a = a.permute(0, 1, 2, 4, 5, 3).flatten(2, 4)
             elif isinstance(layer, POOLS):
                 a = _pool(layer, a)
@@ -84,7 +92,7 @@ class Chained(Backend):
         return a
 
     def _losses(self, x: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean losses [M, T]."""
+        """Weighted mean losses [M, T], without the penalty, with a graph where autograd is on."""
         z = self._forward(x, batch.x)
         rows = self.loss(z, by_trial(batch.y, x.shape[1]))
         return (rows * batch.weight.unsqueeze(1)).sum(-1)
@@ -95,6 +103,11 @@ class Chained(Backend):
         batch: Batch,
         out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """One backward pass for all clients and trials.
+
+        Each loss depends on its own point alone, so the gradient of their sum holds every
+        gradient.
+        """
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             value = self._losses(x, batch)
@@ -107,7 +120,7 @@ class Chained(Backend):
         v: Tensor,
         batch: Batch,
     ) -> Tensor:
-        """Double backward."""
+        """Double backward: the gradient's product with v is differentiated once more."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             total = self._losses(x, batch).sum()
@@ -131,9 +144,13 @@ def _convolve(
     bias: Tensor | None,
     a: Tensor,
 ) -> Tensor:
-    """A convolution with filters [M, T, O, C, kh, kw] of images [M, T or 1, C, B, H, W].
+    """A convolution as matrix products, [M, T, O, B, H', W'].
 
-    A leading axis of 1 means that all trials share the images.
+    Args:
+        layer: Gives kernel size, stride and padding; its own parameters are not used.
+        weight: Filters [M, T, O, C, kh, kw].
+        bias: [M, T, O] or None.
+        a: Images [M, T or 1, C, B, H, W]. An axis of 1 means that all trials share the images.
     """
     windows = _windows(layer, a)
     filters = weight.flatten(3)  # [M, T, O, K]
@@ -143,7 +160,10 @@ def _convolve(
 
 
 def _windows(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """What each pixel of the outputs sees: [..., H, W, kh, kw] for images [..., H, W]."""
+    """What each pixel of the outputs sees: [..., H', W', kh, kw] for images [..., H, W].
+
+    It is a view: no patch is copied until the product needs it.
+    """
     high, wide = layer.kernel_size
     down, right = layer.stride
     top, left = cast(Any, layer.padding)
@@ -156,7 +176,16 @@ def _filter_apart(
     filters: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """Each trial has its own windows [M, T, C, B, H, W, kh, kw]: a product for each of them."""
+    """The product for each client and trial, which have their own windows.
+
+    Args:
+        windows: [M, T, C, B, H, W, kh, kw]
+        filters: [M, T, O, K], with K = C kh kw.
+        bias: [M, T, O] or None.
+
+    Returns:
+        Outputs [M, T, O, B, H, W].
+    """
     M, T, O, _ = filters.shape
     B, H, W = windows.shape[3:6]
     patches = windows.permute(0, 1, 2, 6, 7, 3, 4, 5).reshape(M, T, -1, B * H * W)
@@ -169,9 +198,17 @@ def _filter_shared(
     filters: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """All trials share the windows [M, C, B, H, W, kh, kw]: a product for each row.
+    """The product where all trials share the windows: one for each row, with all trials' filters.
 
     With one product for all rows, few threads would have to sum over all pixels on the way back.
+
+    Args:
+        windows: [M, C, B, H, W, kh, kw]
+        filters: [M, T, O, K], with K = C kh kw.
+        bias: [M, T, O] or None.
+
+    Returns:
+        Outputs [M, T, O, B, H, W]; a view, whose rows come before the trials in memory.
     """
     M, T, O, _ = filters.shape
     B, H, W = windows.shape[2:5]
@@ -184,7 +221,7 @@ def _filter_shared(
 
 
 def _pool(layer: nn.Module, a: Tensor) -> Tensor:
-    """A pool over the last two axes, H and W.
+    """A pool over the last two axes, H and W, of a [M, T, channels, B, H, W].
 
     The other axes are brought into the order in which they lie in memory, which saves a copy.
     """

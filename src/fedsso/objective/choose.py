@@ -1,4 +1,9 @@
-"""Which back end computes a module's objective."""
+"""Which back end computes a module's objective.
+
+The order is: what the user asks for; Dense; Chained, on a GPU; Looped for convolutions on a CPU;
+Vmapped, if a trial run shows that torch.func can batch the module; else Looped. It is decided
+here alone and told in the log.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "stacked", "loop")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Layers that are not tried with torch.func: those with statistics of a whole batch, recurrent
+# ones and those that draw.
 UNBATCHED = (nn.modules.batchnorm._NormBase, nn.RNNBase, nn.modules.dropout._DropoutNd)
 
 
@@ -33,8 +40,19 @@ def objective(
 ) -> tuple[Backend, str]:
     """The back end for a module whose samples have this shape, and why it was chosen.
 
-    `engine` is the user's wish. "auto": whatever is fastest. "stacked": all clients and trials at
-    once, or an error. "loop": one after the other.
+    Args:
+        module: The model, on the device and in the type of the run. It is copied.
+        loss: The loss of single rows.
+        engine: The user's wish. "auto": whatever is fastest. "stacked": all clients and trials at
+            once, or an error. "loop": one after the other.
+        device: Where the run computes.
+        sample: The shape of one sample, without the rows.
+
+    Returns:
+        The back end, and a few words for the log.
+
+    Raises:
+        InputError: The engine is not known, or the module cannot be stacked as asked.
     """
     one_of("engine", engine, ENGINES)
     if engine == "loop":
@@ -61,7 +79,11 @@ def _has_convolutions(module: nn.Module) -> bool:
 
 
 def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> str:
-    """Why torch.func cannot batch this module; empty if it can, which is tried."""
+    """Why torch.func cannot batch this module; empty if it can, which is tried.
+
+    Two clients, two trials and two rows of zeros go through the module once, forwards and
+    backwards.
+    """
     for m in module.modules():
         if isinstance(m, UNBATCHED) and not _sees_single_rows(m):
             return f"torch.func cannot batch {type(m).__name__}"
@@ -73,6 +95,7 @@ def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> st
     try:
         out = back.predict(x, rows)
         back.value_and_grad(x, Batch(rows, targets, weights))
+    # torch.func raises RuntimeError for what it cannot batch; other errors are the user's to see.
     except RuntimeError as error:
         first_line = str(error).splitlines()[0]
         return f"torch.func cannot batch it ({first_line[:80]})"

@@ -2,6 +2,9 @@
 
 It serves modules whose rows depend on each other or on chance (BatchNorm, dropout), those that
 torch.func cannot batch (LSTM), and convolutions on a CPU, which are faster this way.
+
+The point and the buffers of a client and trial are written into the one module, the module runs
+as in any torch program, and what it leaves in its buffers is read back.
 """
 
 from __future__ import annotations
@@ -21,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class Looped(Backend):
-    """A loop over clients and trials; padding is cut off before the module sees it."""
+    """A loop over clients and trials; padding is cut off before the module sees it.
+
+    BatchNorm would count padded rows otherwise. `stacks` is False, so that the engine hands over
+    one client at a time.
+    """
 
     stacks = False
 
@@ -43,7 +50,8 @@ class Looped(Backend):
     def _each(self, x: Tensor, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
         """Client, trial and the client's own rows, with the point x[i, t] loaded into the module.
 
-        Clients without rows are passed over.
+        Rows of weight 0 stand behind the others and are cut off. Clients without rows are passed
+        over. The module is in training mode.
         """
         self.module.train()
         trials = x.shape[1]
@@ -58,7 +66,7 @@ class Looped(Backend):
                 yield i, t, rows
 
     def _outputs(self, rows: Batch) -> Tensor:
-        """Outputs [classes, rows]."""
+        """Outputs [classes, rows] of the loaded module; the batch's key fixes its draws."""
         with seeded(rows.key, rows.x.device):
             return by_classes(self.module(rows.x))
 
@@ -67,7 +75,10 @@ class Looped(Backend):
         return (self.loss(self._outputs(rows), rows.y) * rows.weight).sum()
 
     def _product(self, rows: Batch) -> Callable[[Tensor], Tensor]:
-        """The function v -> (Hessian) v, which keeps the graph of the gradient."""
+        """The function v [d] -> (Hessian) v, which keeps the graph of the gradient.
+
+        So a full Hessian pays for forward and first backward pass once.
+        """
         with torch.enable_grad(), differentiable_twice(self.module):
             loss = self._loss(rows)
             parts = torch.autograd.grad(
@@ -93,7 +104,11 @@ class Looped(Backend):
         batch: Batch,
         out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Autograd of the module in training mode; its buffers move along."""
+        """Autograd of the module in training mode; its buffers move along.
+
+        What BatchNorm has learned goes into `buffers` [M, trials, b] of that client and trial,
+        from where the engine takes it.
+        """
         value = x.new_zeros(x.shape[:2])
         grad = x.new_zeros(x.shape) if out is None else out.zero_()
         for i, t, rows in self._each(x, batch):
@@ -120,7 +135,7 @@ class Looped(Backend):
         v: Tensor,
         batch: Batch,
     ) -> Tensor:
-        """Double backward."""
+        """Double backward; buffers stay as they are."""
         out = x.new_zeros(x.shape)
         for i, t, rows in self._each(x, batch):
             product = self._product(rows)
@@ -141,7 +156,10 @@ class Looped(Backend):
         return mirrored(H)
 
     def outputs(self, x: Tensor, batch: Batch) -> Tensor:
-        """Outputs in training mode, [M, trials, classes, rows]; zero on padding."""
+        """Outputs in training mode, [M, trials, classes, B]; zero on padding.
+
+        The number of classes is known when the first client has run.
+        """
         z = x.new_zeros(0)
         with torch.no_grad():
             for i, t, rows in self._each(x, batch):
@@ -153,7 +171,10 @@ class Looped(Backend):
         return z
 
     def predict(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Outputs in evaluation mode, [M, trials, classes, rows]."""
+        """Outputs in evaluation mode, [M, trials, classes, rows].
+
+        A module that draws even then is seeded, so that an evaluation can be repeated.
+        """
         self.module.eval()
         clients, trials = x.shape[:2]
         out: list[Tensor] = []
@@ -167,5 +188,5 @@ class Looped(Backend):
 
 
 def _flat(parts: Sequence[Tensor]) -> Tensor:
-    """Gradients of several parameters as one vector."""
+    """Gradients of several parameters as one vector [d], in the order of the layout."""
     return torch.cat([g.reshape(-1) for g in parts])

@@ -1,8 +1,14 @@
 """Losses: one number for each row, and their derivatives in the model's outputs.
 
 Outputs are z [..., classes, rows], targets y [..., rows]. Three losses are built in:
-cross_entropy, bce and mse. Their derivatives are written out; those of a user's own loss come from
-autograd.
+
+    cross_entropy   -log softmax(z)_y          labels 0, 1, ..., classes - 1
+    bce             log(1 + e^z) - y z         one output, targets in [0, 1]
+    mse             (z - y)^2, without 1/2     one output, real targets
+
+`slope` gives the first derivative in z, `bend` the second one times a vector. Those of
+cross_entropy, and the second ones of bce and mse, are written out; all others come from autograd.
+Built-in losses are recognised by identity (`loss is mse`).
 """
 
 from __future__ import annotations
@@ -21,23 +27,31 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """Softmax cross-entropy of integer labels."""
+    """Softmax cross-entropy of integer labels: -log softmax(z)_y for each row.
+
+    >>> cross_entropy(torch.zeros(4, 1), torch.tensor([2])).exp()
+    tensor([4.])
+    """
     logp = torch.log_softmax(z, -2)
     return -logp.gather(-2, y.unsqueeze(-2)).squeeze(-2)
 
 
 def bce(z: Tensor, y: Tensor) -> Tensor:
-    """Logistic loss of one output and targets 0 or 1."""
+    """Logistic loss of one output and targets 0 or 1: log(1 + e^z) - y z for each row.
+
+    softplus computes log(1 + e^z) without overflow.
+    """
     z = _single(z, "bce")
     return F.softplus(z) - y.to(z.dtype) * z
 
 
 def mse(z: Tensor, y: Tensor) -> Tensor:
-    """Squared error of one output."""
+    """Squared error (z - y)^2 of one output, for each row."""
     z = _single(z, "mse")
     return (z - y.to(z.dtype)) ** 2
 
 
+# What the option `loss` may name.
 LOSSES: dict[str, RowLoss] = {
     "cross_entropy": cross_entropy,
     "bce": bce,
@@ -56,8 +70,16 @@ def _single(z: Tensor, loss: str) -> Tensor:
 def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
     """A loss by name, or a user's function.
 
-    A user's function takes outputs [n, classes] and targets [n], as torch's own losses do, and
-    returns one loss for each row, [n].
+    Args:
+        loss: A name in LOSSES, or a function that takes outputs [n, classes] and targets [n], as
+            torch's own losses do, and returns one loss for each row, [n].
+
+    Returns:
+        A function in the layout of this package. For a user's function it brings clients, trials
+        and rows into one axis and checks what comes back.
+
+    Raises:
+        InputError: No loss has that name, or it is neither a name nor a function.
     """
     if isinstance(loss, str):
         if loss not in LOSSES:
@@ -67,6 +89,7 @@ def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
         raise InputError(f"a loss is a name or a function, got loss={loss!r}")
 
     def rows(z: Tensor, y: Tensor) -> Tensor:
+        """The user's losses [..., rows]; all leading axes become rows of one long batch."""
         outputs = z.movedim(-2, -1).reshape(-1, z.shape[-2])
         value = loss(outputs, y.reshape(-1))
         _check_rows(value, y.numel())
@@ -76,7 +99,10 @@ def row_loss(loss: str | Callable[[Tensor, Tensor], Tensor]) -> RowLoss:
 
 
 def _check_rows(value: object, rows: int) -> None:
-    """Refuse what a user's loss has returned unless it is one number for each row."""
+    """Refuse what a user's loss has returned unless it is one number for each row.
+
+    A mean over the rows, which torch's losses return by default, cannot be weighted row by row.
+    """
     if isinstance(value, Tensor):
         if value.shape == (rows,):
             return
@@ -89,7 +115,10 @@ def _check_rows(value: object, rows: int) -> None:
 
 
 def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses of the rows [..., rows], and their derivatives in the outputs, shaped as z."""
+    """The losses of the rows [..., rows], and their derivatives in the outputs, shaped as z.
+
+    The second tensor is the caller's: it may be written into.
+    """
     if loss is cross_entropy:
         return _cross_entropy_slope(z, y)
     with torch.enable_grad():
@@ -100,7 +129,10 @@ def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cross_entropy_slope(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivative is softmax(z) minus 1 at the label; it is written over the log-softmax."""
+    """As `slope`. The derivative is softmax(z) minus 1 at the label.
+
+    It is written over the log-softmax, which saves a tensor of the size of z in every step.
+    """
     logp = torch.log_softmax(z, -2)
     index = y.unsqueeze(-2)
     rows = -logp.gather(-2, index).squeeze(-2)
@@ -114,7 +146,12 @@ def bend(
     y: Tensor,
     u: Tensor,
 ) -> Tensor:
-    """The second derivatives of the row losses in the outputs, times u; z and u alike in shape."""
+    """The second derivatives of the row losses in the outputs, times u; z and u alike in shape.
+
+    For each row it is S u, with S [classes, classes]: diag(p) - p p^T for cross_entropy with
+    p = softmax(z), s (1 - s) for bce with s = sigmoid(z), 2 for mse. A loss that is linear in z
+    gives zeros.
+    """
     if loss is cross_entropy:
         p = torch.softmax(z, -2)
         pu = p * u
@@ -135,11 +172,17 @@ def bend(
 
 
 def draw(loss: RowLoss, z: Tensor, u: Tensor) -> Tensor:
-    """Targets [..., rows] drawn from the model's own distribution, by uniform numbers u.
+    """Targets [..., rows] drawn from the model's own distribution.
 
-    This is the distribution whose negative log-likelihood is the loss.
+    This is the distribution whose negative log-likelihood is the loss: a class by softmax, 0 or 1
+    by the sigmoid, a normal number with variance 1/2 around z. u [..., rows] are uniform numbers
+    in (0, 1), one for each target: the same u gives the same draw.
+
+    Raises:
+        InputError: A user's own loss, whose distribution is not known.
     """
     if loss is cross_entropy:
+        # The inverse of the distribution function: as many classes as lie below u.
         below = torch.softmax(z, -2).cumsum(-2)
         total = below[..., -1:, :]  # not quite 1, because of rounding
         return (below < u.unsqueeze(-2) * total).sum(-2)

@@ -1,5 +1,8 @@
-"""The back end for any module that torch.func can batch: functions of one client and one trial,
-mapped over all of them."""
+"""The back end for any module that torch.func can batch.
+
+Loss and outputs are written as functions of one client and one trial. `torch.func.vmap` maps them
+over the trials, which share the client's rows, and these over the clients.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Vmapped(Backend):
-    """torch.func over clients and, inside, over trials."""
+    """torch.func over clients and, inside, over trials.
+
+    The module stays in training mode but while it predicts. It has no buffers that change:
+    modules with statistics of their own are left to `Looped`.
+    """
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
         super().__init__(module, loss)
@@ -41,11 +48,11 @@ class Vmapped(Backend):
         y: Tensor,
         weight: Tensor,
     ) -> Tensor:
-        """The weighted sum of the rows' losses."""
+        """The weighted sum of the rows' losses, one number; padding has weight 0."""
         return (self.loss(self._outputs(x, rows), y) * weight).sum()
 
     def _product(self, x: Tensor, v: Tensor, *rows: Tensor) -> Tensor:
-        """The Hessian times v, reverse over reverse.
+        """The Hessian times v [d], reverse over reverse.
 
         Forward mode would load torch's deprecated script compiler.
         """
@@ -62,7 +69,11 @@ class Vmapped(Backend):
         batch: Batch,
         *points: Tensor,
     ) -> Any:
-        """fn(*points, rows, targets, weights) for all clients and trials; points [M, trials, d]."""
+        """fn(*points, rows, targets, weights) for all clients and trials; points [M, trials, d].
+
+        The results have the axes [M, trials] in front of what fn returns for one client and one
+        trial.
+        """
         targets = 0 if batch.y.dim() == 3 else None  # the trials have targets of their own or not
         each = [0] * len(points)
         over_trials = torch.func.vmap(fn, (*each, None, targets, None))
@@ -75,6 +86,7 @@ class Vmapped(Backend):
         batch: Batch,
         out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient by `torch.func.grad_and_value`, which gives the gradient first."""
         grad, value = self._over(self._grad, batch, x)
         return value, grad if out is None else out.copy_(grad)
 
@@ -84,6 +96,7 @@ class Vmapped(Backend):
         v: Tensor,
         batch: Batch,
     ) -> Tensor:
+        """Hessian times v, with kernels that have second derivatives."""
         with differentiable_twice(self.module):
             product: Tensor = self._over(self._product, batch, x, v)
         return product

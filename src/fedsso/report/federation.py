@@ -1,7 +1,10 @@
 """A federation to look at: numbers that tell how unequal its clients are, and a table in text.
 
-Symbols: N clients, n_i rows of client i (training and test together), n all rows, q_ic the share of
-label c among the rows of client i, q_c its share among all rows.
+`skew` computes the numbers, `text` writes the table, which `fedsso data show` prints. The picture
+of the same is in `federation_picture.py`.
+
+Symbols: N clients, n_i rows of client i (training and test together), n all rows, q_ic the share
+of label c among the rows of client i, q_c its share among all rows.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..data.federation import Federation
 
+# From few rows to many. A label that a client does not have is a blank.
 SHADES = "·░▒▓█"
 EDGES = (0.05, 0.25, 0.5, 0.75)  # between the shades, in parts of the largest share
 LINES = 40  # clients shown one by one; of more only the largest and the smallest
@@ -66,19 +70,25 @@ def skew(fed: Federation) -> dict[str, float]:
 
 
 def rows_of(fed: Federation) -> Tensor:
-    """n_i: the rows of each client."""
+    """n_i: the rows of each client, int64 [N] on the CPU."""
     return (fed.train_sizes + fed.test_sizes).cpu()
 
 
 def shares_of(fed: Federation) -> NDArray[np.float64]:
-    """q_ic: the share of each label among the rows of each client, [clients, labels]."""
+    """q_ic: the share of each label among the rows of each client, float64 [clients, labels].
+
+    The shares of a client sum to 1. InputError where targets are real numbers.
+    """
     counts = fed.label_counts().cpu().double()
     q: NDArray[np.float64] = (counts / counts.sum(1, keepdim=True)).numpy()
     return q
 
 
 def _gini(rows: Tensor) -> float:
-    """The Gini coefficient; the double sum over pairs is one sum over the sizes in order."""
+    """The Gini coefficient; the double sum over pairs is one sum over the sizes in order.
+
+    With n_1 <= ... <= n_N, sum_ij |n_i - n_j| = 2 sum_i (2 i - N - 1) n_i.
+    """
     ascending = rows.sort().values.double()
     N = len(rows)
     rank = torch.arange(1, N + 1)
@@ -86,7 +96,7 @@ def _gini(rows: Tensor) -> float:
 
 
 def _label_figures(counts: Tensor) -> dict[str, float]:
-    """The numbers of labels, from the rows of each client and label."""
+    """The numbers of labels that `skew` explains, from the counts [clients, labels] in float64."""
     q = counts / counts.sum(1, keepdim=True)
     D = label_skew(counts)
     held = (counts > 0).sum(1).double()
@@ -105,8 +115,25 @@ def _label_figures(counts: Tensor) -> dict[str, float]:
 def text(fed: Federation, width: int = 100) -> str:
     """A table with one line for each client, and below it the numbers in words.
 
-    A line has the client's labels as shades and its rows as a bar. No line is wider than `width`
-    columns of a terminal, of which there must be at least 40.
+    Args:
+        fed: The federation.
+        width: How many columns the terminal has, at least 40. No line is wider.
+
+    Returns:
+        Lines of text. A client's line has its labels as shades and its rows as a bar. Below the
+        table stand the meaning of the signs, the numbers of `skew` in sentences, and the notes.
+
+    Raises:
+        InputError: The width is below 40.
+
+    >>> from fedsso import Federation
+    >>> pairs = [([[0.0]] * 4, [0, 0, 0, 1]), ([[0.0]] * 8, [1] * 8)]
+    >>> fed = Federation.from_clients(pairs, client_names=["Ulm", "Graz"])
+    >>> for line in text(fed, width=40).splitlines()[4:7]:
+    ...     print(line)
+    client  0  1    rows
+    Ulm     ██ ▒▒      4  ███████░░
+    Graz       ██      8  ██████████████░░░░
     """
     table, legend = _table(fed, integer("width", width, 40))
     lines = [*_wrapped(repr(fed), width), "", *table, ""]
@@ -118,20 +145,23 @@ def text(fed: Federation, width: int = 100) -> str:
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A sentence as lines that are not too wide."""
+    """A sentence as lines that are not too wide; from the second on they are indented."""
     return textwrap.wrap(line, width, subsequent_indent="  ")
 
 
 def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
     """The heading and the clients, and sentences that explain the signs.
 
-    The columns are made one after the other, each from what is left of the width.
+    The columns are made one after the other, each from what is left of the width. Where targets
+    are real numbers, there is no column of labels.
     """
     rows = rows_of(fed)
     shown = _shown(rows)
     all_names = names_of(fed)
     names = _name_column([all_names[i] for i in shown], min(16, width // 5))
     sizes = _right(["rows", *(str(int(rows[i])) for i in shown)])
+    # Names, sizes and bars have two gaps of two blanks between them. The labels, if there are
+    # any, bring a third gap.
     room = width - _columns(names[0]) - len(sizes[0]) - 4
     blocks = [names]
     legend: list[str] = []
@@ -155,7 +185,10 @@ def _table(fed: Federation, width: int) -> tuple[list[str], list[str]]:
 
 
 def _shown(rows: Tensor) -> list[int]:
-    """All clients in their order; of many the largest and then the smallest, large first."""
+    """All clients in their order; of many the largest and then the smallest, large first.
+
+    `rows` are the sizes of the clients. Returns the numbers of the clients to show.
+    """
     if len(rows) <= LINES:
         return list(range(len(rows)))
     order: list[int] = rows.argsort(descending=True, stable=True).tolist()
@@ -167,7 +200,10 @@ def _shown(rows: Tensor) -> list[int]:
 
 
 def names_of(fed: Federation) -> list[str]:
-    """Names of the clients, or their numbers; what cannot be printed becomes a question mark."""
+    """Names of the clients, or their numbers; what cannot be printed becomes a question mark.
+
+    A name comes from a file and could hold control characters, which would act on the terminal.
+    """
     if not fed.client_names:
         return [str(i) for i in range(fed.clients)]
     return [_printable(name) for name in fed.client_names]
@@ -179,14 +215,18 @@ def _printable(name: str) -> str:
 
 
 def _name_column(names: Sequence[str], most: int) -> list[str]:
-    """The heading and the names, cut and then padded to the same width."""
+    """The heading and the names, cut to `most` columns and then padded to the same width."""
     short = [cut(name, most) for name in ("client", *names)]
     wide = max(map(_columns, short))
     return [name + " " * (wide - _columns(name)) for name in short]
 
 
 def cut(name: str, most: int) -> str:
-    """The name, its end replaced by an ellipsis where it is wider than `most` columns."""
+    """The name, its end replaced by an ellipsis where it is wider than `most` columns.
+
+    >>> cut("Villingen", 6)
+    'Villi…'
+    """
     if _columns(name) <= most:
         return name
     while _columns(name) > most - 1:
@@ -200,7 +240,7 @@ def _columns(name: str) -> int:
 
 
 def _right(cells: Sequence[str]) -> list[str]:
-    """Cells set to the right, all of the same width."""
+    """Cells set to the right, all as wide as the widest one."""
     wide = max(map(len, cells))
     return [cell.rjust(wide) for cell in cells]
 
@@ -216,6 +256,14 @@ def _label_columns(
     """A heading and a line of shades for each client, and sentences that explain them.
 
     Where labels outnumber the columns, neighbouring labels share one.
+
+    Args:
+        fed: The federation.
+        shown: The numbers of the clients to show.
+        room: How many columns of the terminal there are for the labels.
+
+    Returns:
+        The heading with one line for each client, all equally wide; and the sentences.
     """
     per = math.ceil(fed.classes / room)  # labels in a column
     wide = min(3, max(1, room // fed.classes))  # columns of the terminal for one of ours
@@ -244,7 +292,10 @@ def _label_columns(
 
 
 def _cell(share: float, top: float, wide: int) -> str:
-    """A share as a shade, `wide` columns with a gap where there are several."""
+    """A share as a shade, `wide` columns with a gap where there are several.
+
+    `top` is the largest share that any client has, and gets the darkest shade.
+    """
     shade = " "
     if share:
         shade = SHADES[int(np.digitize(share / top, EDGES))]
@@ -252,7 +303,13 @@ def _cell(share: float, top: float, wide: int) -> str:
 
 
 def _heading(columns: int, per: int, wide: int) -> str:
-    """Labels above their columns, at even steps that leave a blank between two."""
+    """Labels above their columns, at even steps that leave a blank between two.
+
+    Args:
+        columns: How many columns of labels there are.
+        per: How many labels share a column, which is named by the first of them.
+        wide: How many columns of the terminal one of ours takes.
+    """
     room = len(str((columns - 1) * per)) + 1
     whole = columns * wide
     steps = (1, 2, 5, 10, 20, 50, columns)
@@ -269,7 +326,10 @@ def _bars(
     shown: Sequence[int],
     length: int,
 ) -> list[str]:
-    """Training rows dark and test rows light; the largest client's bar has the whole length."""
+    """Training rows dark and test rows light; the largest client's bar has the whole length.
+
+    A client too small for a single block has a thin line, so that no bar is empty.
+    """
     rows = rows_of(fed)
     train = fed.train_sizes.cpu()
     scale = length / int(rows.max())
@@ -282,7 +342,7 @@ def _bars(
 
 
 def _sentences(fed: Federation) -> list[str]:
-    """The numbers in words."""
+    """The numbers of `skew` in words: the sizes and, where there are labels, the labels."""
     f = skew(fed)
     sizes = (
         f"Rows of a client: {f['rows_min']} to {f['rows_max']}, median {f['rows_median']:g}; Gini "

@@ -1,7 +1,11 @@
 """A federation as a picture: who holds how many rows of which label, beside the clients' sizes.
 
-A few clients and labels become bubbles, whose area is the number of rows. Many become a heat map of
-shares. Symbols are those of `report.federation`.
+A few clients and labels become bubbles, whose area is the number of rows. Many become a heat map
+of shares, because small circles cannot be told apart. Symbols are those of `report.federation`.
+
+`picture` writes the file. The functions below it draw the heading, the axes, the panel of labels
+and the panel of sizes onto one figure. Both panels share their vertical axis: a client is a line
+across the whole picture, with client 0 on top.
 """
 
 from __future__ import annotations
@@ -39,16 +43,32 @@ def picture(
 ) -> Path:
     """Draw who holds how many rows of which label, beside the clients' sizes.
 
-    Where targets are real numbers, there are the sizes alone. The suffix of the path decides the
-    format: .png, .pdf or .svg. Returns the path.
+    Where targets are real numbers, there are the sizes alone.
+
+    Args:
+        fed: The federation.
+        path: The file. Its suffix decides the format: .png, .pdf or .svg.
+        title: The heading. By default the names of the data set and of the partition.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: The format is another one, the file cannot be written, or matplotlib is not
+            installed.
     """
     return draw(path, lambda figure: _draw(figure, fed, title))
 
 
 def _draw(figure: Figure, fed: Federation, title: str) -> None:
-    """Draw the heading and the panels."""
+    """Draw the heading and the panels.
+
+    The size of the figure is chosen first, from the numbers of clients and labels: the bubbles
+    must know how wide a line is.
+    """
     wide, high = _size(fed)
     figure.set_size_inches(wide, high)
+    # The layout leaves the upper edge to the heading.
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0, 0, 1, 1 - HEAD / high))
     _head(figure, fed, title)
@@ -57,6 +77,7 @@ def _draw(figure: Figure, fed: Federation, title: str) -> None:
         _client_axis(sizes, fed)
         _sizes(sizes, fed)
         return
+    # The panel of labels grows with their number, until the sizes have 3.6 inches left.
     matrix = min(wide - 3.6, max(2.8, 0.64 * fed.classes))
     labels, sizes = figure.subplots(
         1,
@@ -77,8 +98,8 @@ def _draw(figure: Figure, fed: Federation, title: str) -> None:
 def _size(fed: Federation) -> tuple[float, float]:
     """Width and height in inches.
 
-    Each client has a line of its own as long as lines can be read, and more labels make the picture
-    wider.
+    Each client has a line of its own as long as lines can be read, and more labels make the
+    picture wider. Beyond 60 clients the height grows slowly, up to 9 inches for the panel.
     """
     lines = fed.clients
     if lines <= CLIENTS:
@@ -92,12 +113,16 @@ def _size(fed: Federation) -> tuple[float, float]:
 
 
 def _few(fed: Federation) -> bool:
-    """Whether there is room for bubbles."""
+    """Whether there is room for bubbles: with more clients or labels they would be too small."""
     return fed.clients <= CLIENTS and fed.classes <= LABELS
 
 
 def _head(figure: Figure, fed: Federation, title: str) -> None:
-    """Write data set and partition, or the user's title; below it the federation in numbers."""
+    """Write data set and partition, or the user's title; below it the federation in numbers.
+
+    A title that is too long for the picture is cut.
+    """
+    # Places are parts of the height of the figure: this is one inch of it.
     inch = 1 / figure.get_figheight()
     own = title or _name(fed)
     own = cut(own, int(8 * figure.get_figwidth()))
@@ -114,7 +139,10 @@ def _head(figure: Figure, fed: Federation, title: str) -> None:
 
 
 def _name(fed: Federation) -> str:
-    """The data set and, where it is known, the partition."""
+    """The data set and, where it is known, the partition.
+
+    A federation of a user's own arrays has no partition, only clients.
+    """
     partition = fed.source.get("partition")
     return f"{fed.name}, partition {partition}" if partition else fed.name
 
@@ -136,7 +164,10 @@ def _numbers(fed: Federation) -> list[str]:
 
 
 def _client_axis(axes: Axes, fed: Federation) -> None:
-    """Clients downwards; with their names where the lines are wide enough for them."""
+    """Clients downwards; with their names where the lines are wide enough for them.
+
+    Of many clients a few numbers stand at the axis. A long name is cut.
+    """
     from matplotlib.ticker import MaxNLocator
 
     axes.set(ylim=(fed.clients - 0.5, -0.5), ylabel="client")
@@ -175,7 +206,8 @@ def _label_axis(axes: Axes, classes: int) -> None:
 def _row_axis(axes: Axes, most: int) -> None:
     """Rows from left to right, with few enough ticks for long numbers.
 
-    The layout makes room for the number beside the longest bar.
+    `most` are the rows of the largest client. The layout makes room for the number beside the
+    longest bar.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -198,14 +230,17 @@ def _row_axis(axes: Axes, most: int) -> None:
 def _bubbles(axes: Axes, fed: Federation) -> None:
     """Draw a circle for each label of a client, whose area is its rows.
 
-    The largest is as wide as a line, and none is less than a dot.
+    The largest is as wide as a line, and none is less than a dot. The panels must have their
+    final sizes by now.
     """
     from matplotlib.collections import EllipseCollection
 
     counts = fed.label_counts().cpu().numpy()
     clients, labels = counts.nonzero()
+    # The area is in proportion to the rows, so the diameter is to their square root.
     share = counts[clients, labels] / counts.max()
     wide = 0.95 * np.maximum(np.sqrt(share), 0.12)
+    # Diameters are in units of the closer of the two axes, so that neighbours never overlap.
     circles = EllipseCollection(
         wide,
         wide,
@@ -221,7 +256,8 @@ def _bubbles(axes: Axes, fed: Federation) -> None:
 
 
 def _narrow(axes: Axes) -> Any:
-    """The direction in which neighbours are closer: "x" or "y"."""
+    """The direction in which neighbours are closer on the paper: "x" or "y"."""
+    # One step to the right and one step down, in pixels.
     corners = axes.transData.transform([(0, 0), (1, 1)])
     x, y = np.abs(np.diff(corners, axis=0)[0])
     return "x" if x < y else "y"
@@ -230,7 +266,8 @@ def _narrow(axes: Axes) -> Any:
 def _heat_map(axes: Axes, fed: Federation) -> None:
     """Draw the share of each label in a client's rows.
 
-    Where clients outnumber the lines of the picture, a line is the mean of neighbours.
+    Shares are shown instead of rows, or small clients would all be white. Where clients outnumber
+    the lines of the picture, a line is the mean of neighbours.
     """
     lines = np.array_split(shares_of(fed), min(fed.clients, PIXELS))
     q = np.array([line.mean(0) for line in lines])
@@ -252,7 +289,10 @@ def _heat_map(axes: Axes, fed: Federation) -> None:
 
 
 def _sizes(axes: Axes, fed: Federation) -> None:
-    """Draw the training rows of each client, and after them the test rows."""
+    """Draw the training rows of each client, and after them the test rows.
+
+    Few clients have their number of rows beside the bar, training and test together.
+    """
     train = fed.train_sizes.cpu().numpy()
     rows = rows_of(fed).numpy()
     nothing = np.zeros_like(train)
@@ -286,7 +326,15 @@ def _bars_between(
     color: str,
     label: str,
 ) -> None:
-    """Draw a bar for each client, or one outline for many clients; nothing if all are 0."""
+    """Draw a bar for each client, or one outline for many clients; nothing if all are 0.
+
+    Args:
+        axes: The panel of sizes.
+        start: Where each bar begins, in rows, [clients].
+        end: Where it ends, [clients].
+        color: Its colour.
+        label: What the legend calls these rows.
+    """
     if not (start < end).any():
         return
     count = len(start)
@@ -300,6 +348,7 @@ def _bars_between(
             label=label,
         )
         return
+    # A single shape is drawn much faster than thousands of bars, and has no gaps between them.
     axes.stairs(
         end,
         np.arange(count + 1) - 0.5,

@@ -1,7 +1,16 @@
 """What one path holds: a run, a folder of runs, a sweep, a run on Flower, or a bare trace.
 
-`source` looks at the files and reads them. Folders may come from somebody else. What they hold is
-read within limits, and their settings are not followed to other files unless the user says so.
+`source` tells these apart by the names of the files, reads them, and returns a `Source`: curves
+with labels, notes for the reader, settings to reproduce, and how to load the data. `sources.py`
+puts the sources of several paths on one page.
+
+    parts/                                  a sweep
+    spec.toml, trace.csv                    a run, whose checkpoint tells whether it is finished
+    trace.csv, checkpoint.safetensors       a run on Flower
+    trace.csv alone, under any name         a bare trace
+
+Folders may come from somebody else. What they hold is read within limits (`support.intake`), and
+their settings are not followed to other files unless the user says so.
 """
 
 from __future__ import annotations
@@ -57,16 +66,25 @@ PATHS = {"files", "data_dir", "vectors"}  # settings of a federation that name f
 
 
 class Data(NamedTuple):
-    """A federation's settings, which are empty for arrays of one's own, and how to load it."""
+    """The settings of a federation, and a function that loads it.
 
+    The function is called only for a page that shows who holds which labels, or to get the digest
+    of a sweep's federation: loading can take long, and a run's traces are enough for everything
+    else.
+    """
+
+    # What `fedsso.load` takes, by name. Empty for arrays of one's own, which no file can hold.
     table: Mapping[str, Any]
+    # Raises InputError where the data are gone or are not what they were.
     load: Callable[[], Federation]
 
     @property
     def named(self) -> bool:
         """Whether it comes from the own data folder, by the name of a data set.
 
-        If so, no path that somebody else chose is read.
+        If so, no path that somebody else chose is read, and the data are loaded without asking. A
+        data set without files, such as "synthetic", and one whose settings name files do not
+        count.
         """
         if PATHS & self.table.keys():
             return False
@@ -78,28 +96,45 @@ class Source(NamedTuple):
     """What one path holds.
 
     Entries and recipes name their federation by its key in `federations`: its digest, or its
-    settings where there is no digest. The key is "" where the federation is unknown. `goal` is the
-    target of a sweep, infinity where the sweep has none, and None where the path is no sweep.
+    settings where there is no digest. The key is "" where the federation is unknown.
     """
 
+    # For labels, where several sources have curves of the same name.
     name: str
+    # The curves. Their `data` is a key of `federations`, not yet a name for people.
     entries: list[Entry]
+    # What a reader should know: a run that is not finished, trials that are missing.
     notes: list[str]
+    # The key of a federation, and the settings of runs on it.
     recipes: list[tuple[str, Recipe]]
+    # How to load each federation, by its key.
     federations: dict[str, Data]
+    # The target of a sweep. Infinity where the sweep has none, None where the path is no sweep.
     goal: float | None = None
 
 
 def source(path: Path, with_data: bool = False) -> Source:
     """Read what a path holds; the files in it decide what it is.
 
-    `with_data` allows to read the files that the settings of a sweep name.
+    Args:
+        path: A file or a folder.
+        with_data: Whether files that the settings of a sweep name may be read. The settings may
+            be somebody else's.
+
+    Returns:
+        The curves and all that the page says about them.
+
+    Raises:
+        InputError: There is nothing at the path, nothing in it to show, or it is damaged. The
+            message says what can be given instead.
     """
     if is_file(path):
         return _trace(path)
     if not is_folder(path):
         what = "neither a file nor a folder" if path.exists() else "not there"
         raise InputError(f"there is no run: {path} is {what}; {HELP}")
+    # The order matters: a run's folder also has a trace.csv, which alone would look like a bare
+    # trace.
     if is_sweep(path):
         return _sweep(path, with_data)
     if is_file(path / SPEC) or has_runs(path):
@@ -110,12 +145,18 @@ def source(path: Path, with_data: bool = False) -> Source:
 
 
 def has_runs(path: Path) -> bool:
-    """Whether there are run folders in a folder."""
+    """Whether there are run folders in a folder.
+
+    Only the folders directly in it are looked at, as `fedsso resume` and `load_runs` do.
+    """
     return any(is_folder(one) and is_file(one / SPEC) for one in inside(path))
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a folder is a sweep's, or holds parts of one without runs beside them."""
+    """Whether a folder is a sweep's, or holds parts of one without runs beside them.
+
+    The second is the folder `parts` itself, or one in which somebody has collected such files.
+    """
     if is_folder(path / PARTS):
         return True
     if is_file(path / SPEC) or has_runs(path):
@@ -124,7 +165,10 @@ def is_sweep(path: Path) -> bool:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a file of arrays is a sweep's: a part says what its trials are."""
+    """Whether an npz file is a part of a sweep, which alone holds an array `meta` about its trials.
+
+    Only the list of contents is read. A file that cannot be opened is no part.
+    """
     try:
         with opened(path) as file, zip_archive(file) as archive:
             return "meta.npy" in archive.namelist()
@@ -133,7 +177,14 @@ def _is_part(path: Path) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """A short name: the last two parts of a path."""
+    """A short name for a path: its last two parts, as in "runs/a".
+
+    The last part alone is often a number or a word such as "out", which tells little.
+
+    >>> from pathlib import Path
+    >>> name_of(Path("/home/ann/runs/a"))
+    'runs/a'
+    """
     parts = [part for part in path.parts if part not in (".", "..", "/")]
     return "/".join(parts[-2:]) or str(path)
 
@@ -142,7 +193,11 @@ def name_of(path: Path) -> str:
 
 
 def _runs(path: Path) -> Source:
-    """The runs of a folder, grouped by their federations."""
+    """The runs of a folder, grouped by their federations.
+
+    Runs on different data become results of their own, because settings are compared only within
+    one federation. A run that has no round yet is left out with a note. InputError if all are.
+    """
     found: dict[str, list[Run]] = {}  # by the digest of the federation
     notes = []
     for folder in run_folders(path):
@@ -169,7 +224,10 @@ def _runs(path: Path) -> Source:
 
 
 def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
-    """A run's trace as far as it goes, and a note if the run is not finished."""
+    """A run's trace as far as it goes, and a note if the run is not finished.
+
+    The trace is None if the run has no round to show; the note is "" if it is finished.
+    """
     if is_done(folder, spec):
         return load_run(folder).trace, ""
     again = f"`fedsso resume {folder}` completes it."
@@ -182,6 +240,7 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
     done = len(trace) - 1
     rounds = spec.options["rounds"]
     note = f"{folder} is not finished: {done} of {rounds} rounds; {again}"
+    # All rounds are there, but `is_done` has refused the checkpoint.
     if done == rounds:
         note = f"{folder} has a damaged checkpoint; its trace is shown as it stands, and {again}"
     return trace, note
@@ -191,7 +250,11 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
 
 
 def _sweep(path: Path, with_data: bool) -> Source:
-    """A sweep: all settings of its grids, and those that were chosen."""
+    """A sweep: all settings of its grids, and those that were chosen.
+
+    A sweep that was called from Python has no sweep.toml. Then its federation is unknown, there
+    is nothing to reproduce it with, and the page chooses a goal of its own.
+    """
     kept = read_sweep(path)
     settings = path / SETTINGS
     table = read_sealed_toml(settings) if is_file(settings) else {}
@@ -207,7 +270,11 @@ def _sweep(path: Path, with_data: bool) -> Source:
 
 
 def _sweep_notes(path: Path, kept: Kept) -> list[str]:
-    """What a reader of the page should know about a sweep's folder."""
+    """What a reader of the page should know about a sweep's folder.
+
+    That is: it is unfinished, its settings are not sealed, some of its trials are missing, it
+    holds trials that are not its own, or its settings were chosen by held-out rows.
+    """
     notes = []
     settings = path / SETTINGS
     if not kept.finished and is_file(settings):
@@ -239,7 +306,11 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
 
 
 def _sweep_entries(results: Results) -> list[Entry]:
-    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead."""
+    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead.
+
+    The chosen ones were run again on all training rows. They have no place on the maps of the
+    grid, so their `hyper` is empty: the runs on the maps are those by which they were chosen.
+    """
     found = []
     if results.judged is not None:
         for entry in entries(results.judged):
@@ -254,7 +325,7 @@ def _sweep_entries(results: Results) -> list[Entry]:
 
 
 def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
-    """The settings of the whole sweep, where its folder has them."""
+    """The settings of the whole sweep, where its folder has them: one recipe, or none."""
     if not table:
         return []
     title = f"{name_of(path)}, the whole sweep"
@@ -265,12 +336,23 @@ def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recip
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
     """The federation of a sweep by its digest, as runs have it.
 
-    Its settings take the place of the digest where the federation must not or cannot be loaded.
+    A run's settings hold the digest, a sweep's do not: the federation has to be loaded to know
+    it. With the same key, runs and a sweep on the same data are compared on one page. The
+    settings take the place of the digest where the federation must not or cannot be loaded.
+
+    Args:
+        table: What sweep.toml holds. Its `data` has the keywords of `load`, but for the name of
+            the data set, which is called `dataset` there.
+        with_data: As in `source`.
+
+    Returns:
+        One federation, or none where the settings do not tell the data.
     """
     data = table.get("data")
     if not isinstance(data, dict):
         return {}
     named = {"name" if key == "dataset" else key: value for key, value in data.items()}
+    # The page may ask for the federation several times: it is loaded once.
     found = Data(named, cache(lambda: _loaded(named)))
     key = json.dumps(named, sort_keys=True, default=str)
     if found.named or with_data:
@@ -280,7 +362,10 @@ def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
 
 
 def _loaded(table: Mapping[str, Any]) -> Federation:
-    """The federation of a table of settings; InputError where they are none."""
+    """The federation of a table of settings; InputError where they are none.
+
+    A table that somebody changed by hand may lack the name of the data set.
+    """
     try:
         return load(**table)
     except TypeError as error:
@@ -294,7 +379,9 @@ def _trace(path: Path) -> Source:
     """A trace alone.
 
     A run on Flower leaves a checkpoint beside it, which tells the algorithm and its settings. Of
-    any other trace the algorithm is guessed from the words of its path.
+    any other trace the algorithm is guessed from the words of its path: it decides the colour.
+
+    Raises InputError if the file is no trace, or has no row.
     """
     try:
         trace = Trace.load(path)
@@ -313,7 +400,19 @@ def _trace(path: Path) -> Source:
 
 
 def _algorithm(told: str, name: str) -> str:
-    """The algorithm that settings or else the words of a name tell; failing that, the name."""
+    """The name of an algorithm in the registry, for the colour of a curve.
+
+    Args:
+        told: The settings of a run on Flower, which begin with the name of the algorithm's class,
+            as in "FedSSO(alpha=0.1". Empty for other traces.
+        name: The name of the path. The first algorithm that is a whole word of it counts.
+
+    Returns:
+        The name of the algorithm, or else the name of the path: any text has a colour.
+
+    >>> _algorithm("", "runs/fedavg-1")
+    'fedavg'
+    """
     for known, cls in ALGORITHMS.items():
         if told.startswith(f"{cls.__name__}("):
             return known
@@ -327,7 +426,8 @@ def _algorithm(told: str, name: str) -> str:
 def _ended(trace: Trace) -> Trace:
     """The trace, with the round in which its run diverged.
 
-    A file does not say so, but from that round on the accuracy is 0 and no loss is a number.
+    A file does not say so, but from that round on the accuracy is 0 and no loss is a number. A
+    round that was not evaluated has the accuracy NaN, so it does not count as diverged.
     """
     going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
     first = int(going[-1]) + 1 if len(going) else len(trace)
@@ -337,14 +437,22 @@ def _ended(trace: Trace) -> Trace:
 
 
 def _eval_every(trace: Trace) -> int:
-    """Rounds between evaluations, by the rounds that have one."""
+    """Rounds between evaluations, by the rounds that have one.
+
+    It is their greatest common divisor, so it is too small where the last round is no multiple of
+    the others. This does no harm: a round without a value reaches no target.
+    """
     tests = [column for name, column in trace.columns.items() if name.startswith("test_")]
     rounds = trace["round"][np.isfinite(tests).any(0)].tolist()
+    # gcd is 0 if nothing but round 0 was evaluated, or nothing at all.
     return math.gcd(*rounds) or max(1, int(trace["round"].max()))
 
 
 def _flower(path: Path) -> str:
-    """The settings of a run on Flower as its checkpoint tells them; "" for any other file."""
+    """The settings of a run on Flower as its checkpoint tells them; "" for any other file.
+
+    A checkpoint is not needed to draw a trace, so whatever is wrong with it does not matter here.
+    """
     try:
         about = checkpoint.text_of(checkpoint.load(path)["about"])
         return str(parse_json(about, path)["settings"])

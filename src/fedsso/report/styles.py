@@ -51,12 +51,15 @@ class Style(NamedTuple):
 def style(algorithm: str) -> Style:
     """The colour and dashes of an algorithm, the same in every picture.
 
+    `algorithm` is its name in the registry. Any other text has a style, too.
+
     >>> style("fedsso")
     Style(color='#D55E00', linestyle='-')
     """
     for color, names in FAMILIES.items():
         if algorithm in names:
             return Style(color, DASHES[names.index(algorithm)])
+    # Python's own `hash` of a text differs from process to process.
     digest = blake2b(algorithm.encode(), digest_size=4).digest()
     number = int.from_bytes(digest, "big")
     colors = list(FAMILIES)
@@ -66,13 +69,18 @@ def style(algorithm: str) -> Style:
 
 
 def styles(curves: Sequence[Curve]) -> Iterator[Style]:
-    """The style of each curve; several of one algorithm go from a dark shade to a light one."""
+    """The style of each curve; several of one algorithm go from a dark shade to a light one.
+
+    All curves of an algorithm keep its dashes, so that one can still tell whose they are.
+    """
     count = Counter(curve.algorithm for curve in curves)
     seen = Counter[str]()
     for curve in curves:
         name = curve.algorithm
         base = style(name)
         if count[name] > 1:
+            # From -0.4, which is mixed with black, to 0.5, mixed with white: both ends can be
+            # seen.
             light = 0.9 * seen[name] / (count[name] - 1) - 0.4
             base = base._replace(color=shade(base.color, light))
         seen[name] += 1
@@ -81,6 +89,8 @@ def styles(curves: Sequence[Curve]) -> Iterator[Style]:
 
 def shade(color: str, light: float) -> str:
     """A colour mixed with white for `light` > 0, with black for `light` < 0; 1 is all white.
+
+    `color` is written as "#RRGGBB", and so is the result. `light` lies between -1 and 1.
 
     >>> shade("#0072B2", 0.5)
     '#80B8D8'

@@ -1,6 +1,15 @@
 """What a sweep has found: a table of the best settings, a list of all trials, and pictures.
 
-`write` and `draw` put them into the folder of the sweep. `fedsso sweep` prints the same table.
+`write` puts the table and the list into the folder of the sweep, `draw` the pictures. `fedsso
+sweep` calls both and prints the same table; `fedsso.sweep` calls `write` alone.
+
+    table.md       the best setting of each algorithm, and how it was chosen
+    trials.csv     one line for each trial; a folder with this file is a finished sweep
+    curves.png     accuracy and loss of the best settings
+    grid.png       rounds to the target over every grid
+
+The rule by which settings are chosen is that of `experiment.results`; this module only puts it
+into words.
 """
 
 from __future__ import annotations
@@ -29,7 +38,10 @@ GRID = "grid.png"
 
 
 def explain_choice(results: Results) -> str:
-    """How the best settings were chosen, in sentences for the reader of the table."""
+    """How the best settings were chosen, in sentences for the reader of the table.
+
+    They name the rule, the rows by which settings were chosen and judged, and what "final" means.
+    """
     rule = _rule(results)
     rows = "Chosen and judged by the same test rows."
     if results.judged is not None:
@@ -43,7 +55,7 @@ def explain_choice(results: Results) -> str:
 
 
 def _rule(results: Results) -> str:
-    """What makes a setting the best one."""
+    """What makes a setting the best one, as the middle of a sentence."""
     count = max(len(setting.seeds) for setting in results.settings())
     seeds = f"{count} seeds" if count > 1 else "one seed"
     if results.target is not None:
@@ -59,8 +71,13 @@ def _rule(results: Results) -> str:
 def works(own: Results, target: float | None) -> tuple[int, str]:
     """How many settings of a grid are of use, and what that means.
 
-    With a target, these are the settings that reach it with every seed. Without one, these are the
-    settings that do not diverge.
+    Args:
+        own: The runs of one algorithm.
+        target: The accuracy to reach. With one, the settings that reach it with every seed are of
+            use. Without one, those that do not diverge with any seed.
+
+    Returns:
+        The number, and the words that follow it, such as "do not diverge".
     """
     if target is None:
         calm = [setting for setting in own.settings() if not setting.diverged]
@@ -74,7 +91,8 @@ def works(own: Results, target: float | None) -> tuple[int, str]:
 def winners_table(results: Results) -> list[dict[str, str]]:
     """One row of text for each algorithm: its best setting and how it fares.
 
-    A row maps the names of the columns to their texts.
+    A row maps the names of the columns to their texts. The column of rounds is there only if the
+    sweep has a target. Where the model has no accuracy, the test loss takes its place.
     """
     target = results.target
     metric = results.metric()
@@ -86,6 +104,7 @@ def winners_table(results: Results) -> list[dict[str, str]]:
         row = {"algorithm": name, "best setting": _told(best, own)}
         if target is not None:
             counted = rounds_table([best.curve()], [target])[0]
+            # The first column of that table is the label, the second one the rounds.
             row[f"rounds to {target:g}"] = list(counted.values())[1]
         row[what] = _final(best, metric)
         count, meaning = works(own, target)
@@ -100,13 +119,18 @@ def _told(best: Setting, own: Results) -> str:
     for name in own.axes():
         value = best.spec.hyper[name]
         shown[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    # What is in both stands once: the place is that of the grid, the text that of the label.
     shown |= best.spec.short
     words = [f"{name}={value}" for name, value in shown.items()]
     return " ".join(words) or "its defaults"
 
 
 def _final(setting: Setting, metric: str) -> str:
-    """Mean and sample standard deviation over the seeds, and how many of them diverged."""
+    """Mean and sample standard deviation over the seeds, and how many of them diverged.
+
+    `metric` is the accuracy or the test loss. A seed that diverged has the accuracy 0, which
+    counts in the mean. Its loss is not a number, and neither is the mean then.
+    """
     values = setting.finals(metric)
     text = f"{np.mean(values):.4f}"
     if len(values) > 1:
@@ -120,7 +144,11 @@ def _final(setting: Setting, metric: str) -> str:
 
 
 def write(folder: Path, results: Results) -> None:
-    """Write the table of the best settings (table.md) and the list of all trials (trials.csv)."""
+    """Write the table of the best settings (table.md) and the list of all trials (trials.csv).
+
+    Each file is written whole or not at all; those that are there are replaced. The caller holds
+    the lock of the folder.
+    """
     write_atomic(folder / TRIALS, trials_csv(results))
     table = markdown(winners_table(results))
     write_atomic(folder / TABLE, f"{table}\n{explain_choice(results)}\n")
@@ -131,11 +159,14 @@ def draw(folder: Path, results: Results) -> None:
 
     Maps show the rounds to the target of the sweep. A sweep without one takes the highest of the
     default targets. If nothing was learned there is none, and then there are no maps.
+
+    Raises InputError if matplotlib is not installed.
     """
     target = results.target
     curves = [setting.curve() for setting in results.winners().values()]
     plot(curves, folder / CURVES, targets=[] if target is None else [target])
     path = folder / GRID
+    # An old map would look as if it belonged to the new table.
     if path.is_file():
         path.unlink()
     shown = target or max(default_targets(curves), default=None)
@@ -148,7 +179,11 @@ def draw(folder: Path, results: Results) -> None:
 
 
 def trials_csv(results: Results) -> str:
-    """A line for each trial: first of the settings that were run again, then of the grid."""
+    """A line for each trial: first of the settings that were run again, then of the grid.
+
+    The columns are those of `_trials`. A cell is empty where a trial has no such value:
+    algorithms have different hyper-parameters.
+    """
     rows = _trials(results)
     names: dict[str, None] = {}  # all columns, in their order
     for row in rows:
@@ -161,7 +196,12 @@ def trials_csv(results: Results) -> str:
 
 
 def _trials(results: Results) -> list[dict[str, Any]]:
-    """The numbers of each trial, its setting, and the hyper-parameters that its grid varies."""
+    """The numbers of each trial, its setting, and the hyper-parameters that its grid varies.
+
+    `judged_by` is "val" for a trial that was judged by held-out rows, else "test". `target` and
+    `identity` are for the reader of the folder: the same accuracy chooses the settings again, and
+    the identity finds the trace of the trial in `parts`.
+    """
     targets = [] if results.target is None else [results.target]
     axes = {name: list(own.axes()) for name, own in results.algorithms().items()}
     parts = [results] if results.judged is None else [results.judged, results]

@@ -27,13 +27,21 @@ STEPS = ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001))
 
 
 class Curve(NamedTuple):
-    """Several seeds of one setting.
+    """Several seeds of one setting, which tables and plots show together.
 
-    `algorithm` is the name that the algorithm has in the registry. It decides the colour.
+    >>> import fedsso
+    >>> fed = fedsso.load("digits", clients=5, partition="iid")
+    >>> run = fedsso.simulate(fed, "mclr", "fedavg", rounds=5)
+    >>> curve = Curve("FedAvg", (run.trace,), "fedavg")
+    >>> rounds_table([curve], [0.5])[0]["rounds to 0.50"]
+    '1'
     """
 
+    # For people to read.
     label: str
+    # One trace for each seed. A table refuses a curve without any.
     traces: tuple[Trace, ...]
+    # The name that the algorithm has in the registry. It decides the colour.
     algorithm: str
 
 
@@ -74,7 +82,16 @@ class Numbers(TypedDict):
 def numbers(curves: Sequence[Curve], targets: Sequence[float]) -> list[Numbers]:
     """Rounds to each target, megabytes, final accuracy and divergence of each curve.
 
-    The targets are accuracies in (0, 1]. They are sorted, and doubles are dropped.
+    Args:
+        curves: The settings, each with at least one trace.
+        targets: Accuracies in (0, 1]. They are sorted, and doubles are dropped.
+
+    Returns:
+        One dictionary for each curve, in their order. It holds plain numbers, text and None, so
+        it can be written as JSON.
+
+    Raises:
+        InputError: A curve has no traces.
     """
     ascending = sorted(set(targets))
     return [_numbers(curve, ascending) for curve in curves]
@@ -122,7 +139,10 @@ def _stat(values: Sequence[float | None]) -> Stat:
 
 
 def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes | None:
-    """The cost of the highest target that every seed reaches; None if there is no such target."""
+    """The cost of the highest target that every seed reaches; None if there is no such target.
+
+    A cost that some of the seeds never paid in full would look lower than it is.
+    """
     for target in reversed(targets):
         spent = [trace.bytes_to(target) for trace in traces]
         if None not in spent:
@@ -134,8 +154,9 @@ def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes |
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
     """Four round accuracies on the way from the initial model's to the best one reached.
 
-    There are fewer if four different ones do not fit in between, and none if no trace has an
-    accuracy.
+    They lie at 50, 80, 90 and 95 % of that way, rounded down: coarsely if four different ones
+    come out, else more finely. There are fewer if four do not fit in between, and none if no
+    trace has an accuracy or nothing was learned.
     """
     reached = _accuracies(curves)
     if not reached:
@@ -155,7 +176,7 @@ def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
 
 
 def _accuracies(curves: Sequence[Curve]) -> list[NDArray[Any]]:
-    """The test accuracies of each trace that has some."""
+    """The test accuracies of each trace that has some; a trace without any is left out."""
     found = []
     for curve in curves:
         for trace in curve.traces:
@@ -168,7 +189,13 @@ def _accuracies(curves: Sequence[Curve]) -> list[NDArray[Any]]:
 
 
 def _round_down(value: float, step: float) -> float:
-    """The greatest multiple of the step that is not above the value."""
+    """The greatest multiple of the step that is not above the value, with three decimals at most.
+
+    >>> _round_down(0.8999, 0.01), _round_down(0.9, 0.01)
+    (0.89, 0.9)
+    """
+    # 0.29 / 0.01 is 28.999999999999996: without the small number, some multiples of the step
+    # would be rounded down to the one before.
     return round(floor(value / step + 1e-9) * step, 3)
 
 
@@ -203,8 +230,16 @@ def rounds_table(
 ) -> list[dict[str, str]]:
     """The numbers as text, one row for each curve; a dash marks what was not reached.
 
-    A row maps the names of the columns to their texts: the label, the rounds to each target, the
-    megabytes and the final accuracy. With several seeds a text is "mean ± standard deviation".
+    Args:
+        curves: The settings, each with at least one trace.
+        targets: Accuracies in (0, 1], in any order.
+
+    Returns:
+        A row maps the names of the columns to their texts: the label, the rounds to each target,
+            the
+        megabytes and the final accuracy. With several seeds a text is "mean ± standard
+        deviation".
+        Where only some seeds reach a target, the text is a dash and how many do: "– (2/3)".
     """
     return [_row(one) for one in numbers(curves, targets)]
 

@@ -5,13 +5,17 @@ Scripts can rely on them. 70 and 75 are those of sysexits.h, 130 is what a shell
 
 from __future__ import annotations
 
+# Everything was done, and nothing diverged.
 FINISHED = 0
+# Everything was done, but not with the result that was asked for.
 DIVERGED = 1
+# What an InputError ends with. argparse uses the same number for a wrong option.
 WRONG_INPUT = 2
 # EX_SOFTWARE of sysexits.h.
 BUG = 70
 # EX_TEMPFAIL of sysexits.h: try again later.
 TIME_IS_UP = 75
+# 128 + SIGINT, also for the other signals.
 INTERRUPTED = 130
 
 MEANING = {

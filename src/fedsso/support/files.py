@@ -47,8 +47,15 @@ def write_atomic(
 ) -> None:
     """Write a file, so that a reader sees the old content or the new one but never a mixture.
 
-    With `keep`, the old file stays under that name. A process that dies between the two renamings
-    leaves the old file there, and no file in its place.
+    Args:
+        path: The file. Its folder is made if it does not exist. A link stays a link: what it
+            points at is written.
+        data: The content; text is written as UTF-8.
+        keep: If given, the old file stays under that name. A process that dies between the two
+            renamings leaves the old file there, and no file in its place.
+
+    Raises:
+        InputError: The path is not a regular file, or cannot be written.
     """
     target = Path(os.path.realpath(path))  # a link keeps pointing at the file behind it
     if os.path.exists(target) and not os.path.isfile(target):
@@ -69,7 +76,15 @@ def write_then_rename(
     fill: Callable[[IO[bytes]], object],
     keep: Path | None = None,
 ) -> None:
-    """Let `fill` write a file, and give it its name when it is complete and on the disk."""
+    """Let `fill` write a file, and give it its name when it is complete and on the disk.
+
+    Args:
+        temporary: The name until then, in the same folder as the target. It is removed in any
+            case.
+        target: The name afterwards.
+        fill: Writes the content into the open file.
+        keep: As for `write_atomic`.
+    """
     try:
         with temporary.open("wb") as file:
             fill(file)
@@ -119,7 +134,8 @@ def check_writable(folder: str | Path) -> None:
 def to_toml(table: Mapping[str, object]) -> str:
     """Write a dictionary as TOML.
 
-    Values may be text, booleans, numbers, lists of these, and dictionaries. None is left out.
+    Values may be text, booleans, numbers, lists of these, and dictionaries, which become tables.
+    None is left out. Raises InputError for anything else.
 
     >>> print(to_toml({"rounds": 5, "data": {"name": "digits", "clients": None}}), end="")
     rounds = 5

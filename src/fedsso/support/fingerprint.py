@@ -35,8 +35,10 @@ PLAIN = (
 def describe(thing: Any, above: tuple[int, ...] = ()) -> str:
     """Describe an object's values and code as text.
 
-    `above` holds the identities of the objects that it is a part of. A function may contain itself,
-    and is then described as "itself".
+    Args:
+        thing: Anything: a model, a loss, an array, a dictionary of settings.
+        above: The identities of the objects that it is a part of. A function may contain itself,
+            and is then described as "itself".
 
     >>> describe({"lr": 0.1, "sizes": [3, 4]})
     "('lr': 0.1, 'sizes': (3, 4))"
@@ -52,6 +54,7 @@ def describe(thing: Any, above: tuple[int, ...] = ()) -> str:
         return _joined(f"{name!r}: {describe(value, inside)}" for name, value in thing.items())
     if isinstance(thing, list | tuple):
         return _joined(describe(item, inside) for item in thing)
+    # The order of a set differs between processes.
     if isinstance(thing, set | frozenset):
         return _joined(sorted(describe(item, inside) for item in thing))
     name = getattr(thing, "__qualname__", type(thing).__qualname__)

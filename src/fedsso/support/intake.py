@@ -172,8 +172,13 @@ def _positive(name: str, text: str) -> int:
 def user_path(what: str, path: object) -> Path:
     """Turn a path as users write it, with ~ for their home, into a Path.
 
-    Raises InputError if no file can have that name. `what` names the option it was given for. A
-    file that does not exist, or may not be read, is left to whoever reads it.
+    Args:
+        what: The option it was given for, for the error.
+        path: A text or a path.
+
+    Raises:
+        InputError: No file can have that name. A file that does not exist, or may not be read, is
+            left to whoever reads it.
     """
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
@@ -293,7 +298,9 @@ IRREGULAR = {
 def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
     """Read all bytes of a file, within the limit of that name.
 
-    Raises TooLarge beyond the limit. Raises Unreadable if the file grows while it is read.
+    Raises:
+        TooLarge: The file is beyond the limit, which is checked before it is read.
+        Unreadable: It is no regular file, may not be read, or grows while it is read.
     """
     most = limits()
     with opened(path) as file:
@@ -312,7 +319,11 @@ def read_bytes(path: PathLike, limit: str = "bytes") -> bytes:
 
 
 def read_text(path: PathLike, limit: str = "text") -> str:
-    """Read the text of a UTF-8 file, with or without a byte-order mark."""
+    """Read the text of a UTF-8 file, with or without a byte-order mark.
+
+    The file must be within the limit of that name. Raises as `read_bytes` does, and Damaged where
+    it is not UTF-8.
+    """
     return decoded(read_bytes(path, limit), path)
 
 
@@ -334,7 +345,7 @@ def decoded(data: bytes, where: object) -> str:
 
 
 def read_toml(path: PathLike) -> dict[str, Any]:
-    """Read a TOML file as nested dictionaries."""
+    """Read a TOML file as nested dictionaries, within the limits of settings."""
     return parse_toml(read_text(path, "settings"), path)
 
 
@@ -352,7 +363,7 @@ def parse_toml(text: str, where: object) -> dict[str, Any]:
 
 
 def read_json(path: PathLike) -> Any:
-    """Read what a JSON file holds."""
+    """Read what a JSON file holds, within the limits of settings."""
     return parse_json(read_text(path, "settings"), path)
 
 
@@ -429,7 +440,12 @@ def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
     """Open a file and unpack it while it is read.
 
     gzip, bzip2 and xz are understood, and a zip archive with one text file in it. Any other file
-    is given as it is. What comes out is bounded by the limits `unpacked` and `expansion`.
+    is given as it is.
+
+    Raises:
+        TooLarge: More comes out than the limits `unpacked` and `expansion` allow.
+        Damaged: The file is corrupt or cut short.
+        Unreadable: It cannot be opened, or the disk does not give it.
     """
     kind = "it is"
     most = limits()
@@ -529,7 +545,10 @@ def check_expansion(given: int, size: int, where: object, most: Limits) -> None:
 
 
 def lines(path: PathLike) -> Iterator[bytes]:
-    """The lines of a file as bytes, unpacked. Their number and their length are limited."""
+    """The lines of a file as bytes, unpacked, with their line ends.
+
+    Their number and their length are limited (`rows`, `line`).
+    """
     with unpacked(path) as file:
         yield from _limited(path, file)
 
@@ -645,7 +664,10 @@ def _check_method(member: zipfile.ZipInfo) -> None:
 
 
 def read_npz(path: PathLike, names: Collection[str] | None = None) -> dict[str, Array]:
-    """Read the arrays of an .npz file, all or those named. See `parse_npz`."""
+    """Read the arrays of an .npz file, all or those named.
+
+    Of a large file only the wanted arrays are read. See `parse_npz` for what is accepted.
+    """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         limits().check("bytes", size, path, "bytes")
@@ -659,8 +681,17 @@ def parse_npz(
 ) -> dict[str, Array]:
     """Read the arrays in the bytes of an .npz file, all or those named.
 
-    Only numbers are accepted, nothing pickled. The sizes that the file states are compared with
-    the limits and with each other, before any memory is allocated.
+    Args:
+        data: The file.
+        where: Its name, for errors.
+        names: The arrays that are wanted; None: all.
+
+    Raises:
+        TooLarge: The arrays are beyond the limits.
+        Damaged: An array is missing, holds other than numbers, or is not as long as it says.
+
+    Nothing pickled is accepted. The sizes that the file states are compared with the limits and
+    with each other, before any memory is allocated.
     """
     return _npz(io.BytesIO(data), len(data), where, names)
 
@@ -762,7 +793,10 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def read_csv(path: PathLike) -> list[dict[str, str]]:
-    """Read the rows of a CSV file with a header, as dictionaries. Every row has all columns."""
+    """Read the rows of a CSV file with a header, as dictionaries. Every row has all columns.
+
+    Values stay text. Raises Damaged for a row with more or fewer cells than the header.
+    """
     rows = csv_rows(path, text_lines(path))
     nothing: tuple[int, list[str]] = (0, [])
     _, header = next(rows, nothing)
@@ -783,11 +817,17 @@ def csv_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """The rows of CSV text: the line where each one starts, and its cells.
 
+    Args:
+        path: The file, for errors.
+        text: Its lines, with their line ends: a quoted cell may go on in the next one.
+        delimiter: What separates cells.
+
     Empty lines are passed over. The numbers of rows, of columns and of characters in a cell are
-    limited. `path` is for the errors.
+    limited.
     """
     most = limits()
     line = 1
+    # The csv module has a limit of its own for the whole process, which is only ever raised.
     csv.field_size_limit(max(csv.field_size_limit(), most.field))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:

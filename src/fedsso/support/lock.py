@@ -48,6 +48,7 @@ class Lock:
     """Keeps other writers out of a folder, as in `with Lock(folder): ...`.
 
     The thread that holds a folder may take it again. It is free when every `with` has ended.
+    Readers need no lock: files appear whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Lock(folder):
@@ -165,7 +166,11 @@ def _is_still(path: Path, file: int) -> bool:
 
 @contextmanager
 def locked(folders: Iterable[Path | None]) -> Iterator[None]:
-    """Keep other writers out of some folders."""
+    """Keep other writers out of some folders; None among them stands for a run without a folder.
+
+    Raises:
+        InputError: Somebody else writes to one of them. Those that were taken are given back.
+    """
     with ExitStack() as held:
         for folder in folders:
             if folder is not None:

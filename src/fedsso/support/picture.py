@@ -48,9 +48,16 @@ LOOK = {
 def draw(path: str | Path, onto: Callable[[Figure], None]) -> Path:
     """Let a function draw onto an empty figure, and write the figure to a file.
 
-    The suffix of the path decides between PNG, PDF and SVG. Returns the path.
+    Args:
+        path: Where the picture goes. Its suffix decides between PNG, PDF and SVG.
+        onto: Draws; it gets an empty figure with the look of all pictures.
 
-    Raises InputError for another suffix, or if matplotlib is not installed.
+    Returns:
+        The path.
+
+    Raises:
+        InputError: The suffix is another one, matplotlib is not installed, or the file cannot be
+            written.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:

@@ -34,7 +34,10 @@ def listen(handler: Handler) -> None:
 
 @contextmanager
 def listening(handler: Handler) -> Iterator[None]:
-    """Call a function for every signal within a block. Afterwards all is as before."""
+    """Call a function for every signal within a block. Afterwards all is as before.
+
+    Signals can be set in the main thread only; elsewhere Python raises ValueError.
+    """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     listen(handler)
     try:

@@ -1,1 +1,11 @@
-"""Algorithms whose clients use gradients alone; one paper, one file."""
+"""Algorithms whose clients use gradients alone; one paper, one file.
+
+What they try, by file:
+
+    fedavg, fedsgd          the baselines
+    fedprox, scaffold       against the drift of unequal clients
+    fednova                 against unequal numbers of local steps
+    fedopt, fedac, stem     momentum, adaptive steps, acceleration, variance reduction
+    ldsgd                   several averages in a round
+    fedper                  a model for each client
+"""

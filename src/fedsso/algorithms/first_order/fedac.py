@@ -20,6 +20,8 @@ constants of a round follow from alpha, mu and K:
 
 It needs alpha <= 1/L and alpha mu < 1. gamma is far above alpha, so with heterogeneous or noisy
 clients it can diverge where FedAvg converges: then raise mu or lower alpha.
+
+Two vectors go each way, twice FedAvg's bytes. With a = b = 1 and gamma = alpha it is FedAvg.
 """
 
 from __future__ import annotations
@@ -79,7 +81,12 @@ def accelerated(
     alpha: Scalar,
     c: Coupling,
 ) -> tuple[Pair, Tensor]:
-    """Local accelerated SGD from `start`.
+    """Local accelerated SGD from `start`, the paper's Algorithm 1 for one client.
+
+    Each step is, in the symbols above,
+
+        md = w / b + (1 - 1/b) x        g = grad f_i(md; batch)
+        x+ = md - alpha g               w+ = (1 - 1/a) w + md / a - gamma g
 
     Returns the changes of both sequences [M, trials, d], and the mean loss of the mini-batches
     [M, trials]. As in `local.sgd` the changes are carried, not the points, and a client that has
@@ -93,6 +100,7 @@ def accelerated(
         md = x + r / c.b  # as a change from the start, too
         loss, g = f.value_and_grad(start.x + md, local.batch(j))
         on = local.own_steps > j
+        # w+ of the formula, with md - w = -(1 - 1/b) r: the change of w alone is needed.
         new = w - (1 - 1 / c.b) / c.a * r - c.gamma * g
         x = torch.where(on, md - alpha * g, x)
         w = torch.where(on, new, w)
@@ -142,12 +150,17 @@ class FedAC(Algorithm):
         own: tuple[()],
         local: Local,
     ) -> Reply:
+        """One round of both sequences; the constants may differ between clients by their K."""
         alpha = at(self.alpha, local.k)
         change, loss = accelerated(f, start, local, alpha, self.coupling(alpha, local.own_steps))
         return Reply(change, own, loss)
 
     def coupling(self, alpha: Scalar, K: Tensor) -> Coupling:
-        """The constants for clients that take K steps, unless the user has set them."""
+        """The constants for clients that take K steps [M, 1, 1], unless the user has set them.
+
+        Fields that the user has given replace those of the option one by one: b follows from the
+        a that is used.
+        """
         fast = torch.sqrt(alpha / (self.mu * K))
         gamma = torch.where(fast > alpha, fast, alpha) if self.gamma is None else self.gamma
         rate = gamma * self.mu
@@ -161,6 +174,7 @@ class FedAC(Algorithm):
         return Coupling(a, b, gamma)
 
     def server(self, server: State, change: Pair, cohort: Cohort) -> State:
+        """Both sequences are averaged; x is the model that is evaluated."""
         g = norm(change.x) / (at(self.alpha, cohort.k) * cohort.steps)
         return State(server.x + change.x, server.w + change.w, g)
 

@@ -10,6 +10,9 @@ Optimization", NeurIPS 2020; with plain SGD at the clients.
 Where clients take unequal numbers of steps, FedAvg favours those that take many. Here each client
 sends the mean of its gradients instead of its update, and the model moves tau_eff steps along the
 weighted mean of these. With equal tau_i it is FedAvg, drift included.
+
+A client sends one number more than with FedAvg. Unequal numbers of steps arise from
+`local_epochs`, where they grow with a client's rows, and from stragglers.
 """
 
 from __future__ import annotations
@@ -65,12 +68,17 @@ class FedNova(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """Local SGD; sends d_i = (x - y_i) / (alpha tau_i) and tau_i.
+
+        d_i is the mean of the gradients along the client's steps.
+        """
         alpha = at(self.alpha, local.k)
         delta, loss = solver.sgd(f, x, local, alpha)
         tau = local.own_steps.expand(*delta.shape[:-1], 1)
         return Reply(Upload(delta / (-alpha * tau), tau), own, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        """x_{k+1} = x_k - alpha tau_eff * sum w_i d_i, with tau_eff = sum w_i tau_i."""
         tau_eff = mean.tau
         x = server.x - at(self.alpha, cohort.k) * tau_eff * mean.d
         return State(x, norm(mean.d))

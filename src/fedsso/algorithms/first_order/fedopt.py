@@ -16,6 +16,16 @@ Clients are FedAvg's; the server treats -delta as a gradient and takes a step of
 Yogi, without bias correction. A small eps makes coordinates explode that had almost no gradient so
 far. A large one turns FedAdaGrad into FedAvg with the server step eta / (2 eps) and momentum
 beta1.
+
+The server's step of the adaptive three is
+
+    m = beta1 m + (1 - beta1) delta
+    v = v + delta^2                                       FedAdaGrad
+    v = beta2 v + (1 - beta2) delta^2                     FedAdam
+    v = v - (1 - beta2) delta^2 sign(v - delta^2)         FedYogi
+    x = x + eta m / (sqrt(v) + eps)
+
+and that of FedAvgM is m = beta1 m + delta, x = x + eta m. All products are entry by entry.
 """
 
 from __future__ import annotations
@@ -62,7 +72,10 @@ class Momentum(NamedTuple):
 
 @hyper
 class _Adaptive(Algorithm):
-    """A server step of eta m / (sqrt(v) + eps); the three differ in v alone."""
+    """A server step of eta m / (sqrt(v) + eps); the three differ in v alone.
+
+    Subclasses give `second`, and beta2 where they have one.
+    """
 
     any_client: ClassVar[bool] = True
 
@@ -77,10 +90,11 @@ class _Adaptive(Algorithm):
         share(self, "beta1")
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """The new v from delta^2."""
+        """The new v [trials, d] from the old one and `square` = delta^2."""
         raise NotImplementedError(f"{type(self).__name__} needs second")
 
     def server_init(self, x: Tensor) -> State:
+        """m = 0 and v = eps^2, the least that the paper allows."""
         zero = torch.zeros_like(x)
         nothing = x.new_zeros(x.shape[0], 1).double()
         return State(x, zero, zero + self.eps**2, nothing)
@@ -92,10 +106,12 @@ class _Adaptive(Algorithm):
         own: tuple[()],
         local: Local,
     ) -> Reply:
+        """Local SGD as in FedAvg."""
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        """One step of the adaptive method with delta as its negative gradient."""
         m = self.beta1 * server.m + (1 - self.beta1) * delta
         v = self.second(server.v, delta * delta)
         x = server.x + at(self.eta, cohort.k) * m / (v.sqrt() + self.eps)
@@ -121,6 +137,7 @@ class FedAdaGrad(_Adaptive):
     )
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """v only grows, so that the steps become smaller."""
         return v + square
 
 
@@ -139,6 +156,7 @@ class FedAdam(_Adaptive):
         share(self, "beta2")
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """A moving mean of delta^2."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -157,6 +175,10 @@ class FedYogi(_Adaptive):
         share(self, "beta2")
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """v moves towards delta^2 by (1 - beta2) delta^2, whatever its distance.
+
+        So it falls more slowly than Adam's where delta becomes small.
+        """
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
@@ -195,6 +217,11 @@ class FedAvgM(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: Momentum, delta: Tensor, cohort: Cohort) -> Momentum:
+        """m = beta1 m + delta and x = x + eta m.
+
+        A constant delta is multiplied by 1 / (1 - beta1) in the long run, hence the default of
+        eta.
+        """
         m = self.beta1 * server.m + delta
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
         x = server.x + at(self.eta, cohort.k) * m

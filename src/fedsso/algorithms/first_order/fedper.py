@@ -8,6 +8,9 @@
 Clients take tau local SGD steps on all layers. The server averages the base; the heads never leave
 their clients, so every client has a model of its own. The heads of clients that take part rarely
 are old.
+
+Only the base travels, d - own numbers each way. A model is evaluated on its own client's rows.
+The server never sees a whole model, so `fit` must know the sizes of the layers before it starts.
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ class FedPer(Algorithm):
         at_least(self, "own", 0)
 
     def fit(self, sizes: Sequence[int]) -> Self:
+        """The record with `own` filled in: the numbers of the last `layers` layers.
+
+        Raises:
+            InputError: Nothing would be left to share.
+        """
         own = self.own or sum(sizes[-self.layers :])
         if own >= sum(sizes):
             kept = f"own={self.own}" if self.own else f"layers={self.layers}"
@@ -75,24 +83,29 @@ class FedPer(Algorithm):
         return replace(self, own=own)
 
     def server_init(self, x: Tensor) -> State:
+        """The base of the initial model, [trials, d - own]."""
         base, _ = self._parts(x)
         return State(base.contiguous(), x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Tensor:
+        """The head of the initial model, [trials, own]: all clients start alike."""
         _, head = self._parts(x)
         return head.contiguous()
 
     def model(self, server: State, own: Tensor) -> Tensor:
+        """Every client's whole model, [clients, trials, d]: the base, then its own head."""
         base = server.x.expand(*own.shape[:-1], -1)
         return torch.cat((base, own), -1)
 
     def client(self, f: Objective, x: Tensor, own: Tensor, local: Local) -> Reply:
+        """Local SGD on base and head together; sends the base's change, keeps the head."""
         start = torch.cat((solver.at_clients(x, local), own), -1)
         delta, loss = solver.sgd(f, start, local, at(self.alpha, local.k))
         base, head = self._parts(delta)
         return Reply(base, own + head, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        """The bases are averaged as in FedAvg."""
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
         return State(server.x + delta, g)
 

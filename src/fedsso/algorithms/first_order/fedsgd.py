@@ -8,6 +8,10 @@ Decentralized Data", AISTATS 2017.
 
 Every client sends one mini-batch gradient in each round, and the server averages these: FedAvg
 with a single local step.
+
+With all clients and batches of all their rows it is gradient descent on f with step eta alpha,
+which diverges from a step of 2/L on. It takes one gradient of a client in a round whatever
+`local_steps` says, so it needs many rounds.
 """
 
 from __future__ import annotations
@@ -54,17 +58,20 @@ class FedSGD(Algorithm):
         positive(self, "alpha", "eta")
 
     def local_steps(self, tau: Tensor) -> Tensor:
+        """One mini-batch for each client, whatever tau the user asks for."""
         return torch.ones_like(tau)
 
     def server_init(self, x: Tensor) -> State:
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """Sends the mini-batch gradient g = grad f_i(x; batch) [M, trials, d]."""
         start = x.expand(local.own_steps.shape[0], *x.shape)
         loss, g = f.value_and_grad(start, local.batch(0))
         return Reply(g, own, loss)
 
     def server(self, server: State, g: Tensor, cohort: Cohort) -> State:
+        """x_{k+1} = x_k - eta alpha * sum w_i g_i."""
         x = server.x - at(self.eta, cohort.k) * at(self.alpha, cohort.k) * g
         return State(x, norm(g))
 

@@ -10,6 +10,9 @@ A round is I1 local SGD steps, then I2 steps that are each followed by an averag
 workers average with their neighbours. Here all are neighbours, with their weights p_i, so there are
 I2 exchanges over the server. I2 = 1 is FedAvg. Averaged steps follow the gradient of f itself and
 pull back what the local ones drifted, at the price of I2 messages.
+
+A client receives and sends the model I2 times in a round. The first exchange has tau steps, the
+last of which is averaged already; each later one has a single step.
 """
 
 from __future__ import annotations
@@ -63,10 +66,12 @@ class LDSGD(Algorithm):
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """Local SGD: tau steps in the first exchange, one in each later one."""
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        """The mean of the clients' models, after each exchange."""
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
         return State(server.x + delta, g)
 
@@ -75,6 +80,7 @@ class LDSGD(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """I2 exchanges that differ in their number of steps alone."""
         first = Phase(self.broadcast, self.client, self.server, self.local_steps)
         single = first._replace(steps=torch.ones_like)
         later = [single] * (self.I2 - 1)

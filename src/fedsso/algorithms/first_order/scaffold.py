@@ -15,6 +15,10 @@ limit is the minimiser of f for any tau. The new variate c_i^+ is the full gradi
 or the mean gradient of the local steps (option II). The first round has no variates yet, and is
 FedAvg's. Clients that are rarely drawn hold stale variates; on non-convex models it needs a smaller
 alpha than FedAvg.
+
+Two vectors go each way, and a client keeps one. c is the weighted mean of all clients' variates,
+also of those that were absent: a cohort whose weights sum to `mass` moves it by mass times the
+mean of its dc.
 """
 
 from __future__ import annotations
@@ -86,12 +90,18 @@ class SCAFFOLD(Algorithm):
         return State(x, torch.zeros_like(x), nothing)
 
     def client_init(self, x: Tensor) -> Tensor:
+        """c_i = 0 before a client's first round."""
         return torch.zeros_like(x)
 
     def broadcast(self, server: State) -> Message:
         return Message(server.x, server.c)
 
     def client(self, f: Objective, message: Message, c_i: Tensor, local: Local) -> Reply:
+        """Local SGD with corrected gradients: y <- y - alpha (grad f_i(y; batch) - c_i + c).
+
+        Then the new variate c_i^+ is grad f_i(x) (option I, one more pass over all rows) or
+        c_i - c + (x - y) / (alpha tau) (option II). Sends y - x and c_i^+ - c_i, keeps c_i^+.
+        """
         x, c = message
         alpha = at(self.alpha, local.k)
         drift = c - c_i
@@ -103,6 +113,11 @@ class SCAFFOLD(Algorithm):
         return Reply(Upload(dy, new - c_i), new, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        """x += eta * mean dy, and c += sum over the cohort of p_i dc_i.
+
+        `mean` is over those who answered; `cohort.mass`, the sum of their p_i, turns it into that
+        sum.
+        """
         x = server.x + at(self.eta, cohort.k) * mean.dy  # line 17
         c = server.c + cohort.mass * mean.dc
         g = norm(mean.dy) / (at(self.alpha, cohort.k) * cohort.steps)

@@ -17,6 +17,10 @@ Each local step moves along a direction d that is corrected on the same mini-bat
 d removes the noise of mini-batches, not the clients' drift. It goes on across rounds: a round
 begins with the server's step x - eta_t d, which is the model. The very first step has d = 0 and
 a = 1. Each step takes two gradients. With a = 1 throughout it is FedAvg.
+
+Model and direction go both ways, twice FedAvg's bytes. The step size has the form of the paper's
+kappa / (w_t + sigma^2 t)^(1/3). Clients with unequal numbers of steps have unequal t; the server
+goes on with their weighted mean.
 """
 
 from __future__ import annotations
@@ -79,10 +83,12 @@ class STEM(Algorithm):
         return State(x, torch.zeros_like(x), x.new_zeros(x.shape[0], 1))
 
     def model(self, server: State, own: tuple[()]) -> Tensor:  # noqa: ARG002
+        """x - eta_t d: the model after the step with which the next round begins."""
         eta, _ = self.rates(server.t)
         return server.x - eta * server.d
 
     def broadcast(self, server: State) -> State:
+        """The whole state: x and d, and t for the step sizes."""
         return server
 
     def client(
@@ -92,6 +98,11 @@ class STEM(Algorithm):
         own: tuple[()],
         local: Local,
     ) -> Reply:
+        """tau steps of the two formulas above, from the server's x and d.
+
+        Sends how far model and direction came. Each step moves first along the old d, then
+        corrects it by the gradients of one mini-batch at both ends of the move.
+        """
         d = solver.at_clients(start.d, local)
         delta = torch.zeros_like(d)
         total = d.new_zeros(())
@@ -99,6 +110,7 @@ class STEM(Algorithm):
             eta, a = self.rates(start.t + j)
             batch = local.batch(j)
             on = local.own_steps > j
+            # The same mini-batch at both ends: its noise cancels in the difference.
             _, before = f.value_and_grad(start.x + delta, batch)
             delta = torch.where(on, delta - eta * d, delta)
             loss, g = f.value_and_grad(start.x + delta, batch)
@@ -114,6 +126,7 @@ class STEM(Algorithm):
         return self.alpha * decay, a
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        """Means of models and directions; t grows by the clients' mean number of steps."""
         x = server.x + mean.x
         d = server.d + mean.d
         return State(x, d, server.t + cohort.steps)

@@ -18,6 +18,10 @@ rounds whose residual is smallest. With m >= d a linear round map is solved in d
 reg. But |r| may also shrink uphill or towards a saddle: a step that does not follow r is replaced
 by FedAvg's. Under partial participation r_k - r_{k-1} compares different clients, and FedAvg is
 faster.
+
+The step is eta r - sum_j gamma_j (dX_j + eta dR_j): the combination of the last m points that has
+the smallest residual, moved along that residual by eta. Without differences it is FedAvg's step
+eta r. Messages are FedAvg's; the server keeps 2 m + 3 vectors.
 """
 
 from __future__ import annotations
@@ -83,6 +87,7 @@ class Anderson(Algorithm):
         object.__setattr__(self, "cosine", _cosine(self.cosine))
 
     def server_init(self, x: Tensor) -> State:
+        """Empty windows: the first round is FedAvg's."""
         window = x.new_zeros(x.shape[0], self.m, x.shape[-1])
         zero = torch.zeros_like(x)
         nothing = x.new_zeros(x.shape[0], 1).double()
@@ -95,10 +100,15 @@ class Anderson(Algorithm):
         own: tuple[()],
         local: Local,
     ) -> Reply:
+        """Local SGD as in FedAvg; the mean of the updates is the residual r."""
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
     def server(self, server: State, r: Tensor, cohort: Cohort) -> State:
+        """The accelerated step, or FedAvg's where that does not follow r.
+
+        The windows move on by the difference that this round has completed.
+        """
         x = server.x
         s = server.s
         eta = at(self.eta, cohort.k)

@@ -16,6 +16,9 @@ iteration from d = 0:
 This tends to -H_i^-1 g, and the server moves along the mean. R = 1 is gradient descent with step
 alpha eta; a finite R damps directions without curvature. It needs alpha < 2 / (largest eigenvalue
 of any H_i), and diverges where an H_i is indefinite.
+
+x travels once, so that a client receives 2 d numbers and sends 2 d. R steps take R - 1 products
+with the Hessian, each over all rows of the client.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ class DONE(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """Gradient, then direction; neither has SGD steps."""
         return (
             Phase(self.broadcast, self.gradient, self.collect),
             Phase(lambda server: server, self.client, self.server),
@@ -80,13 +84,19 @@ class DONE(Algorithm):
         return State(x, torch.zeros_like(x))
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """First exchange: the client's full gradient at x."""
         loss, g = solver.gradient(f, x, local)
         return Reply(g, own, loss)
 
     def collect(self, server: State, g: Tensor, _: Cohort) -> State:
+        """g = sum w_i g_i."""
         return State(server.x, g)
 
     def client(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        """Second exchange: d_R of Richardson's iteration for H_i d = -g.
+
+        d_R = -alpha * sum over j < R of (I - alpha H_i)^j g.
+        """
         x, g = message
         alpha = at(self.alpha, local.k)
         H = solver.curvature(f, x, local)
@@ -96,6 +106,7 @@ class DONE(Algorithm):
         return Reply(d, own)
 
     def server(self, server: State, d: Tensor, cohort: Cohort) -> State:
+        """x + eta * sum w_i d_i."""
         return State(server.x + at(self.eta, cohort.k) * d, server.g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:

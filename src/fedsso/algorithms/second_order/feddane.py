@@ -15,6 +15,10 @@ minimise
 by tau SGD steps or by Newton's method (solver="exact"), and the server averages. With small samples
 g - grad f_i(x) is mostly noise. Then, and on non-convex models, it diverges unless mu is large or
 alpha small.
+
+With solver="exact" and the same clients in both exchanges it is DANE with eta = 1. A client of
+the second exchange that was not in the first has to be sent x as well, and computes its gradient
+at x itself.
 """
 
 from __future__ import annotations
@@ -82,6 +86,10 @@ class FedDANE(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """Gradients of one sample of clients, then updates of a new one.
+
+        `fresh` draws the second sample; with full participation both are all clients.
+        """
         steps = none if self.solver == "exact" else self.local_steps
         return (
             Phase(self.broadcast, self.gradient, self.collect),
@@ -92,13 +100,19 @@ class FedDANE(Algorithm):
         return State(x, torch.zeros_like(x))
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """First exchange: the client's full gradient at x."""
         _, g = solver.gradient(f, x, local)
         return Reply(g, own)
 
     def collect(self, server: State, g: Tensor, _: Cohort) -> State:
+        """g = sum w_i g_i over the first sample."""
         return State(server.x, g)
 
     def client(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        """Second exchange: y_i - x for the tilted objective.
+
+        By SGD a step is y <- y - alpha (grad f_i(y; batch) + g - g_i + mu (y - x)).
+        """
         x, g = message
         loss, g_i = solver.gradient(f, x, local)  # of a sample that may not be the first one
         tilt = g - g_i
@@ -110,6 +124,7 @@ class FedDANE(Algorithm):
         return Reply(delta, own, loss)
 
     def server(self, server: State, delta: Tensor, _: Cohort) -> State:
+        """The mean of the second sample's models."""
         return State(server.x + delta, server.g)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:

@@ -17,6 +17,10 @@ In each round the clients take one step of ADMM for the Newton system:
 
 Gradients and Hessians stay at the clients. A client keeps lam_i + rho y_i, and knows y from two
 models in a row. The damping mu + rho makes it slow where f is flat.
+
+A client receives x and sends y_i, as with FedAvg. The paper calls it private because the server
+sees neither gradients nor Hessians. All clients must answer, because each takes y from the change
+of the model between two rounds in a row.
 """
 
 from __future__ import annotations
@@ -50,7 +54,10 @@ class State(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: three vectors at most, no matrix.
+
+    The Hessian is not kept but its point z: its products with vectors are computed there anew.
+    """
 
     x: Tensor  # the last model
     dual: Tensor  # lam_i + rho y_i
@@ -60,6 +67,8 @@ class Own(NamedTuple):
 @hyper
 class FedNew(Algorithm):
     """Newton's method by one ADMM step in each round, with the message of FedAvg.
+
+    mu and rho between 0.01 and 1 are usual; their sum damps every step.
 
     >>> FedNew(rho=0.1).r
     1
@@ -85,6 +94,10 @@ class FedNew(Algorithm):
         return State(x)
 
     def client_init(self, x: Tensor) -> Own:
+        """The initial model and no dual variable, before a client's first round.
+
+        With r = 1 the Hessian is always taken at the newest model, and no z is kept.
+        """
         return Own(x, torch.zeros_like(x), () if self.r == 1 else x)
 
     @property
@@ -92,6 +105,11 @@ class FedNew(Algorithm):
         return (Phase(self.broadcast, self.client, self.server),)
 
     def client(self, f: Objective, x: Tensor, own: Own, local: Local) -> Reply:
+        """One step of ADMM: the system for y_i is solved by conjugate gradients.
+
+        lam_i of this round is lam_i + rho y_i - rho y of the round before. The client has kept
+        the first two terms as `dual` and knows y = x_{k-1} - x_k from the two models.
+        """
         loss, g = solver.gradient(f, x, local)
         y = own.x - x  # 0 in the first round
         lam = own.dual - self.rho * y
@@ -111,4 +129,5 @@ class FedNew(Algorithm):
         return self.r > 0 and (k - 1) % self.r == 0
 
     def server(self, server: State, y: Tensor, _: Cohort) -> State:
+        """x_{k+1} = x_k - sum p_i y_i."""
         return State(server.x - y)

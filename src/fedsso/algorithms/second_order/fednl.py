@@ -25,6 +25,11 @@ gradient_i(w_i)) the minimum is x = (H + l I)^-1 g.
 Far from the minimum or on a non-convex model FedNL may diverge (option 1) or creep (option 2).
 Where Hessians are singular, option 2 and FedNL-PP fail once l is 0; with first="hessian" or
 compressor="none" that is at once. Option 1 does not fail there.
+
+A client receives d numbers and sends its gradient, S_i and at most one number. S_i has R (d + 1)
+numbers with compressor rank:R, K values and places with topk:K, d (d + 1) / 2 with none. FedNL-LS
+also sends the direction down and ten losses up. Server and clients keep a d x d matrix each, so
+that models are small and clients are computed one at a time.
 """
 
 from __future__ import annotations
@@ -89,7 +94,10 @@ class Models(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client of FedNL-PP keeps."""
+    """What a client of FedNL-PP keeps; leaves [trials, ...].
+
+    g = (H + l I) w - gradient(w) at its last point w, which itself need not be kept.
+    """
 
     H: Tensor
     l: Tensor
@@ -121,7 +129,10 @@ def zeros(x: Tensor) -> Tensor:
 
 
 def starts(record: FedNL | FedNLLS, k: int) -> bool:
-    """Whether whole Hessians are sent in round k, and used at once."""
+    """Whether whole Hessians are sent in round k, and used at once.
+
+    Otherwise a step uses the estimates of the round before, as the paper has it.
+    """
     return record.first == "hessian" and k == 1
 
 
@@ -133,7 +144,11 @@ class Rule(NamedTuple):
 
 
 def rule(compressor: str, a: Scalar, d: int) -> Rule:
-    """The rule of a compressor's text and a learning rate, for d parameters."""
+    """The rule of a compressor's text and a learning rate, for d parameters.
+
+    An unbiased compressor of variance omega (randk) learns at the rate a / (omega + 1), which
+    keeps H_i from growing with its noise. All others learn at a.
+    """
     made = symmetric.parse(compressor)
     a = a.unsqueeze(-1) if isinstance(a, Tensor) else a
     return Rule(made, made.rate(d) * a)
@@ -152,7 +167,16 @@ def learn(
     local: Local,
     rule: Rule,
 ) -> tuple[Sent, Tensor]:
-    """S_i as sent, and the new estimate H_i + a S_i, for X = Hessian_i - H_i."""
+    """S_i as sent, and the new estimate H_i + a S_i, for X = Hessian_i - H_i.
+
+    Args:
+        X: What the estimate lacks, [M, trials, d, d].
+        H: The estimate, of the same shape.
+        local: Gives the draws of a compressor that chooses at random, the same for all trials.
+        rule: Compressor and learning rate.
+
+    The client decodes what it sends: so its H_i and the server's mean of them stay in step.
+    """
     d = X.shape[-1]
     u = local.uniform("hessian", rule.compressor.draws(d))
     sent = rule.compressor.encode(X, u)
@@ -160,12 +184,15 @@ def learn(
 
 
 def size(X: Tensor) -> Tensor:
-    """Frobenius norm, [..., 1]."""
+    """The Frobenius norm of matrices [..., d, d], [..., 1] in their type."""
     return norm(X.flatten(-2)).to(X.dtype)
 
 
 def clipped(H: Tensor, g: Tensor, mu: Scalar) -> Tensor:
-    """[H]_mu^-1 g, for the eigenvalues of H raised to mu; [trials, d]."""
+    """[H]_mu^-1 g, for the eigenvalues of H raised to mu; [trials, d].
+
+    With mu > 0 the matrix is positive definite, so that the step descends whatever H has learnt.
+    """
     values, vectors = symmetric.eigh(H)
     least = torch.as_tensor(mu, dtype=values.dtype, device=values.device)
     values = torch.maximum(values, least)
@@ -209,14 +236,17 @@ class FedNL(Algorithm):
         return "hvp"
 
     def server_init(self, x: Tensor) -> State:
+        """H = 0; refuses a model that is too large for d x d matrices."""
         symmetric.check_size(x)
         return State(x, zeros(x), x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Tensor:
+        """H_i = 0, [trials, d, d]."""
         return zeros(x)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """One exchange over all rows; S_i is decoded before it is averaged."""
         return (Phase(self.broadcast, self.client, self.server, decode=decode),)
 
     def client(
@@ -226,6 +256,11 @@ class FedNL(Algorithm):
         H: Tensor,
         local: Local,
     ) -> Reply:
+        """Sends gradient_i(x), S_i and, with option 2, l_i = |Hessian_i(x) - H_i|.
+
+        The client keeps H_i + a S_i. l_i measures the estimate that this round's step uses: that
+        is the old one, except where whole Hessians have just been sent.
+        """
         loss, g = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
@@ -235,6 +270,11 @@ class FedNL(Algorithm):
         return Reply(Upload(g, S, size(X - used)), new, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        """x - eta [H]_mu^-1 g (option 1) or x - eta (H + l I)^-1 g (option 2), then H += a S.
+
+        The step uses the H of the round before, since S arrives with the gradient; in round 1
+        with first="hessian" it uses the new one.
+        """
         x = server.x
         g = mean.g
         a = rule_of(self, cohort.k, x.shape[-1]).a
@@ -293,6 +333,7 @@ class FedNLLS(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """Gradient, S_i and f_i(x) first; then the losses at the ten steps along the direction."""
         return (
             Phase(self.broadcast, self.client, self.aim, decode=decode),
             Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
@@ -311,6 +352,7 @@ class FedNLLS(Algorithm):
         return Reply(Upload(g, S, loss.unsqueeze(-1)), new, loss)
 
     def aim(self, server: Search, mean: Upload, cohort: Cohort) -> Search:
+        """H learns, and the direction is p = -[H]_mu^-1 g of option 1."""
         a = rule_of(self, cohort.k, server.x.shape[-1]).a
         new = server.H + a * mean.S
         H = new if starts(self, cohort.k) else server.H
@@ -328,6 +370,7 @@ class FedNLLS(Algorithm):
         return Reply(solver.along(f, x, p, local), H)
 
     def server(self, server: Search, losses: Tensor, _: Cohort) -> Search:
+        """x + t p, for the largest t with f(x + t p) <= f(x) + t/2 g^T p."""
         x = server.x
         p = server.p
         f0 = server.f0.double()
@@ -360,6 +403,7 @@ class FedNLPP(Algorithm):
         return "hvp"
 
     def server_init(self, x: Tensor) -> Models:
+        """No client has been seen: all sums are 0."""
         symmetric.check_size(x)
         own = self.client_init(x)
         return Models(x, own.H, own.l, own.g, own.l.double())
@@ -378,6 +422,10 @@ class FedNLPP(Algorithm):
         own: Own,
         local: Local,
     ) -> Reply:
+        """Learns H_i, l_i and g_i at x, and sends their changes; the client's point w_i is now x.
+
+        Unlike FedNL the estimate is used in the round in which it is learnt.
+        """
         loss, grad = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, H = learn(X - own.H, own.H, local, rule(self.compressor, self.a, x.shape[-1]))
@@ -386,6 +434,11 @@ class FedNLPP(Algorithm):
         return Reply(Upload(g - own.g, S, l - own.l), Own(H, l, g), loss)
 
     def server(self, server: Models, mean: Upload, cohort: Cohort) -> Models:
+        """The minimum x = (H + l I)^-1 g of the sum of all clients' last models.
+
+        `mean` is over those who answered; their mass turns it into the change of the sums over
+        all clients. `grad_norm` is that of the sum of models at the old x.
+        """
         x = server.x
         mass = cohort.mass
         a = rule(self.compressor, self.a, x.shape[-1]).a

@@ -15,6 +15,10 @@ A client steps to theta_i = theta - eta P_i^-1 g_i. Instead of averaging, the se
 
 With mu = 0 and eta = 1 that is Newton's method on f. A client sends d (d + 3) / 2 numbers. Far from
 the minimum the step may be too long: then raise mu or lower eta.
+
+Since P_i theta_i = P_i theta + z_i, the mix is x + (sum p_i P_i)^-1 sum p_i z_i, and the clients'
+models themselves are not needed. The d x d matrices limit it to small models, and clients are
+computed one at a time.
 """
 
 from __future__ import annotations
@@ -83,14 +87,17 @@ class FedPM(Algorithm):
         return "hvp"
 
     def server_init(self, x: Tensor) -> State:
+        """Refuses a model that is too large for d x d matrices."""
         symmetric.check_size(x)
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """One exchange without local steps; P_i is sent packed."""
         return (Phase(self.broadcast, self.client, self.server, decode=decode),)
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """Sends z_i = -eta g_i and P_i = H_i + mu I, both over all rows of the client."""
         loss, g = solver.gradient(f, x, local)
         P = symmetric.shift(solver.hessian(f, x, local), self.mu)
         z = -at(self.eta, local.k) * g
@@ -98,6 +105,7 @@ class FedPM(Algorithm):
         return Reply(Upload(z, packed), own, loss)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
+        """The preconditioned mix: x + (sum w_i P_i)^-1 sum w_i z_i."""
         x = server.x + symmetric.solve(mean.P, mean.z).to(server.x.dtype)
         return State(x, norm(mean.z) / at(self.eta, cohort.k))
 

@@ -15,6 +15,16 @@ Learning Algorithm", arXiv 2406.06655; its client is Sophia-G of Liu et al., arX
 Clients walk with Sophia and keep m, v and their step count; the server averages the models. Every
 entry moves by at most alpha rho in a step. m and v describe the client's own loss, so unequal
 clients drift apart as in FedAvg.
+
+A step of Sophia is
+
+    m = beta1 m + (1 - beta1) g
+    v = beta2 v + (1 - beta2) h_hat                       in every T-th step
+    y = y - alpha (weight_decay y + clip(m / max(v, eps), rho))
+
+h_hat estimates the diagonal of the Gauss-Newton matrix (Gauss-Newton-Bartlett). It takes a second
+gradient, on labels that the model draws itself, and so a loss that is the negative logarithm of a
+likelihood.
 """
 
 from __future__ import annotations
@@ -64,6 +74,8 @@ class Memory(NamedTuple):
 class FedSophia(Algorithm):
     """FedAvg with Sophia as the clients' optimiser.
 
+    Since entries are bounded, alpha rho is what a parameter moves at most in a step.
+
     >>> FedSophia(alpha=0.03).T
     10
     """
@@ -84,12 +96,14 @@ class FedSophia(Algorithm):
         at_least(self, "T", 1)
 
     def asks(self) -> str:
+        """Labels must be drawn from the model, which not every loss allows."""
         return "targets"
 
     def server_init(self, x: Tensor) -> State:
         return State(x, x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Memory:
+        """m = v = 0 and no steps: before a client's first round."""
         steps = x.new_zeros(x.shape[0], 1)
         return Memory(torch.zeros_like(x), torch.zeros_like(x), steps)
 
@@ -100,6 +114,11 @@ class FedSophia(Algorithm):
         own: Memory,
         local: Local,
     ) -> Reply:
+        """tau steps of Sophia from x; sends y - x, keeps m, v and the number of its steps.
+
+        The client counts its own steps, so that v is refreshed in every T-th of them across
+        rounds.
+        """
         alpha = at(self.alpha, local.k)
         m, v, t = own
         delta = torch.zeros_like(m)
@@ -111,6 +130,8 @@ class FedSophia(Algorithm):
             loss, g = f.value_and_grad(point, batch)
             m = torch.where(active, self.beta1 * m + (1 - self.beta1) * g, m)
             due = active & (t % self.T == 0)
+            # The second gradient is computed if any client of the chunk is due. Draws have a
+            # purpose for each step, so that two refreshes of one round draw different labels.
             if due.is_meta or due.any():
                 u = local.uniform(f"labels {j}", batch.weight.shape[-1])
                 h = f.bartlett(point, batch, u)
@@ -123,6 +144,7 @@ class FedSophia(Algorithm):
         return Reply(delta, Memory(m, v, t), total / local.own_steps[..., 0])
 
     def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
+        """The mean of the clients' models, as in FedAvg."""
         g = norm(delta) / (at(self.alpha, cohort.k) * cohort.steps)
         return State(server.x + delta, g)
 

@@ -16,6 +16,10 @@ Newton direction, by conjugate gradients. The third collects the losses at the t
 The mean of inverses stands for the inverse of the mean: that is good while the clients' Hessians
 are alike. Where a client lacks a class its Hessian is singular, and only mu holds the direction
 back.
+
+x travels once: the second exchange sends g, the third p. So a client receives 3 d numbers and
+sends 2 d + 11. No exchange has local steps: all are over all rows of the clients. On quadratics a
+round with t = 1 is x - sum p_i (A_i + mu I)^-1 g.
 """
 
 from __future__ import annotations
@@ -81,6 +85,10 @@ class GIANT(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """Gradient, direction, line search.
+
+        The losses of the third exchange are exact: compressed ones could not be compared.
+        """
         return (
             Phase(self.broadcast, self.gradient, self.collect),
             Phase(lambda server: (server.x, server.g), self.client, self.aim),
@@ -93,15 +101,18 @@ class GIANT(Algorithm):
         return State(x, zero, zero, one, one.double())
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """First exchange: f_i(x) and its full gradient."""
         loss, g = solver.gradient(f, x, local)
         return Reply(Start(g, loss.unsqueeze(-1)), own, loss)
 
     def collect(self, server: State, mean: Start, _: Cohort) -> State:
+        """g = sum w_i g_i and f0 = f(x), over those who answered."""
         return server._replace(g=mean.g, f0=mean.f0)
 
     def client(
         self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
     ) -> Reply:
+        """Second exchange: p_i = -(H_i + mu I)^-1 g by conjugate gradients."""
         x, g = message
         H = solver.curvature(f, x, local)
         b = solver.at_clients(-g, local)
@@ -109,15 +120,21 @@ class GIANT(Algorithm):
         return Reply(p, own)
 
     def aim(self, server: State, p: Tensor, _: Cohort) -> State:
+        """p = sum w_i p_i."""
         return server._replace(p=p)
 
     def search(
         self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
     ) -> Reply:
+        """Third exchange: the client's losses at the ten steps along p."""
         x, p = message
         return Reply(solver.along(f, x, p, local), own)
 
     def server(self, server: State, losses: Tensor, _: Cohort) -> State:
+        """x + t p, with the largest t that lowers f enough.
+
+        Where the losses differ by rounding alone, the step of the round before is taken again.
+        """
         x, g, p, f0, t = server
         t = solver.armijo(losses, f0, dot(g, p), 0.1, t)
         return server._replace(x=x + t.to(x.dtype) * p, t=t)

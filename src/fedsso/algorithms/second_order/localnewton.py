@@ -12,6 +12,9 @@ and Armijo's rule. The second exchange collects their losses at the ten steps 1,
 along the mean direction p, and their slopes g_i^T p. The server takes the largest step that lowers
 f enough (Armijo, c = 0.1). Local gradients pull to local minima: unequal clients stop it short of
 the minimiser of f.
+
+A client receives x and p and sends its update and twelve numbers. All rows are used, and there
+are no SGD steps. With one client, a quadratic f and mu = 0 it ends in one round.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ class LocalNewton(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """Local Newton steps, then the line search, whose losses are never compressed."""
         return (
             Phase(self.broadcast, self.client, self.aim),
             Phase(lambda server: server, self.search, self.server, exact=True),
@@ -85,13 +89,16 @@ class LocalNewton(Algorithm):
         return State(x, torch.zeros_like(x))
 
     def client(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
+        """First exchange: y_i - x after `newton_steps` steps on f_i + mu/2 |y - x|^2."""
         precision = solver.Solver(self.newton_steps, self.cg_steps, self.tol)
         return Reply(solver.newton(f, x, local, precision, None, self.mu), own)
 
     def aim(self, server: State, p: Tensor, _: Cohort) -> State:
+        """p = sum w_i (y_i - x)."""
         return State(server.x, p)
 
     def search(self, f: Objective, message: State, own: tuple[()], local: Local) -> Reply:
+        """Second exchange: f_i at the ten steps along p, f_i(x), and its slope along p."""
         x, p = message
         loss, g = solver.gradient(f, x, local)
         slope = dot(g, solver.at_clients(p, local)).to(x.dtype)
@@ -99,6 +106,7 @@ class LocalNewton(Algorithm):
         return Reply(Search(losses, loss.unsqueeze(-1), slope), own, loss)
 
     def server(self, server: State, mean: Search, _: Cohort) -> State:
+        """x + t p; t = 0, and so no step, where no t lowers f."""
         x, p = server
         t = solver.armijo(mean.losses, mean.f0, mean.slope, 0.1)
         return State(x + t.to(x.dtype) * p, p)

@@ -3,6 +3,9 @@
 - `panels`: curves beside published ones, a column for each data set
 - `heat_maps`: rounds to a target over a grid of settings
 - `rounds_bars`: rounds to a target as bars
+
+Each takes the path of a picture and plain records, which it checks before it draws. They know
+nothing of runs or sweeps: `paper` and `report.sweeps` make the records. All need matplotlib.
 """
 
 from .bars import Bar as Bar

@@ -1,4 +1,8 @@
-"""Rounds to a target as bars, in groups: the fewest on top, and FedSSO in full colour."""
+"""Rounds to a target as bars, in groups: the fewest on top, and FedSSO in full colour.
+
+A group is a task with its target, and a bar is an algorithm on this task. All groups of a figure
+have the same scale, and all bars the same thickness, so that groups can be compared.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,10 @@ def rounds_bars(
         title: A heading for the picture.
         most: The rounds of a run. A setting that never reaches the target has a grey bar of this
             length.
+
+    Raises:
+        InputError: A group is empty, a number of rounds is negative or beyond `most`, or the
+            picture cannot be written.
     """
     integer("most", most, 1)
     if not groups:
@@ -57,10 +65,11 @@ def rounds_bars(
 
 
 def _check_bars(name: str, bars: Sequence[Bar], most: int) -> None:
-    """Refuse an empty group, and numbers that cannot be rounds."""
+    """Refuse an empty group, and numbers that cannot be rounds: NaN, negative, or beyond `most`."""
     if not bars:
         raise InputError(f"group {name!r} is empty; give it at least one bar")
     for label, _, mean, sd in bars:
+        # Written as what must hold: a comparison with NaN is false, so NaN is refused as well.
         if not (0 <= (mean or 0) <= most and 0 <= (sd or 0) < inf):
             raise InputError(
                 f"bar {label!r} needs rounds from 0 to most={most}, or None; got mean={mean}, "
@@ -74,7 +83,11 @@ def _rounds_bars(
     title: str,
     most: int,
 ) -> None:
-    """Draw all groups, two beside each other where there are three or more."""
+    """Draw all groups, two beside each other where there are three or more.
+
+    The height of a panel follows from the longest group of its row, so a bar has the same
+    thickness everywhere. Only the lowest panel of each column names the rounds.
+    """
     across = 1 if len(groups) < 3 else 2
     lengths = []  # bars of the longest group of each row
     for start in range(0, len(groups), across):
@@ -86,6 +99,7 @@ def _rounds_bars(
     for axes, (name, bars), length in places:
         axes.set_ylim(length - 0.4, -0.6)  # bars of one thickness
         _group(axes, name, sorted(bars, key=_rank), most)
+    # An odd number of groups leaves the last panel of two columns empty.
     for axes in grid.flat[len(groups) :]:
         axes.set_axis_off()
     used = grid.flat[: len(groups)]
@@ -98,7 +112,7 @@ def _rounds_bars(
 
 
 def _rank(bar: Bar) -> float:
-    """Mean rounds; infinity where the target is never reached."""
+    """What bars are sorted by: mean rounds; infinity where the target is never reached."""
     return inf if bar[2] is None else bar[2]
 
 
@@ -108,7 +122,11 @@ def _group(
     bars: Sequence[Bar],
     most: int,
 ) -> None:
-    """Draw the bars of one group, with their numbers beside them."""
+    """Draw the bars of one group, with their numbers beside them.
+
+    The bars come in the order in which they are drawn, from top to bottom. The limits of the
+    vertical axis are set by the caller.
+    """
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
@@ -146,7 +164,11 @@ def _never(
     place: int,
     most: int,
 ) -> tuple[str, float]:
-    """Draw a grey bar; returns what to write, and where."""
+    """Draw a grey bar for a setting that never reaches the target.
+
+    Returns:
+        What to write, and where: at the left end of the bar, which is wide enough for the text.
+    """
     axes.barh(place, most, height=THICK, color=NEVER)
     return f"not with every seed in {most} rounds", 0.0
 
@@ -154,7 +176,18 @@ def _never(
 def _bar(
     axes: Axes, place: int, algorithm: str, mean: float, sd: float | None
 ) -> tuple[str, float]:
-    """Draw a bar with its deviation; returns what to write, and where."""
+    """Draw a bar with its deviation, in the algorithm's colour.
+
+    Args:
+        axes: The panel.
+        place: The number of the bar, from 0 at the top.
+        algorithm: Its name in the registry.
+        mean: The mean rounds, which are the length of the bar.
+        sd: Their standard deviation. None: there is one seed, and no error bar.
+
+    Returns:
+        What to write beside the bar, and where this begins, in rounds.
+    """
     color = style(algorithm).color
     if algorithm != OURS:
         color = shade(color, 0.5)

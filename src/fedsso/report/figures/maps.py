@@ -1,7 +1,9 @@
 """Grids of settings as heat maps: the darker a cell, the fewer rounds its setting needs.
 
-Cells have the same size on all maps of a figure. Every place is therefore computed here, in inches,
-and the layout engine of matplotlib is off.
+Cells have the same size on all maps of a figure, so that grids of different sizes compare. Every
+place is therefore computed here, in inches, and the layout engine of matplotlib is off. The scale
+of colours is the same on all maps, too. A grey cell is a setting that does not reach the target,
+a cross one of which a seed diverged, and a star the best of its map.
 """
 
 from __future__ import annotations
@@ -40,17 +42,22 @@ LUMINANCE = (0.3, 0.59, 0.11)  # how bright red, green and blue look
 class Heat(NamedTuple):
     """Rounds to a target over the settings of one algorithm.
 
-    `values` has the shape [rows, columns], with NaN where a setting does not reach the target with
-    every seed. `lost` has the same shape, and is true where some seed diverges. `down` and `across`
-    name the two hyper-parameters.
+    `Results.maps` makes these records from the runs of a sweep.
     """
 
+    # The heading: the algorithm and the settings that all cells share.
     title: str
+    # The hyper-parameter that changes from row to row.
     down: str
+    # The hyper-parameter that changes from column to column.
     across: str
+    # The values of `down` as text, from top to bottom.
     rows: Sequence[str]
+    # The values of `across` as text, from left to right.
     columns: Sequence[str]
+    # Mean rounds, [rows, columns]. NaN where a setting does not reach the target with every seed.
     values: NDArray[Any]
+    # Booleans, [rows, columns]: whether some seed of the setting diverges.
     lost: NDArray[Any]
 
 
@@ -64,7 +71,7 @@ class _Place(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """How rounds become colours."""
+    """How rounds become colours: `norm` takes rounds to 0..1, `colours` takes these to a colour."""
 
     norm: LogNorm
     colours: Colormap
@@ -84,6 +91,11 @@ def heat_maps(
         maps: The grids, at least one.
         title: A heading for the picture.
         most: The rounds of a run, which is where the scale of colours ends.
+
+    Raises:
+        InputError: There is no map, one of them has no cell, its arrays have another shape than
+            its rows and columns, its rounds are negative or beyond `most`, or the picture cannot
+            be written.
     """
     if not maps:
         raise InputError("there is no map to draw; give at least one")
@@ -120,7 +132,10 @@ def _heat_maps(
     title: str,
     most: int,
 ) -> None:
-    """Place the maps, draw them, and write the heading and the key."""
+    """Place the maps, draw them, and write the heading and the key.
+
+    Cells shrink where the longest row of cells would be wider than the figure may be.
+    """
     figure.set_layout_engine("none")  # cells of equal size: every place is known
     longest = max(len(heat.columns) for heat in maps)
     cell = min(CELL[0], (FULL - 2) / longest)
@@ -132,6 +147,7 @@ def _heat_maps(
     figure.set_size_inches(width, height)
     scale = _scale(maps, most)
     for heat, place in zip(maps, places, strict=True):
+        # matplotlib counts in parts of the figure from the lower left corner.
         bottom = 1 - (place.top + place.height) / height
         box = (place.left / width, bottom, place.width / width, place.height / height)
         axes = figure.add_axes(box)
@@ -146,13 +162,22 @@ def _places(
     maps: Sequence[Heat],
     cell: tuple[float, float],
 ) -> list[_Place]:
-    """Places from left to right, and on to the next row where a map would not fit."""
+    """Places from left to right, and on to the next row where a map would not fit.
+
+    Args:
+        maps: The grids.
+        cell: Width and height of a cell, in inches.
+
+    Returns:
+        Where the cells of each map lie. The names of its rows stand to the left of them.
+    """
     wide, high = cell
     places: list[_Place] = []
     x = 0.0
     top = 0.75
     deepest = 0.0  # where the lowest map of this row ends
     for heat in maps:
+        # Room for the name of the axis and for the longest name of a row.
         margin = 0.5 + 0.075 * max(map(len, heat.rows))
         width = wide * len(heat.columns)
         height = high * len(heat.rows)
@@ -160,6 +185,7 @@ def _places(
         if x and _right(heat, place) > FULL:
             top = deepest + 1.0
             deepest = 0.0
+            # The first map of a row stays in it, however wide it is.
             place = place._replace(left=margin, top=top)
         places.append(place)
         x = _right(heat, place)
@@ -168,18 +194,24 @@ def _places(
 
 
 def _right(heat: Heat, place: _Place) -> float:
-    """Where the next map may begin: cells and title both need their room."""
+    """Where the next map may begin: cells and title both need their room.
+
+    The width of the title is estimated from its length.
+    """
     return place.left + max(place.width, 0.09 * len(heat.title)) + 0.15
 
 
 def _scale(maps: Sequence[Heat], most: int) -> _Scale:
     """Colours from dark, for the fewest rounds on any map, to bright, for all of them.
 
-    The scale is logarithmic, so that few rounds differ as much as many.
+    The scale is logarithmic, so that few rounds differ as much as many. It begins at one round at
+    the earliest, because zero has no logarithm: an initial model that reaches the target has the
+    darkest colour, too.
     """
     import matplotlib as mpl
     from matplotlib.colors import LogNorm
 
+    # The two ends must differ, even if no setting reaches the target.
     least = most / 2
     for heat in maps:
         found = heat.values[heat.values >= 1]
@@ -193,7 +225,11 @@ def _scale(maps: Sequence[Heat], most: int) -> _Scale:
 
 
 def _heat(axes: Axes, heat: Heat, scale: _Scale, *, numbers: bool) -> None:
-    """Draw the cells and axes of a map, with numbers in the cells where they have room."""
+    """Draw the cells and axes of a map, with numbers in the cells where they have room.
+
+    `pcolormesh` begins with the lowest row, so the axis is turned over. Where the cells are too
+    narrow for numbers, the names of the columns are too wide as well, and are written upwards.
+    """
     axes.pcolormesh(
         heat.values, cmap=scale.colours, norm=scale.norm, edgecolors="white", linewidth=1
     )
@@ -230,7 +266,11 @@ def _numbers(axes: Axes, heat: Heat, scale: _Scale) -> None:
 
 
 def _signs(axes: Axes, heat: Heat, *, numbers: bool) -> None:
-    """Draw stars and crosses, in a corner where the cell holds a number."""
+    """Draw stars and crosses, in a corner where the cell holds a number.
+
+    Several cells have a star if they need equally few rounds. A map that never reaches the target
+    has none.
+    """
     never = np.isnan(heat.values)
     small = {**CROSS, "markersize": 6}
     for row, column in np.argwhere(heat.lost):
@@ -250,7 +290,11 @@ def _signs(axes: Axes, heat: Heat, *, numbers: bool) -> None:
 
 
 def _foot(figure: Figure, scale: _Scale, most: int) -> None:
-    """Draw the scale of colours, and explain grey cells, crosses and stars."""
+    """Draw the scale of colours, and explain grey cells, crosses and stars.
+
+    The size of the figure must be final: all places are given in inches from its lower left
+    corner.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -41,16 +41,24 @@ SETTINGS = re.compile(r"[\s,(]+(\w+ ?=.*?)\)?$")  # where a label's settings beg
 
 
 class Dots(NamedTuple):
-    """A published curve of test accuracy, which is drawn as dots."""
+    """A published curve of test accuracy, which is drawn as dots.
+
+    The dots have the colour of the algorithm. One entry of the legend stands for all of one
+    label.
+    """
 
     label: str
     algorithm: str
+    # One round and one accuracy for each dot; both are equally long.
     rounds: Sequence[int]
     accuracy: Sequence[float]
 
 
 class Panel(NamedTuple):
-    """One column of a figure."""
+    """One column of a figure: the training loss above the test accuracy of some curves.
+
+    It needs a curve or dots, at least one of either. Dots are drawn among the accuracies.
+    """
 
     title: str
     curves: Sequence[Curve]
@@ -58,7 +66,10 @@ class Panel(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A curve, the two parts of its label, and how it is drawn in every panel."""
+    """A curve, the two parts of its label, and how it is drawn in every panel.
+
+    `settings` is empty where the legend tells the whole label.
+    """
 
     curve: Curve
     name: str
@@ -74,7 +85,14 @@ def panels(
 ) -> None:
     """Draw training loss above test accuracy, a column for each panel, one legend for all.
 
-    The suffix of the path decides the format: .png, .pdf or .svg.
+    Args:
+        path: The file. Its suffix decides the format: .png, .pdf or .svg.
+        columns: The panels from left to right, at least one.
+        title: A heading for the picture.
+
+    Raises:
+        InputError: There is no panel, a panel has nothing to show, a curve has no traces, dots
+            have more rounds than accuracies or fewer, or the picture cannot be written.
     """
     if not columns:
         raise InputError("there is no panel to draw; give at least one")
@@ -98,7 +116,11 @@ def _check_panel(panel: Panel) -> None:
 
 
 def _panels(figure: Figure, columns: Sequence[Panel], title: str) -> None:
-    """Draw all columns, the heading and the legends, then choose the size of the figure."""
+    """Draw all columns, the heading and the legends, then choose the size of the figure.
+
+    Only the first column names the vertical axes. The figure grows with its number of columns,
+    and with the rows of text below it.
+    """
     width = 3.9 + 1.9 * len(columns)
     wide = width / len(columns)
     drawn = _lines(columns)
@@ -121,8 +143,14 @@ def _panels(figure: Figure, columns: Sequence[Panel], title: str) -> None:
 
 
 def _lines(columns: Sequence[Panel]) -> list[list[_Line]]:
-    """The curves of each panel; those of one name and algorithm look alike in all of them."""
+    """The curves of each panel; those of one name and algorithm look alike in all of them.
+
+    Returns:
+        One list for each panel, in the order of its curves.
+    """
     names = _names(columns)
+    # Shades go from dark to light over the curves of an algorithm. A name counts as one curve
+    # here, however many panels show it.
     first: dict[tuple[str, str], Curve] = {}
     for panel in columns:
         for curve in panel.curves:
@@ -151,6 +179,9 @@ def _names(columns: Sequence[Panel]) -> dict[str, tuple[str, str]]:
 
     The whole label is the name where a panel has a name twice, or where no name has different
     settings: then there is nothing to write below the columns.
+
+    Returns:
+        (name, settings) by label.
     """
     divided: dict[str, tuple[str, str]] = {}
     twice = False
@@ -162,13 +193,18 @@ def _names(columns: Sequence[Panel]) -> dict[str, tuple[str, str]]:
             own.append(divided[curve.label][0])
         twice = twice or len(set(own)) < len(own)
         names.update(own)
+    # As many names as labels: every name has one setting, which may as well stay in the legend.
     if twice or len(names) == len(divided):
         return {label: (label, "") for label in divided}
     return divided
 
 
 def _divided(label: str) -> tuple[str, str]:
-    """A label's name and its settings; these are empty where the label has none."""
+    """A label's name and its settings; these are empty where the label has none.
+
+    >>> _divided("FedSSO α=0.001 η=1"), _divided("FedAvg")
+    (('FedSSO', 'α=0.001 η=1'), ('FedAvg', ''))
+    """
     found = SETTINGS.search(label)
     if found is None:
         return label, ""
@@ -184,7 +220,14 @@ def _column(
     panel: Panel,
     lines: Sequence[_Line],
 ) -> None:
-    """Draw the two panels of a column."""
+    """Draw the two panels of a column.
+
+    Args:
+        loss: The upper panel.
+        accuracy: The lower panel. Both share their rounds, so only this one names them.
+        panel: What the column shows.
+        lines: Its curves with their styles.
+    """
     for axes in (loss, accuracy):
         axes.grid(True)
         plots.round_axis(axes)
@@ -202,7 +245,12 @@ def _column(
 
 
 def _cut_dips(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Where curves start high, keep short dips of a few rounds from deciding the scale."""
+    """Where curves start high, keep short dips of a few rounds from deciding the scale.
+
+    The axis begins a little below the usual low, if a dip would take more than three tenths of
+    the height for itself. The part of the dip that lies lower is then out of sight. Runs that
+    diverged do not count for the usual low, but they do for the dips.
+    """
     calm: list[NDArray[Any]] = []
     every: list[NDArray[Any]] = []
     for curve in curves:
@@ -220,7 +268,10 @@ def _cut_dips(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _usual_low(values: NDArray[Any]) -> float:
-    """The accuracy at the start or in the lowest tenth of the rounds, whichever is less."""
+    """The accuracy at the start or in the lowest tenth of the rounds, whichever is less.
+
+    `values` [seeds, rounds] are the accuracies of one curve.
+    """
     start = float(np.nanmean(values[:, 0]))
     tenth = float(np.nanquantile(values, 0.1))
     return min(start, tenth)
@@ -231,6 +282,11 @@ def _usual_low(values: NDArray[Any]) -> float:
 
 def _settings(axes: Axes, lines: Sequence[_Line], width: float) -> int:
     """Write the settings of a column's curves below it, where the legend does not tell them.
+
+    Args:
+        axes: The lower panel of the column.
+        lines: Its curves.
+        width: The room for the texts, in inches.
 
     Returns:
         How many rows they take.
@@ -244,6 +300,7 @@ def _settings(axes: Axes, lines: Sequence[_Line], width: float) -> int:
     rows, columns = plots.legend_shape(widths, width)
     texts = [line.settings for line in told]
     looks = [line.look for line in told]
+    # From the corner of the panel into the margin, below the numbers and the name of its axis.
     lower_left = ScaledTranslation(-0.45, -0.5, axes.figure.dpi_scale_trans)
     axes.legend(
         handles=plots.keys(texts, looks),
@@ -264,7 +321,10 @@ def _handles(
     columns: Sequence[Panel],
     drawn: Sequence[Sequence[_Line]],
 ) -> list[Any]:
-    """The entries of the legend: names, what bands and crosses mean, and each kind of dots."""
+    """The entries of the legend: names, what bands and crosses mean, and each kind of dots.
+
+    A name that several panels show has one entry.
+    """
     looks: dict[tuple[str, str], Style] = {}
     curves: list[Curve] = []
     for lines in drawn:

@@ -8,6 +8,9 @@ which labels, and the settings to reproduce. It is made in steps:
 - `sections`: the parts that are written as HTML
 - `script`: the numbers that `assets/report.js` draws with Plotly
 - `document`: the whole
+
+`Results.report` makes the content from runs in memory, `report.sources` from folders. Names and
+settings on a page may come from somebody else: they can never act as HTML or as a script.
 """
 
 from .content import Content as Content

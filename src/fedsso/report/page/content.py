@@ -1,4 +1,8 @@
-"""What a page is made of: curves, notes, settings to reproduce, and who holds which labels."""
+"""What a page is made of: curves, notes, settings to reproduce, and who holds which labels.
+
+The records here are plain data, without HTML. Texts in them are shown as they are: a name such as
+"<b>" appears on the page as it is written.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,10 @@ class Entry(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Settings to reproduce, and the command that takes them from `file`, where there is one."""
+    """Settings to reproduce, and the command that takes them from `file`, where there is one.
+
+    With a command, the page tells the reader to save `text` under the name `file` and to call it.
+    """
 
     title: str
     text: str
@@ -44,7 +51,10 @@ class Recipe(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """How many rows of each label every client holds; `counts` has the shape [clients, labels]."""
+    """How many rows of each label every client holds; `counts` has the shape [clients, labels].
+
+    Training and test rows are counted together. `clients` are the names of the clients.
+    """
 
     title: str
     clients: Sequence[str]
@@ -76,7 +86,11 @@ class Content:
 
 
 def check_targets(targets: Sequence[float]) -> None:
-    """Refuse a target that no accuracy can reach."""
+    """Refuse a target that no accuracy can reach.
+
+    Raises:
+        InputError: A target is not above 0, or is above 1, such as 90 where per cent were meant.
+    """
     for target in targets:
         if not 0 < target <= 1:
             raise InputError(

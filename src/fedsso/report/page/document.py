@@ -1,7 +1,8 @@
 """The whole page: the template `assets/report.html` with all its parts filled in.
 
-Scripts and styles stand in the page itself. Its content policy allows these scripts only, by their
-hashes, and no access to the network.
+Scripts and styles stand in the page itself. Its content policy allows these scripts only, by
+their hashes, and no access to the network. So a script that slipped in through a name would not
+run, and the page is the same without a network.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 MARK = '<meta name="generator" content="fedsso">'
 """In assets/report.html: it tells our pages from those of others."""
 
+# Nothing may be loaded, but for pictures that the page makes itself: Plotly saves charts as such.
+# Styles may stand in the page: its own do, and Plotly adds some.
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -36,12 +39,22 @@ POLICY = (
 
 
 def write(path: str | Path, content: Content) -> None:
-    """Write the page to a file; a file that lies there is replaced."""
+    """Write the page to a file; a file that lies there is replaced.
+
+    The file is written whole or not at all. Whether a file may be replaced is for the caller to
+    decide: `MARK` tells a page of ours.
+    """
     write_atomic(path, page(content))
 
 
 def page(content: Content) -> str:
-    """The whole page as text."""
+    """The whole page as text, which is HTML in UTF-8.
+
+    The same content gives the same page, byte by byte: there is no date in it.
+
+    Raises:
+        InputError: There is no entry, or a curve has no traces.
+    """
     if not content.entries:
         raise InputError("there is no run to report; give at least one")
     view = View(content)
@@ -68,13 +81,17 @@ def page(content: Content) -> str:
 
 
 def _hash(script: str) -> str:
-    """A script's hash in the form that a content policy has."""
+    """A script's hash in the form that a content policy has, as in 'sha256-...' in base64."""
     digest = sha256(script.encode()).digest()
     return f"'sha256-{b64encode(digest).decode()}'"
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element in which it stands; NaN does not occur in it."""
+    """JSON that cannot end the script element in which it stands; NaN does not occur in it.
+
+    A browser looks for "</script" in the raw text, before anything reads it as JSON. So brackets
+    and ampersands are written by their numbers, which JSON understands and HTML does not.
+    """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

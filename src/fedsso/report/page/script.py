@@ -1,6 +1,10 @@
 """The numbers that `assets/report.js` draws: curves, maps of grids, and who holds which labels.
 
 Every series stands in the page once, as base64 of float32, and is known by its place in a list.
+That takes far less room than the numbers as text, and the rounds of equally long runs are one
+series. Curves are known by their places, too: a cell of a map names the curve of its setting.
+
+What this module names, the script reads under the same name. Change both together.
 """
 
 from __future__ import annotations
@@ -21,11 +25,14 @@ if TYPE_CHECKING:
     from .content import Entry, Holding
     from .view import Item, View
 
+# What may be drawn upwards, in this order, with the names on the page. The first that some trace
+# has is drawn at first.
 METRICS = {
     "test_accuracy": "Test accuracy",
     "train_loss": "Training loss",
     "test_loss": "Test loss",
 }
+# What the server of a second-order algorithm saw, with a name and a meaning. Each has a panel.
 DIAGNOSTICS = {
     "ys": ("yᵀs", "curvature along the last step; negative: the estimate cannot use it as it is"),
     "grad_norm": ("‖g‖", "length of the averaged gradient"),
@@ -36,6 +43,7 @@ DIAGNOSTICS = {
     "skipped": ("skipped pairs", "1: the pair did not enter the estimate"),
 }
 COUNTS = ("overridden", "skipped")  # diagnostics of which 0 says nothing
+# The letters that the paper has for hyper-parameters.
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 SMALLEST = 4  # settings of a grid that is worth a map
 MOST_CLIENTS = 200  # drawn one by one; of more the largest and the smallest
@@ -44,7 +52,14 @@ Hyper = Mapping[str, Any]
 
 
 def data(view: View) -> dict[str, Any]:
-    """Everything that the script draws, as values that JSON can hold."""
+    """Everything that the script draws, as values that JSON can hold.
+
+    - `curves`: one dictionary for each item of the view, in their order
+    - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty
+    - `targets`: the accuracies of the table, and `judged`: what maps show at first
+    - `maps`, `holdings`: what is drawn below the tables
+    - `arrays`: the series, to which the others refer by their places
+    """
     arrays = _Arrays()
     curves = [_curve(view, item, arrays) for item in view.items]
     present: dict[str, None] = {}  # the columns that some trace has, in their order
@@ -65,7 +80,10 @@ def data(view: View) -> dict[str, Any]:
 
 
 class _Arrays:
-    """A list of series as text, in which equal series stand once."""
+    """A list of series as text, in which equal series stand once.
+
+    Equality is that of the bytes in single precision, which is what the page has.
+    """
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -74,7 +92,8 @@ class _Arrays:
     def add(self, values: NDArray[Any]) -> int:
         """The place of a series in the list, to which it is added if it is new.
 
-        What single precision cannot hold becomes infinite, and is not drawn.
+        The script reads little-endian numbers, as nearly every machine has them. What single
+        precision cannot hold becomes infinite, and is not drawn.
         """
         with np.errstate(over="ignore"):
             raw = values.astype("<f4").tobytes()
@@ -92,7 +111,11 @@ def _curve(
     item: Item,
     arrays: _Arrays,
 ) -> dict[str, Any]:
-    """One curve: how it looks, its numbers, and its traces."""
+    """One curve: how it looks, its numbers, and its traces.
+
+    `rounds` has one entry for each target: mean rounds, or None unless every seed gets there.
+    `lost` counts the seeds that diverged. Names of columns are those of the trace.
+    """
     traces = []
     for trace in item.curve.traces:
         columns = _columns(trace, arrays)
@@ -111,12 +134,20 @@ def _curve(
 
 
 def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
-    """The columns that hold something; bytes and seconds are summed up over the rounds."""
+    """The columns that hold something; bytes and seconds are summed up over the rounds.
+
+    A column without a finite value is left out, and so are counts that are 0 in every round.
+
+    Returns:
+        The place of each column in the list of series, by its name.
+    """
     found = {"round": trace["round"]}
     spent = trace["bytes_up"] + trace["bytes_down"]
     megabytes = np.cumsum(spent) / 1e6
+    # A run that did not count its bytes has only zeros.
     if megabytes.any():
         found["megabytes"] = megabytes
+    # Sums go on over rounds whose time is not known.
     seconds = np.cumsum(np.nan_to_num(trace["seconds"]))
     if seconds.any():
         found["seconds"] = seconds
@@ -130,12 +161,15 @@ def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
 
 
 def _is_drawn(name: str) -> bool:
-    """Whether a column is one that the page can draw."""
+    """Whether a column is one that the page can draw. Users' own metrics begin with "test_"."""
     return name.startswith("test_") or name in METRICS or name in DIAGNOSTICS
 
 
 def _metrics(present: Mapping[str, None]) -> list[dict[str, str]]:
-    """What may be drawn upwards: the usual metrics, then those that the user measured."""
+    """What may be drawn upwards: the usual metrics, then those that the user measured.
+
+    `present` has the columns that some trace has, in their order.
+    """
     names = dict(METRICS)
     for name in present:
         if name.startswith("test_") and name not in METRICS:
@@ -159,8 +193,8 @@ def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
 def _judged(view: View) -> str:
     """What the maps show at first.
 
-    This is the place of a target to count rounds to, which is the goal or else the highest target.
-    Without targets it is the word for the accuracy at the end.
+    This is the place of a target to count rounds to, which is the goal or else the highest
+    target. Without targets it is the word "final", for the accuracy at the end.
     """
     if not view.targets:
         return "final"
@@ -174,7 +208,10 @@ def _judged(view: View) -> str:
 
 
 def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """The grid of each algorithm and origin; from the third axis on, a map for each value."""
+    """The grid of each algorithm and origin; from the third axis on, a map for each value.
+
+    A map has two axes. A grid over alpha, eta and form has one map for each form.
+    """
     grids: dict[tuple[str, str], dict[int, Hyper]] = {}
     for i, entry in enumerate(entries):
         if entry.hyper:
@@ -188,6 +225,7 @@ def _maps(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
             for i, hyper in own.items():
                 if _part(hyper, others) == fixed:
                     within[i] = hyper
+            # The title tells what all cells of this map share.
             words = [name]
             for key, value in fixed.items():
                 words.append(f"{_symbol(key)}={_tidy(value)}")
@@ -204,13 +242,22 @@ def _part(hyper: Hyper, names: Sequence[str]) -> dict[str, Any]:
 def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
     """One map, of one line if there is one axis; its cells are places of curves.
 
-    Settings that were picked by hand leave too many cells empty, and have no map.
+    Settings that were picked by hand leave too many cells empty, and have no map. Neither has a
+    grid of fewer than four settings, which the table shows as well.
+
+    Args:
+        title: The heading of the map.
+        within: The hyper-parameters of each setting, by the place of its curve.
+
+    Yields:
+        The map, if there is one. A cell without a setting is None.
     """
     axes = _axes(list(within.values()))
     cells_wanted = prod(map(len, axes.values()))
     settings = len(within)
     if not axes or settings < SMALLEST or cells_wanted > 1.5 * settings:
         return
+    # Two axes at most: the caller has fixed the others.
     *above, across = axes
     down = above[0] if above else ""
     lines = axes.get(down, [None])
@@ -233,20 +280,33 @@ def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
 
 
 def _axes(grid: Sequence[Hyper]) -> dict[str, list[Any]]:
-    """The hyper-parameters with several values: first the client step and the server step."""
+    """The hyper-parameters with several values: first the client step and the server step.
+
+    Those that only some of the settings have are no axes.
+
+    Returns:
+        The values of each one in order, by its name.
+    """
     wide: dict[str, list[Any]] = {}
     for key in grid[0] if grid else ():
         if all(key in hyper for hyper in grid):
             values = _in_order([hyper[key] for hyper in grid])
             if len(values) > 1:
                 wide[key] = values
+    # Most grids vary the two steps, so these make the axes of the maps.
     first = [key for key in ("alpha", "eta") if key in wide]
     others = [key for key in wide if key not in first]
     return {key: wide[key] for key in (*first, *others)}
 
 
 def _in_order(values: Sequence[Any]) -> list[Any]:
-    """The different values; numbers ascend, then the rest follows as it came."""
+    """The different values; numbers ascend, then the rest follows as it came.
+
+    Values need not be hashable: a schedule of steps is a dictionary.
+
+    >>> _in_order([0.3, "auto", 0.1, 0.3])
+    [0.1, 0.3, 'auto']
+    """
     found = []
     for value in values:
         if value not in found:
@@ -262,7 +322,7 @@ def _symbol(name: str) -> str:
 
 
 def _tidy(value: Any) -> str:
-    """A number with four figures at most."""
+    """A number with four figures at most, anything else as it is written."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -270,7 +330,10 @@ def _tidy(value: Any) -> str:
 
 
 def _holding(holding: Holding, arrays: _Arrays) -> dict[str, Any]:
-    """Who holds which labels; of very many clients the largest and the smallest."""
+    """Who holds which labels; of very many clients the largest and the smallest.
+
+    The script draws a line for each client, and hundreds of lines cannot be told apart.
+    """
     sizes = holding.counts.sum(1)
     chosen = np.arange(len(sizes))
     note = ""

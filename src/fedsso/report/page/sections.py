@@ -1,6 +1,8 @@
 """The parts of the page that are written as HTML: cards, tables, notes and settings.
 
-Whatever comes from a user (labels, titles, notes, settings) passes through `escape`.
+Whatever comes from a user (labels, titles, notes, settings) passes through `escape`. Each
+function returns a piece of HTML, or an empty text where there is nothing to show; `document` puts
+the pieces into the template. These parts are there without JavaScript, too.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ Cell = float | str | None  # what a cell of a table is sorted by; None: not reac
 
 
 def paragraphs(text: str) -> str:
-    """The introduction; blank lines part paragraphs."""
+    """The introduction as HTML; blank lines part paragraphs."""
     parts = [part.strip() for part in text.split("\n\n")]
     return "\n".join(f"<p>{escape(part)}</p>" for part in parts if part)
 
 
 def notes(texts: Sequence[str]) -> str:
-    """What the reader should know about the runs, as a list."""
+    """What the reader should know about the runs, as a list. "" if there is nothing to tell."""
     if not texts:
         return ""
     items = "".join(f"<li>{escape(text)}</li>" for text in texts)
@@ -72,7 +74,10 @@ def _recipe(recipe: Recipe) -> str:
 
 
 def about(view: View) -> str:
-    """How much the page shows: settings, runs, rounds, and the version of fedsso."""
+    """How much the page shows: settings, runs, rounds, and the version of fedsso.
+
+    The rounds are those of the longest run. The text is not yet escaped.
+    """
     runs = 0
     rounds = 0
     for item in view.items:
@@ -90,13 +95,20 @@ def about(view: View) -> str:
 
 
 def _counted(count: int, word: str) -> str:
-    """A number and its word, in the plural unless the number is 1."""
+    """A number and its word, in the plural unless the number is 1.
+
+    >>> _counted(1, "run"), _counted(1200, "round")
+    ('1 run', '1,200 rounds')
+    """
     ending = "" if count == 1 else "s"
     return f"{count:,} {word}{ending}"
 
 
 def cards(view: View) -> Iterator[str]:
-    """The main findings, each with its sentence; no comparison of different federations."""
+    """The main findings, each with its sentence; no comparison of different federations.
+
+    The last card counts the runs that diverged, of all curves, also of those in the background.
+    """
     if not view.apart:
         yield from _findings(view)
     lost = 0
@@ -113,9 +125,14 @@ def cards(view: View) -> Iterator[str]:
 
 
 def _findings(view: View) -> Iterator[str]:
-    """The cards that compare settings."""
+    """The cards that compare settings: the best final accuracy, the fewest rounds, and the bytes.
+
+    A card is left out where there is nothing to compare: no accuracy, or no target that is
+    reached.
+    """
     judged = [item for item in view.front if item.final is not None]
     if judged:
+        # `end` is the accuracy with a minus sign, so that the least is the best.
         best = min(judged, key=lambda item: item.end)
         yield _card("Best final accuracy", f"{best.final:.4f}", best.label, best.look)
     if view.target is not None:
@@ -124,13 +141,18 @@ def _findings(view: View) -> Iterator[str]:
 
 
 def _fastest(view: View, target: float) -> str:
-    """The setting with the fewest rounds to the target, and the best of three other algorithms."""
+    """The setting with the fewest rounds to the target, and the best of three other algorithms.
+
+    Among settings with equally few rounds the best end decides. `target` is one that some setting
+    reaches, as `View.target` is.
+    """
 
     def order(item: Item) -> tuple[float, float]:
         return item.hits[target] or 0.0, item.end
 
     fastest: dict[str, Item] = {}
     able = [item for item in view.front if item.reaches(target)]
+    # In this order, the first setting of an algorithm is its fastest.
     for item in sorted(able, key=order):
         fastest.setdefault(item.algorithm, item)
     first, *others = fastest.values()
@@ -148,7 +170,9 @@ def _fastest(view: View, target: float) -> str:
 def _saved(view: View, target: float) -> Iterator[str]:
     """Bytes until the target, against FedAvg's best setting.
 
-    There is no card where bytes were not counted, or where only one side reaches the target.
+    There is no card where bytes were not counted, or where only one side reaches the target. The
+    value is the change in per cent: −62 % if the other setting needs 38 bytes where FedAvg needs
+    100.
     """
     base: list[float] = []  # bytes of FedAvg's settings
     spent: list[float] = []  # bytes of the others
@@ -167,6 +191,7 @@ def _saved(view: View, target: float) -> Iterator[str]:
     usual = min(base)
     least = min(spent)
     best = items[spent.index(least)]
+    # With a true minus sign, which is as wide as the plus sign.
     share = f"{least / usual - 1:+.0%}".replace("-", "−")
     text = f"{best.label}: {_size(least)} to {target:g}, FedAvg {_size(usual)}"
     yield _card("Bytes against FedAvg", share, text, best.look)
@@ -178,7 +203,11 @@ def _card(
     text: str,
     look: Style | None = None,
 ) -> str:
-    """A card: its name, a large value, and a sentence with the mark of a curve."""
+    """A card: its name, a large value, and a sentence with the mark of a curve.
+
+    With a `look`, a short line in this style stands before the sentence. All texts are escaped
+    here.
+    """
     mark = "" if look is None else _swatch(look)
     return (
         f'<div class="card"><h3>{escape(name)}</h3><p class="value">{escape(value)}</p>'
@@ -187,7 +216,7 @@ def _card(
 
 
 def _spent(curve: Curve, target: float) -> float | None:
-    """Mean bytes until the target; None unless every seed gets there."""
+    """Mean bytes of the whole federation until the target; None unless every seed gets there."""
     spent = [trace.bytes_to(target) for trace in curve.traces]
     found = [count for count in spent if count is not None]
     if len(found) < len(spent):
@@ -196,14 +225,18 @@ def _spent(curve: Curve, target: float) -> float | None:
 
 
 def _size(count: float) -> str:
-    """Bytes with three figures, in a unit that suits."""
+    """Bytes with three figures, in a unit that suits; a kilobyte has 1000 bytes.
+
+    >>> _size(2_250_000)
+    '2.25 MB'
+    """
     power = int(np.log10(max(count, 1)) // 3)
     power = min(len(UNITS) - 1, max(0, power))
     return f"{count / 1000**power:.3g} {UNITS[power]}"
 
 
 def _rounds(value: float | None) -> str:
-    """Rounds with at most one decimal."""
+    """Rounds with at most one decimal; None is "never"."""
     return "never" if value is None else f"{round(value, 1):g}"
 
 
@@ -222,6 +255,8 @@ def tables(view: View) -> str:
     if len(view.shown) == len(every):
         return said + _table(view, every, "Rounds to an accuracy")
     title = "Drawn at first"
+    # A few curves are all drawn at first, while others are in the background. They are called the
+    # best only if there is one for each algorithm.
     if len(view.shown) == len(view.best(view.front)):
         title = "Best setting of each algorithm"
         if view.apart:
@@ -232,10 +267,18 @@ def tables(view: View) -> str:
 
 
 def _table(view: View, items: Sequence[Item], title: str) -> str:
-    """A table of some curves; the best of each column is marked unless data sets differ."""
+    """A table of some curves; the best of each column is marked unless data sets differ.
+
+    Args:
+        view: The page.
+        items: The curves, at least one. All have the same columns.
+        title: What the table is called. It is shown only if the page has two tables; programs
+            that read a page aloud always have it.
+    """
     names = list(items[0].row)
     head = "".join(_header(name) for name in names)
     cells = [_values(item.numbers) for item in items]
+    # Numbers of different data sets do not compare, so no cell is the best of its column.
     rivals = [] if view.apart else cells
     top = []
     for column, name in enumerate(names):
@@ -257,7 +300,8 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
 def _header(name: str) -> str:
     """The head of a column, and which way to sort it first.
 
-    The best comes first: few rounds, few bytes, much accuracy.
+    The best comes first: few rounds, few bytes, much accuracy. The button is for the script: a
+    click sorts the rows by the `data-value` of their cells.
     """
     first = "descending" if name == "final accuracy" else "ascending"
     button = f'<button type="button">{escape(name)}</button>'
@@ -265,7 +309,10 @@ def _header(name: str) -> str:
 
 
 def _values(one: Numbers) -> list[Cell]:
-    """What a row is sorted by, cell by cell."""
+    """What a row is sorted by, cell by cell: numbers where the text has more than a number.
+
+    A mean over some of the seeds does not count: a setting must reach a target with all of them.
+    """
     cells: list[Cell] = [one["label"]]
     for stat in one["rounds_to"].values():
         whole = stat["count"] == one["seeds"]
@@ -277,9 +324,10 @@ def _values(one: Numbers) -> list[Cell]:
 
 
 def _best(name: str, values: Sequence[Cell]) -> float | None:
-    """The best of a column with several rows.
+    """The best of a column with several rows; None where there is none.
 
-    Megabytes have none: those of each row are for a target of its own.
+    Megabytes have none: those of each row are for a target of its own. The first column holds
+    labels, of which none is the best.
     """
     if len(values) < 2 or name == "megabytes":
         return None
@@ -294,7 +342,13 @@ def _cells(
     values: Sequence[Cell],
     top: Sequence[float | None],
 ) -> str:
-    """The cells of a row, each with the value that it is sorted by."""
+    """The cells of a row, each with the value that it is sorted by.
+
+    Args:
+        item: The curve, whose texts fill the cells. The first cell is its label, with its mark.
+        values: What each cell is sorted by. An empty value stays last, whichever way is sorted.
+        top: The best value of each column, which is marked.
+    """
     label, *texts = item.row.values()
     name = _swatch(item.look) + escape(label)
     cells = [f'<th scope="row" data-value="{escape(label)}">{name}</th>']
@@ -310,7 +364,10 @@ def _cells(
 
 
 def dashes(look: Style, scale: float) -> list[float]:
-    """The lengths of dashes and gaps in pixels; none for a plain line."""
+    """The lengths of dashes and gaps in pixels; none for a plain line.
+
+    `scale` is how many pixels a unit of matplotlib's dashes becomes.
+    """
     if look.linestyle == "-":
         return []
     _, lengths = look.linestyle
@@ -318,7 +375,11 @@ def dashes(look: Style, scale: float) -> list[float]:
 
 
 def _swatch(look: Style) -> str:
-    """A short line in the style of a curve."""
+    """A short line in the style of a curve, as a small drawing in SVG.
+
+    `data-color` keeps the true colour: on a dark page the script draws the line in a brighter
+    one.
+    """
     lengths = " ".join(f"{length:g}" for length in dashes(look, 2))
     return (
         '<svg class="swatch" width="26" height="10" aria-hidden="true">'

@@ -1,8 +1,8 @@
 """The content of a page with everything that several of its parts ask for.
 
-Three choices are made here, once for the whole
-page: which accuracy settings are compared by, which setting of an algorithm is its best, and which
-curves are drawn at first.
+Three choices are made here, once for the whole page: which accuracy settings are compared by,
+which setting of an algorithm is its best, and which curves are drawn at first. With the target of
+a sweep as its goal, a page names the same winners as the table of the sweep.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Item:
 
     Attributes:
         place: Its place in the content, by which the script knows it.
+        entry: The curve, and where it belongs on the page.
         numbers: Its numbers.
         row: The same as text, by the names of the columns.
         hits: Mean rounds to each target; None unless every seed gets there.
@@ -86,12 +87,15 @@ class Item:
 class View:
     """The content, its numbers, and what follows from them.
 
+    A view is made once for a page, and not changed afterwards.
+
     Attributes:
         apart: Whether the runs are of different federations, so that they do not compare.
         targets: The accuracies of the table, in ascending order.
         items: All curves.
         front: The curves that count, which are all but the background.
         algorithms: The algorithms of these curves.
+        title: The heading of the page.
         target: The accuracy that cards compare by; None where no curve reaches any.
         shown: The curves that are drawn at first.
     """
@@ -102,6 +106,7 @@ class View:
         self.apart = len(data) > 1
         self.targets = _targets(content)
         self.items = _items(content, self.targets)
+        # Origins in which some entries lead: their other entries are background.
         led = {entry.origin for entry in content.entries if entry.lead}
         self.front = []
         for item in self.items:
@@ -143,7 +148,10 @@ class View:
         """The best curve of each algorithm among some, on each federation.
 
         It has the fewest rounds to the goal, or else to the common target. Among equals, the best
-        end decides.
+        end decides. A goal of infinity is reached by nobody, so the end alone decides.
+
+        Returns:
+            At most one curve for each federation and algorithm, in the order of the page.
         """
         goal = self.content.goal
         if goal is None:
@@ -178,7 +186,10 @@ class View:
 
 
 def _items(content: Content, targets: Sequence[float]) -> list[Item]:
-    """All curves with their numbers; accuracies at the end are a sweep's, where these are given."""
+    """All curves with their numbers; accuracies at the end are a sweep's, where these are given.
+
+    The styles are preliminary: `View` chooses them when it knows which curves are shown.
+    """
     curves = content.curves
     every = numbers(curves, targets)
     rows = rounds_table(curves, targets)
@@ -219,7 +230,7 @@ def _ended(one: Numbers, ends: Sequence[float]) -> Numbers:
 
 
 def _end_text(one: Numbers) -> str:
-    """The accuracy at the end, in the words of a sweep's own table."""
+    """The accuracy at the end, in the words of a sweep's own table: "0.9123 ± 0.0041"."""
     stat = one["final_accuracy"]
     text = f"{stat['mean']:.4f}"
     if stat["sd"] is not None:
