@@ -1,8 +1,12 @@
 """Running a plan: trials that fit together are batched, finished runs are kept.
 
-Runs of one problem whose records stack form a group. A group is cut into chunks of trials that run
-batched on one device. A run with a folder is completed there; a single one also writes a checkpoint
-every few rounds, so that it can go on after a kill.
+Runs of one problem whose records stack form a group. A group is cut into chunks of trials that
+run batched on one device. A run with a folder is completed there; a single one also writes a
+checkpoint every few rounds, so that it can go on after a kill. Trials of a batch write no
+checkpoints: they are kept when the batch is finished.
+
+While it runs, a progress callback is told of every round. A `Watcher`, such as the dashboard of
+the command line, is also shown the traces as they grow.
 """
 
 from __future__ import annotations
@@ -58,15 +62,24 @@ class Watcher(Protocol):
     It is told all runs before the first begins and, now and then, every trial's trace so far.
     """
 
+    # After each round, as `Progress` is.
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
+    # Once, with the settings of all runs, before the first of them begins.
     def begin(self, specs: Sequence[Spec]) -> None: ...
+    # Now and then, with the traces of some trials as far as they have come.
     def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None: ...
 
 
 def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
     """Run what is not finished; results are in the order of the plan.
 
-    `every` is the number of rounds between the checkpoints of a run that is alone in its batch.
+    Args:
+        planned: The runs, checked. Each may have a folder of its own.
+        progress: As for `fedsso.simulate`.
+        every: Rounds between the checkpoints of a run that is alone in its batch.
+
+    Returns:
+        All runs. Those that were finished are read from their folders.
     """
     show = printer(progress)
     look = begin(show, [run.spec for run in planned])
@@ -97,8 +110,11 @@ def printer(progress: bool | Progress) -> Progress | None:
 
 
 def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
-    """Tell a watcher what is to run; what it is to be shown traces with, or None for any other
-    callback."""
+    """Tell a watcher what is to run.
+
+    Returns:
+        What it is to be shown traces with; None for any other callback.
+    """
     if not isinstance(show, Watcher):
         return None
     show.begin(specs)
@@ -108,7 +124,17 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
 def chunks(
     planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
 ) -> Iterator[list[int]]:
-    """Indices of runs that are batched together; finished ones keep their place among them."""
+    """Indices of runs that are batched together.
+
+    Args:
+        planned: All runs of the plan.
+        todo: Indices of the runs to group.
+        done: Indices of runs that are finished. They keep their place among the others: a batch
+            is cut in the same way as before the kill, so that its sums round alike.
+
+    Yields:
+        Indices of the runs of one chunk, at most as many as fit into memory.
+    """
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
@@ -125,7 +151,11 @@ def chunks(
 
 
 def _trials(run: Planned) -> int:
-    """How many trials fit: measured on the state objects of one, without allocating them."""
+    """How many trials fit into a chunk.
+
+    Measured are the states of one trial, without allocating them. On a CPU a chunk has at most
+    `TRIALS` trials, because a larger one would be slower.
+    """
     device = run.settings.torch_device.type
     meta = run.problem.without_memory()
     record = stack([fitted(run.record, run.problem.module)], meta.dtype, meta.device)
@@ -140,7 +170,17 @@ def _trials(run: Planned) -> int:
 def run_chunk(
     chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None = None
 ) -> list[Run]:
-    """Run trials batched; if they are too many for the GPU's memory, in two halves."""
+    """Run trials batched; if they are too many for the GPU's memory, in two halves.
+
+    Args:
+        chunk: Runs of one problem whose records stack.
+        show: Called after each round, or None.
+        every: Rounds between checkpoints, which only a single run writes.
+        look: Shown the traces now and then, or None.
+
+    Raises:
+        InputError: A single run does not fit into the GPU's memory.
+    """
     try:
         return _run_batched(chunk, show, every, look)
     except torch.OutOfMemoryError as error:
@@ -159,11 +199,15 @@ def run_chunk(
 def _run_batched(
     chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None
 ) -> list[Run]:
-    """Run trials batched and write their folders."""
+    """Run trials batched and write their folders.
+
+    An interrupt between two rounds saves what a single run has done, then goes up to the caller.
+    """
     first = chunk[0]
     specs = [run.spec for run in chunk]
     simulation = Trials(first.problem, [run.record for run in chunk])
     log.info("%s: %d trial(s), %s", specs[0].algorithm, len(chunk), simulation.reason)
+    # Only a single run has checkpoints: the state of a batch belongs to no folder.
     alone = first.folder if len(chunk) == 1 else None
     rounds = first.settings.rounds
     if alone is not None:
@@ -175,6 +219,7 @@ def _run_batched(
     )
 
     def save() -> None:
+        """Write a checkpoint and the trace so far, if this is a single run with a folder."""
         if alone is not None:
             checkpoint.save(alone / CHECKPOINT, simulation.state(), specs[0].identity)
             traces(simulation, specs)[0].save(alone / TRACE)
@@ -182,10 +227,12 @@ def _run_batched(
     glance = None if look is None else _Glance(look, simulation, specs)
 
     def after(_: Trials) -> None:
+        """What follows each round: look, tell, save."""
         if glance is not None and glance.due():
             glance()
         if show is not None:
             show(label, simulation.k, rounds, _numbers(simulation))
+        # After the last round the finished run is written instead.
         if simulation.k % every == 0 and simulation.k < rounds:
             save()
 
@@ -205,7 +252,16 @@ def _run_batched(
 
 
 def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None:
-    """Take up a run where its folder left it."""
+    """Take up a run where its folder left it.
+
+    Without a usable checkpoint it begins anew.
+
+    Args:
+        simulation: The run at its start, which is brought to the checkpoint's round.
+        folder: The run's folder.
+        identity: The identity of the settings, which the checkpoint must have.
+        rounds: The rounds that the run has, which the checkpoint must not exceed.
+    """
     path = folder / CHECKPOINT
     saved = checkpoint.recover(path, identity) if checkpoint.exists(path) else None
     if saved is None:
@@ -222,7 +278,11 @@ def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None
 
 
 class _Glance:
-    """Shows the traces of a chunk under way, so seldom that it hardly costs time."""
+    """Shows the traces of a chunk under way, so seldom that it hardly costs time.
+
+    Between two looks passes twenty times the time that a look takes, within a quarter of a second
+    and five seconds.
+    """
 
     def __init__(self, look: Look, simulation: Trials, specs: Sequence[Spec]) -> None:
         self.look, self.simulation, self.specs = look, simulation, specs
@@ -233,6 +293,7 @@ class _Glance:
         return time.monotonic() >= self.next
 
     def __call__(self) -> None:
+        """Show the traces, and note when the next look is due."""
         began = time.monotonic()
         self.look(self.specs, traces(self.simulation, self.specs))
         ended = time.monotonic()
@@ -240,7 +301,11 @@ class _Glance:
 
 
 def _finish(simulation: Trials, chunk: Sequence[Planned]) -> list[Run]:
-    """The finished runs, written to their folders."""
+    """The finished runs, written to their folders.
+
+    Of personal models [clients, trials, d], a run keeps all, and as its model their weighted
+    mean.
+    """
     models = simulation.models().cpu()
     own = models if models.dim() == 3 else None  # [clients, trials, d]
     x = models if own is None else torch.tensordot(simulation.p.to(models.dtype), models, 1)
@@ -282,7 +347,11 @@ def traces(simulation: Trials, specs: Sequence[Spec]) -> list[Trace]:
     """One trace per trial from the engine's rows of [trials] tensors.
 
     A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to
-    run them.
+    run them: its accuracy is 0 from then on, and everything else that was measured is NaN.
+
+    Args:
+        simulation: The trials, under way or finished.
+        specs: Their settings, in their order.
     """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
     table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}

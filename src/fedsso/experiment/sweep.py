@@ -2,6 +2,10 @@
 
 One function plans a sweep, one store keeps its trials with their settings, one rule chooses the
 best setting of each algorithm; `fedsso.sweep` and the command `fedsso sweep` both end up here.
+
+The trials are cut into parts, which are trained batched, one after the other or on several
+processes. Each part is written when it is finished. A sweep that is called again looks which
+trials are there and trains the others.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Means(NamedTuple):
 
 
 def deadline_of(minutes: float | None) -> float:
-    """The time of `time.monotonic()` at which so many minutes are over."""
+    """The time of `time.monotonic()` at which so many minutes are over; None: never."""
     if minutes is None:
         return math.inf
     if not minutes > 0:
@@ -62,6 +66,16 @@ def answer(
 
     With `select` "val" the grid is judged by training rows that are held out; then the chosen
     settings are run on all training rows and judged by the test rows.
+
+    Args:
+        question: What is asked, with the whole federation.
+        planned: The trials of the grid, planned on the rows that judge it.
+        means: How it is carried out.
+        target: The accuracy to reach, or None.
+        select: The rows to choose by, "test" or "val".
+
+    Returns:
+        The runs of the grid. With "val", `judged` has those of the chosen settings.
     """
     grid = question._replace(fed=judging(question.fed, select))
     runs = carry_out(grid, planned, means, judged_by=select)
@@ -74,7 +88,10 @@ def answer(
 
 
 def run_grid(question: Question, means: Means) -> Results:
-    """Plan and check a grid, then run it; nothing is chosen."""
+    """Plan and check a grid, then run it; nothing is chosen.
+
+    The paper's tables use it, which choose by rules of their own.
+    """
     planned = plan(*question)
     check(planned)
     return carry_out(question, planned, means)
@@ -83,7 +100,18 @@ def run_grid(question: Question, means: Means) -> Results:
 def carry_out(
     question: Question, planned: Sequence[Planned], means: Means, judged_by: str = "test"
 ) -> Results:
-    """Run every planned trial, batched, and keep all traces; what is kept is not run again."""
+    """Run every planned trial, batched, and keep all traces; what is kept is not run again.
+
+    Args:
+        question: The arguments of `plan`, with which other processes make the same plan.
+        planned: The trials, in the order of that plan.
+        means: How it is carried out.
+        judged_by: The rows that are evaluated, which is written down with each trial.
+
+    Raises:
+        OutOfTime: The deadline has passed and parts are left.
+        InputError: The folder cannot be written, or a process failed.
+    """
     with _folder(means.out) as folder, Lock(folder):
         check_writable(folder)
         put_aside_damaged(folder)
@@ -97,6 +125,7 @@ def carry_out(
         todo = [i for i, spec in enumerate(specs) if spec.identity not in there]
         parts = list(chunks(planned, todo))
         tally = _Tally(planned, todo, means.progress)
+        # More processes than parts would have nothing to do.
         processes = min(integer("jobs", means.jobs, 1), len(parts))
         if processes > 1:
             arguments = tuple(question)
@@ -119,7 +148,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _collect(specs: Sequence[Spec], folder: Path) -> Results:
-    """The runs in the order of the plan."""
+    """The runs in the order of the plan, read from the parts."""
     there: Mapping[str, Held] = held(folder)
     gone = sum(spec.identity not in there for spec in specs)
     if gone:
