@@ -2,6 +2,9 @@
 
 A signal to stop takes effect between two rounds. What is kept then can be continued, and the last
 message says by which command.
+
+`Watch` is the progress callback of the commands, `Viewing` one that also shows traces. `watching`
+is the block in which they work: it draws, listens to signals, and ends the command in order.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ class Watch:
     silent = False
 
     def __init__(self) -> None:
+        """Prepare the bars; nothing is drawn before the first round."""
         self.label = ""
         self.k = 0
         self.stopping = False
@@ -74,6 +78,14 @@ class Watch:
         rounds: int,
         numbers: dict[str, float],
     ) -> None:
+        """Show a round, and end the simulation here if a signal came.
+
+        Args:
+            label: The run, or what runs together.
+            k: The rounds done.
+            rounds: All rounds.
+            numbers: What was measured, by name.
+        """
         label = self.name or visible(label)
         if not self.silent:
             self._show(label, k, rounds, numbers)
@@ -87,7 +99,11 @@ class Watch:
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        """End the simulation here if a signal came."""
+        """End the simulation here if a signal came.
+
+        Between two rounds everything is whole. KeyboardInterrupt lets the runs save what they
+        have.
+        """
         if self.stopping:
             raise KeyboardInterrupt
 
@@ -98,7 +114,10 @@ class Watch:
         rounds: int,
         numbers: dict[str, float],
     ) -> None:
-        """Show a round as a bar, or as a line for every tenth of the way."""
+        """Show a round as a bar, or as a line for every tenth of the way.
+
+        Lines are for files and pipes, where a bar could not be drawn again in its place.
+        """
         told = [f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0]
         shown = " ".join(told)
         begins = label != self.label or k <= self.k  # another run
@@ -120,8 +139,10 @@ class Watch:
 
 
 class Viewing(Watch):
-    """A watch that also passes the traces on: to a dashboard in place of the bars, to TensorBoard,
-    or to both."""
+    """A watch that also passes the traces on: to a dashboard, to TensorBoard, or to both.
+
+    A dashboard takes the place of the bars.
+    """
 
     def __init__(
         self,
@@ -163,7 +184,14 @@ def watching(
         again: The command that goes on with the work; None where nothing is kept.
         live: Whether to draw a dashboard, if there is a terminal.
         tensorboard: Where to write files for TensorBoard.
+
+    Yields:
+        The progress callback.
+
+    Raises:
+        typer.Exit: With exit code 130, after an interrupt.
     """
+    # In a file or a pipe nothing can be redrawn, so --live is ignored there.
     board = Dashboard(messages) if live and draws() else None
     scalars = None if tensorboard is None else Scalars(tensorboard)
     watch = Watch()
@@ -181,13 +209,18 @@ def watching(
     except (KeyboardInterrupt, InputError) as error:
         if isinstance(error, InputError) and not (watch.stopping and _left_alone(error)):
             raise
+        # The last line that the user reads: how the work goes on.
         hint = "nothing is kept without --out" if again is None else f"{again} goes on"
         say(f"stopped after round {watch.k}; {hint}")
         raise typer.Exit(INTERRUPTED) from error
 
 
 def _left_alone(error: InputError) -> bool:
-    """Whether a sweep's processes are gone: a signal to the whole group ends them before us."""
+    """Whether a sweep's processes are gone: a signal to the whole group ends them before us.
+
+    Then the error is that of a process that ended without a word, but what it means is the
+    signal.
+    """
     return isinstance(error.__cause__, EOFError | ConnectionError)
 
 
@@ -204,7 +237,11 @@ def check_minutes(minutes: float | None) -> None:
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """End the command with its exit code when the time is up, and say how to go on."""
+    """End the command with its exit code when the time is up, and say how to go on.
+
+    Raises:
+        typer.Exit: With exit code 75.
+    """
     try:
         yield
     except OutOfTime as error:
@@ -213,7 +250,10 @@ def in_time() -> Iterator[None]:
 
 
 def set_logging(verbose: bool) -> None:
-    """Send the messages of the library to standard error: warnings, or all with --verbose."""
+    """Send the messages of the library to standard error: warnings, or all with --verbose.
+
+    It replaces the handlers of an earlier call, so that nothing is said twice.
+    """
     handler = RichHandler(
         console=messages,
         show_time=False,
