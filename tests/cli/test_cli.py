@@ -25,6 +25,7 @@ from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
 from fedsso.cli.config import Base, Data, model
 from fedsso.engine.settings import options
+from fedsso.experiment.trace import at_end
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = [
@@ -206,6 +207,14 @@ def test_resume_of_a_finished_run_says_so(whole: Path) -> None:
     assert "finished already" in result.stderr
     assert "fedsso alpha=0.05" in result.stdout
     assert contents(whole) == before
+
+
+def test_what_is_printed_is_the_end_of_a_run_not_its_last_round(whole: Path) -> None:
+    trace = load_run(whole).trace
+    shown = fedsso("resume", whole).stdout
+    assert f"{at_end(trace):.4f}" in shown
+    assert f"{at_end(trace, 150, 'test_loss'):.4g}" in shown
+    assert f"{trace.final('test_loss'):.4g}" not in shown
 
 
 def test_resume_completes_the_runs_of_a_folder(tmp_path: Path) -> None:

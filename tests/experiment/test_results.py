@@ -14,6 +14,7 @@ from fedsso.errors import InputError
 from fedsso.experiment.results import LAST
 from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
+from fedsso.report import numbers
 from studies import made_up, study, together
 
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
@@ -91,6 +92,17 @@ def test_a_diverged_seed_counts_as_zero_whenever_it_diverged() -> None:
     assert setting(late).finals() == [0.0]
     assert LOST.finals() == [0.0, 0.8]
     assert (LOST.diverged, SLOW.diverged) == (1, 0)
+
+
+def test_every_table_has_the_final_accuracy_that_sweeps_choose_by() -> None:
+    climb = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    both = together(setting(trace(*climb), trace(0.1, 0.4, 0.9)))  # the second stopped at its goal
+    told = "0.8250 ± 0.1061"  # 0.75 and 0.9
+    assert f"| {told} |" in both.table([0.5])
+    (found,) = numbers(both.curves(), [0.5])
+    assert found["final_accuracy"]["mean"] == pytest.approx(both.settings()[0].final())
+    (lost,) = numbers([LOST.curve()], [0.5])
+    assert lost["final_accuracy"] == {"mean": 0.4, "sd": pytest.approx(0.8 / 2**0.5), "count": 2}
 
 
 # ---- several ----

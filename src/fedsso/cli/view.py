@@ -175,7 +175,8 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     """A row for each curve.
 
     Each target has a column with the rounds until it is reached and, below them, the megabytes.
-    Then follow the final accuracy, the loss and whatever else was measured on the test rows.
+    Then follow the final accuracy, the loss and whatever else was measured on the test rows, all
+    at the end of the run (`experiment.trace.at_end`).
 
     Args:
         curves: The settings.
@@ -196,7 +197,7 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
         cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
         cells.append(rows[0]["final accuracy"])
         for name in measured:
-            ends = [trace.final(name) for trace in curve.traces]
+            ends = curve.ends(name)
             cells.append(f"{sum(ends) / len(ends):.4g}")
         table.add_row(visible(curve.label), *cells)
     return table

@@ -3,7 +3,7 @@
 A *setting* is an algorithm with its hyper-parameters and run options; its runs differ in their
 seeds alone. The best setting is the one with the fewest mean rounds until a target accuracy is
 first reached, where a seed that never reaches it counts as never. Without a target, and among
-equals, the best accuracy at the end decides (see `at_end`); where a model has no accuracy, the
+equals, the best accuracy at the end decides (`trace.at_end`); where a model has no accuracy, the
 smallest test loss at the end. Python, the commands, the paper's tables and the report all choose
 by this rule.
 
@@ -28,7 +28,9 @@ from ..support.files import to_toml
 from .grids import tried
 from .run import Run
 from .spec import FREE, SPEC, Spec
-from .trace import Trace
+from .trace import ACCURACY as ACCURACY
+from .trace import LAST as LAST
+from .trace import Trace, at_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,32 +44,8 @@ if TYPE_CHECKING:
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
 paper does."""
-LAST = 10  # evaluations whose mean is the value at the end, at most
-ACCURACY = "test_accuracy"
 LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
-
-
-def at_end(trace: Trace, rounds: int, metric: str = ACCURACY) -> float:
-    """A metric at the end of a run that was to have this many rounds.
-
-    It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
-    forty: a single evaluation goes up and down with the last cohort. A run that stopped early has
-    reached its goal: its last evaluation counts. After divergence the accuracy is 0, and every
-    other metric is not a number.
-
-    Args:
-        trace: The run's trace.
-        rounds: The rounds that the run was to have, which tells a run that stopped early.
-        metric: A column of the trace.
-    """
-    if trace.diverged is not None:
-        return 0.0 if metric == ACCURACY else math.nan
-    # A whole trace has a row for round 0 as well, so it is longer than the rounds.
-    if len(trace) <= rounds:
-        return trace.final(metric)
-    evaluations = len(trace.evaluations(metric)[0])
-    return trace.final(metric, last=max(1, min(LAST, evaluations // 4)))
 
 
 class Setting(NamedTuple):
@@ -133,7 +111,8 @@ class Setting(NamedTuple):
         """
         from ..report.tables import Curve
 
-        return Curve(label or self.label, self.traces, self.algorithm)
+        rounds = int(self.spec.options["rounds"])
+        return Curve(label or self.label, self.traces, self.algorithm, rounds)
 
     def rounds(self, target: float, count: str = "first hit") -> list[int | None]:
         """Rounds to an accuracy, one number for each seed; None: not reached, or not kept.
@@ -387,7 +366,8 @@ class Results(Sequence[Run]):
 
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
         for the whole federation and in both directions. With several seeds a cell is "mean ±
-        standard deviation"; a dash stands for a target that is not reached.
+        standard deviation"; a dash stands for a target that is not reached. The final accuracy is
+        that of `Setting.final`, by which sweeps choose.
 
         Args:
             targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the

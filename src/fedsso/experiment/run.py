@@ -165,6 +165,9 @@ class Run:
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
         """The mean of the last evaluations, by default of the very last one.
 
+        The final accuracy of tables and sweeps is `experiment.trace.at_end`: the mean of the last
+        ten evaluations, of a short run that of its last quarter.
+
         Args:
             metric: A column of the trace, such as "test_accuracy" or "test_loss".
             last: How many evaluations to average over; fewer if the run has fewer.

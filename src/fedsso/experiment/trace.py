@@ -34,6 +34,8 @@ INT64 = 2**63 - 1
 WORSE = 1.1  # a loss this many times the first is worth a word
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
 COUNTS = ("round", "bytes_up", "bytes_down")
+ACCURACY = "test_accuracy"
+LAST = 10  # evaluations whose mean is the value at the end, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +194,29 @@ class Trace:
             return None
         spent = self["round"] <= hit
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
+
+
+def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> float:
+    """A metric at the end of a run: the final accuracy of every table, and what sweeps choose by.
+
+    It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
+    forty: a single evaluation goes up and down with the last cohort. A run that stopped early has
+    reached its goal: its last evaluation counts. After divergence the accuracy is 0, and every
+    other metric is not a number.
+
+    Args:
+        trace: The run's trace.
+        rounds: The rounds that the run was to have, which tells a run that stopped early. None
+            takes the trace for a whole run.
+        metric: A column of the trace.
+    """
+    if trace.diverged is not None:
+        return 0.0 if metric == ACCURACY else float("nan")
+    # A whole trace has a row for round 0 as well, so it is longer than the rounds.
+    if rounds is not None and len(trace) <= rounds:
+        return trace.final(metric)
+    evaluations = len(trace.evaluations(metric)[0])
+    return trace.final(metric, last=max(1, min(LAST, evaluations // 4)))
 
 
 def _ends(values: NDArray[Any]) -> tuple[float, float] | None:

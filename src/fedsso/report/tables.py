@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..experiment.trace import ACCURACY, at_end
 
 if TYPE_CHECKING:
     from ..experiment.trace import Trace
@@ -29,12 +30,19 @@ STEPS = ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001))
 class Curve(NamedTuple):
     """Several seeds of one setting.
 
-    `algorithm` is the name that the algorithm has in the registry. It decides the colour.
+    `algorithm` is the name that the algorithm has in the registry. It decides the colour. `rounds`
+    is how many rounds the runs were to have, so that a run that stopped early is known; None takes
+    every trace for a whole run.
     """
 
     label: str
     traces: tuple[Trace, ...]
     algorithm: str
+    rounds: int | None = None
+
+    def ends(self, metric: str = ACCURACY) -> list[float]:
+        """A metric at the end of each seed's run, by the rule of `experiment.trace.at_end`."""
+        return [at_end(trace, self.rounds, metric) for trace in self.traces]
 
 
 # ---- the numbers ----
@@ -59,7 +67,7 @@ class Numbers(TypedDict):
 
     `rounds_to` has one entry for each target, by the target as text. A megabyte is 10^6 bytes, and
     the whole federation is counted, in both directions. `diverged` lists the rounds in which seeds
-    diverged.
+    diverged; their final accuracy counts as 0.
     """
 
     label: str
@@ -94,7 +102,7 @@ def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
         "seeds": len(traces),
         "rounds_to": rounds_to,
         "megabytes": _megabytes(traces, targets),
-        "final_accuracy": _stat([trace.final() for trace in traces]),
+        "final_accuracy": _stat(curve.ends()),
         "diverged": [trace.diverged for trace in traces if trace.diverged is not None],
     }
 
