@@ -29,6 +29,13 @@ from ..engine.settings import options
 from ..errors import InputError
 from ..models import MODELS
 
+# What only Python can give in these options, and what is said of them in files and on the command
+# line, which cannot hold a function or a tensor.
+TYPED = {
+    "loss": ("mse, bce or your own function", "mse or bce"),
+    "metrics": ("auc, f1 or your own functions", "auc or f1"),
+    "init": ("own draw), a flat tensor or", "own draw) or"),
+}
 OWN_TABLES = "csv"  # the data set of a user's own tables, whose options are on the command line
 
 
@@ -131,6 +138,8 @@ def run_fields() -> dict[str, Any]:
         if doc[:2].istitle():
             doc = doc[0].lower() + doc[1:]
         doc = doc.rstrip(".")
+        in_python, in_files = TYPED.get(one.name, ("", ""))
+        doc = doc.replace(in_python, in_files)
         if one.name == "seed":
             more["validation_alias"] = AliasChoices("seed", "seeds")
             doc += "; several with commas between: one run each"

@@ -20,6 +20,9 @@ import click
 from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
+from ..algorithm.records import OTHER_NAMES as OF_ALGORITHMS
+from ..data.catalogue import all_options
+from ..engine.settings import OTHER_NAMES as OF_RUNS
 from ..engine.settings import options as run_options
 from .config import TABLES, Base, Data, Head, Sweep, alternatives, flag, model
 
@@ -278,6 +281,23 @@ def _text(default: Any) -> str:
     return str(default)
 
 
+def other_names(section: str) -> dict[str, tuple[str, ...]]:
+    """What other libraries call the keys of a part of the settings.
+
+    Returns:
+        The keys that each other name may stand for.
+    """
+    if section == "hyper":
+        return OF_ALGORITHMS
+    if section == "run":
+        return {other: (key,) for other, key in OF_RUNS.items()}
+    found: dict[str, tuple[str, ...]] = {}
+    for one in all_options():
+        for other in one.also:
+            found[other] = (*found.get(other, ()), one.name)
+    return found
+
+
 # ---- commands ----
 
 
@@ -312,6 +332,30 @@ class WithData(TyperCommand):
     def made(self, name: str) -> Iterator[TyperOption]:
         """The options of the command with this name."""
         return setting_options("data", name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an option that other libraries have is told by its name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ours = self._called_here(error.option_name)
+            if not ours:
+                raise
+            told = f"No such option '{error.option_name}'; here it is called {' or '.join(ours)}."
+            raise click.NoSuchOption(error.option_name, told, ctx=error.ctx) from None
+
+    def _called_here(self, typed: str) -> list[str]:
+        """Options of this command that stand for a name of other libraries, such as --lr.
+
+        click would suggest what is spelt alike, which for --lr is --l2.
+        """
+        name = typed.removeprefix("--").replace("-", "_")
+        found = []
+        for made in self.settings:
+            section, _, key = str(made.name).partition("_")
+            if key in other_names(section).get(name, ()):
+                found.append(made.opts[0])
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, with the settings that were given, and no others, in `ctx.obj`.

@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms import ALGORITHMS
 from ..data.catalogue import load
-from ..errors import InputError
-from ..experiment.plan import Planned, Question, check_target, judging, suited
+from ..errors import InputError, one_of
+from ..experiment.plan import (
+    SELECT,
+    Planned,
+    Question,
+    check_target,
+    every_settings,
+    judging,
+    suited,
+)
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
+from ..models import MODELS
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from .config import Base, Sweep
@@ -79,6 +88,7 @@ def plan(
     chosen = getattr(settings, key)
     names = _names(key, chosen)
     grids = records(settings, names, given["hyper"])
+    _check_before_loading(settings)
     fed = _federation(settings, config, given["data"])
     question = Question(
         fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
@@ -96,6 +106,14 @@ def plan(
     question = question._replace(records=_joined(grids))
     table = {key: chosen, **effective(settings, fed, kept[0].settings, grids)}
     return Plan(settings, fed, question, _numbered(kept), left_out, table)
+
+
+def _check_before_loading(settings: Any) -> None:
+    """Refuse wrong settings that can be told without the data, which may take minutes to load."""
+    one_of("model", settings.model, MODELS)
+    every_settings(settings.seeds, settings.given_options())
+    if isinstance(settings, Sweep):
+        one_of("choice of rows: select", settings.select, SELECT)
 
 
 def _names(key: str, chosen: str | list[str]) -> list[str]:

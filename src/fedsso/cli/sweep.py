@@ -77,8 +77,8 @@ def sweep(
     from ..experiment.sweep import deadline_of
 
     set_logging(verbose)
-    made = plan(ctx, config, "algorithms", Sweep)
     check_minutes(minutes)
+    made = plan(ctx, config, "algorithms", Sweep)
     settings = made.settings
     if minutes is not None and settings.out is None:
         raise InputError(

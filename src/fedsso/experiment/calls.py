@@ -27,6 +27,7 @@ from .plan import (
     below,
     check,
     complete_plan,
+    every_settings,
     folder_of,
     grid_of,
     plan,
@@ -127,7 +128,8 @@ def compare(
         model: A name or your own `nn.Module`.
         algorithms: Names and records. A name stands for the algorithm with its defaults; `sweep`
             searches for good settings.
-        seeds: Each algorithm runs once for each of these. Left out: the run option `seed`.
+        seeds: Each algorithm runs once for each of these. Left out: the run option `seed`;
+            both together are refused.
         out: A folder in which every run has a folder with its model; a second call goes on after
             a kill.
         progress: As for `simulate`.
@@ -203,7 +205,8 @@ def sweep(
         algorithms: Names and records. A name stands for the algorithm's whole grid, as
             `fedsso.grid` makes it: the paper's twelve client steps and, for some, seven server
             steps. A record stands for itself.
-        seeds: Every setting runs once for each of these. Left out: the run option `seed`.
+        seeds: Every setting runs once for each of these. Left out: the run option `seed`;
+            both together are refused.
         target: The accuracy to reach in few rounds.
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
@@ -230,8 +233,11 @@ def sweep(
     >>> len(results), sorted(results.winners())
     (12, ['fedavg'])
     """
+    records = grid_of(algorithms)
+    every_settings(seeds, options)  # wrong options are told before rows are held out
     chosen = seeds_of(seeds, options)
-    question = Question(fed, model, grid_of(algorithms), chosen, options)
+    options.pop("seed", None)  # it is among the chosen seeds
+    question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
     root = folder_of(out)
     means = Means(

@@ -33,7 +33,7 @@ from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
 from .grids import grid
-from .problem import Problem, pose
+from .problem import Problem, check_names, pose
 from .revive import specify
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
 
@@ -84,19 +84,46 @@ def plan(
     Returns:
         The runs in this order: by seed, then by the options that are lists, then by record.
     """
-    lists = {name: given[name] for name in VARIED if isinstance(given.get(name), list | tuple)}
-    if not all(lists.values()):
-        raise InputError(f"{' and '.join(lists)} must list at least one value each")
+    lists = _lists(given)
     planned: list[Planned] = []
+    for settings in every_settings(seeds, given):
+        problem = pose(fed, model, settings)
+        for record in records:
+            spec = specify(problem, model, record, len(planned), list(lists))
+            planned.append(Planned(spec, record, problem))
+    return planned
+
+
+def every_settings(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> list[Settings]:
+    """The run options of a plan: a record for each seed and each combination of listed values.
+
+    Neither data nor a model are needed, so what is wrong is found before anything is loaded.
+
+    Args:
+        seeds: The seeds; None: the run option `seed`.
+        given: Run options by name; local_steps and batch_size may be lists.
+
+    Raises:
+        InputError: A name is unknown, a value is out of its range, or there is no such device,
+            loss or metric.
+    """
+    lists = _lists(given)
+    found = []
     for seed in seeds_of(seeds, given):
         for values in itertools.product(*lists.values()):
             varied = dict(zip(lists, values, strict=True))
             settings = settings_of({**given, **varied, "seed": seed})
-            problem = pose(fed, model, settings)
-            for record in records:
-                spec = specify(problem, model, record, len(planned), list(lists))
-                planned.append(Planned(spec, record, problem))
-    return planned
+            check_names(settings)
+            found.append(settings)
+    return found
+
+
+def _lists(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The run options that list several values, at least one each."""
+    lists = {name: given[name] for name in VARIED if isinstance(given.get(name), list | tuple)}
+    if not all(lists.values()):
+        raise InputError(f"{' and '.join(lists)} must list at least one value each")
+    return lists
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
@@ -174,11 +201,18 @@ def seeds_of(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> tuple[int
     Args:
         seeds: Several seeds, or None.
         given: The run options; their `seed` is used if `seeds` is None.
+
+    Raises:
+        InputError: Both were given, or the seeds are not different integers.
     """
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(f"seeds must be a list of integers, got seeds={seeds!r}")
     if seeds is None:
         return (given.get("seed", 0),)
+    if "seed" in given:
+        raise InputError(
+            f"seed={given['seed']!r} and seeds were both given; put all seeds into seeds=[...]"
+        )
     chosen = tuple(integer("seed", seed) for seed in seeds)
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")

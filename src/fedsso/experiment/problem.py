@@ -196,6 +196,14 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     return Problem(fed, module, row_loss(wish), _metrics(settings.metrics), settings)
 
 
+def check_names(settings: Settings) -> None:
+    """Refuse a device, a loss or a metric that does not exist; no data are needed for that."""
+    settings.torch_device  # noqa: B018  # it raises for a device that is not there
+    if settings.loss is not None:
+        row_loss(settings.loss)
+    _metrics(settings.metrics)
+
+
 def _chosen_loss(fed: Federation, settings: Settings) -> Loss:
     """The loss that was asked for, or that suits the targets; refused where it cannot be meant.
 

@@ -8,6 +8,7 @@ arguments, is checked in the same way, and computes the same numbers. It writes 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
+log = logging.getLogger("fedsso")
+
+
 @with_options
 class Simulation(Trials):
     """Trains round by round: build it, step, look at it, stop when you like.
@@ -37,7 +41,8 @@ class Simulation(Trials):
     in numbers only: these are trained together, and every number is a tensor [trials].
 
     `k` is the number of rounds so far, `server` the state of the algorithm's server, and
-    `rows` holds the numbers of every round, from the initial model on.
+    `rows` holds the numbers of every round, from the initial model on. `done` says whether
+    anything is left to train: a run that diverges is done early, and a warning says so.
 
     Args:
         fed: The data and which client holds them.
@@ -91,25 +96,44 @@ class Simulation(Trials):
             trials, every value is a tensor [trials].
 
         Raises:
-            InputError: All rounds are done.
+            InputError: It is done; the message says why.
         """
-        if self.k >= self.settings.rounds:
-            raise InputError(
-                f"all {self.settings.rounds} rounds are done; build the simulation with more rounds"
-            )
+        if self.done:
+            raise InputError(self._why_done())
         run(self, self.k + 1)
+        if self.finished and bool((self.diverged > 0).any()):
+            log.warning("%s", self._why_done())
         row = self.rows[-1]
         if self.trials > 1:
             return dict(row)
         return {name: value[0].item() for name, value in row.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Step until all rounds are done, or no trial is left to train.
+        """Step until it is done.
 
         A loop that was left by `break` can be continued by another one.
         """
-        while self.k < self.settings.rounds and not self.finished:
+        while not self.done:
             yield self.step()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train.
+
+        All rounds are done, or every trial has diverged or reached `stop_at`.
+        """
+        return self.finished or self.k >= self.settings.rounds
+
+    def _why_done(self) -> str:
+        """A sentence that says why nothing is left to train, and what to do about it."""
+        lost = [k for k in self.diverged.tolist() if k]
+        if not self.finished:
+            return f"all {self.k} rounds are done; build the simulation with more rounds"
+        if not lost:
+            return f"stop_at={self.settings.stop_at:g} was reached in round {self.k}; leave it out"
+        which = "it" if self.trials == 1 else f"{len(lost)} of {self.trials} trials"
+        rounds = ", ".join(str(k) for k in sorted(set(lost)))
+        return f"{which} diverged in round {rounds}; nothing is left to train: take a smaller step"
 
     def model(self, trial: int = 0) -> nn.Module:
         """The model as it is now, a new copy on the CPU, in evaluation mode.
