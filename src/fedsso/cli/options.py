@@ -284,6 +284,9 @@ def _text(default: Any) -> str:
 def other_names(section: str) -> dict[str, tuple[str, ...]]:
     """What other libraries call the keys of a part of the settings.
 
+    Args:
+        section: A key of `PANELS`: run, data or hyper.
+
     Returns:
         The keys that each other name may stand for.
     """
@@ -348,6 +351,9 @@ class WithData(TyperCommand):
         """Options of this command that stand for a name of other libraries, such as --lr.
 
         click would suggest what is spelt alike, which for --lr is --l2.
+
+        Args:
+            typed: What was typed, with its dashes.
         """
         name = typed.removeprefix("--").replace("-", "_")
         found = []

@@ -109,7 +109,12 @@ def plan(
 
 
 def _check_before_loading(settings: Any) -> None:
-    """Refuse wrong settings that can be told without the data, which may take minutes to load."""
+    """Refuse wrong settings that can be told without the data, which may take minutes to load.
+
+    These are ranges of run options, and names: of the model, the loss, metrics, the device, and
+    the rows that a sweep chooses by. What depends on the data is checked when the runs are
+    planned.
+    """
     one_of("model", settings.model, MODELS)
     every_settings(settings.seeds, settings.given_options())
     if isinstance(settings, Sweep):

@@ -90,7 +90,6 @@ def sweep(
         if out is not None:
             _settle(out / SETTINGS, sealed_toml(made.table))
         with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
-            watch.name = f"{len(made.planned)} trials"
             parts = None if out is None else out / PARTS
             means = Means(parts, jobs, deadline_of(minutes), watch)
             found = answer(made.question, made.planned, means, settings.target, settings.select)

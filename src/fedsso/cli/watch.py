@@ -20,7 +20,6 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -28,6 +27,7 @@ from rich.progress import (
 )
 
 from ..errors import InputError
+from ..experiment.execute import Tenths, told_of
 from ..experiment.workers import OutOfTime
 from ..support.exits import INTERRUPTED, TIME_IS_UP
 from ..support.stopping import at_once, listen, listening
@@ -38,6 +38,7 @@ from .tensorboard import Scalars
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..experiment.execute import Standing
     from ..experiment.spec import Spec
     from ..experiment.trace import Trace
 
@@ -49,22 +50,24 @@ class Watch:
     """Shows the rounds as they end, and remembers the last one.
 
     It is called after each round, with the run's label, the round k, the number of rounds and what
-    was measured. `name` replaces all labels where it is given. `silent` says that something else
-    shows the rounds.
+    was measured. Of a sweep it is told by `count`, which has the trials as well. `silent` says that
+    something else shows the rounds.
     """
 
-    name = ""
     silent = False
 
     def __init__(self) -> None:
         """Prepare the bars; nothing is drawn before the first round."""
         self.label = ""
         self.k = 0
+        self.reached = "round 0"  # what the last message says if it is interrupted
+        self.share = 0.0  # of a sweep's phase
+        self.tenths = Tenths()
         self.stopping = False
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=messages,
@@ -86,11 +89,26 @@ class Watch:
             rounds: All rounds.
             numbers: What was measured, by name.
         """
-        label = self.name or visible(label)
+        label = visible(label)
         if not self.silent:
             self._show(label, k, rounds, numbers)
         self.label = label
         self.k = k
+        self.reached = f"round {k}"
+        self._stop_if_asked()
+
+    def count(self, now: Standing, numbers: dict[str, float]) -> None:
+        """Show how far a sweep is, and end it here if a signal came.
+
+        Args:
+            now: Its phase, its trials, and the batch that has done a round.
+            numbers: What was measured, by name.
+        """
+        if not self.silent:
+            self._show_sweep(now, _in_words(numbers))
+        self.label = now.phase
+        self.share = now.share
+        self.reached = f"{now.done} of {now.trials} trials"
         self._stop_if_asked()
 
     def note(self, text: str) -> None:
@@ -118,17 +136,35 @@ class Watch:
 
         Lines are for files and pipes, where a bar could not be drawn again in its place.
         """
-        told = [f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0]
-        shown = " ".join(told)
+        shown = _in_words(numbers)
         begins = label != self.label or k <= self.k  # another run
         if draws():
             if begins:
-                self.task = self.bars.add_task(label, total=rounds, numbers="")
-            self.bars.update(self.task, completed=k, numbers=shown)
+                self.task = self.bars.add_task(label, total=rounds, numbers="", count="")
+            self.bars.update(self.task, completed=k, numbers=shown, count=f"{k}/{rounds}")
             return
         before = 0 if begins else 10 * self.k // rounds
         if 10 * k // rounds > before:
             say(f"{label}: round {k}/{rounds} {shown}")
+
+    def _show_sweep(self, now: Standing, shown: str) -> None:
+        """Show a sweep as one bar for each phase, or as a line for every tenth of it.
+
+        The bar moves with the rounds of all trials, the text beside it has the trials that are
+        done and the round of the batch under way.
+
+        Args:
+            now: How far it is.
+            shown: What was measured, in words.
+        """
+        if not draws():
+            if self.tenths.due(now):
+                say(f"{told_of(now)}  {shown}".rstrip())
+            return
+        if now.phase != self.label or now.share < self.share:
+            self.task = self.bars.add_task(visible(now.phase), total=1.0, numbers="", count="")
+        count = f"{now.done}/{now.trials} trials, round {now.k}/{now.rounds}"
+        self.bars.update(self.task, completed=now.share, numbers=shown, count=count)
 
     def stop(self, *_: object) -> None:
         """Take the first signal; a second one ends the process at once."""
@@ -211,8 +247,16 @@ def watching(
             raise
         # The last line that the user reads: how the work goes on.
         hint = "nothing is kept without --out" if again is None else f"{again} goes on"
-        say(f"stopped after round {watch.k}; {hint}")
+        say(f"stopped after {watch.reached}; {hint}")
         raise typer.Exit(INTERRUPTED) from error
+
+
+def _in_words(numbers: dict[str, float]) -> str:
+    """What was measured, for a line; what is not known (-1) is left out."""
+    told = [
+        f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items() if value >= 0
+    ]
+    return " ".join(told)
 
 
 def _left_alone(error: InputError) -> bool:

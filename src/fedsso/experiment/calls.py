@@ -214,7 +214,9 @@ def sweep(
             same call goes on after a kill.
         jobs: Processes that share the work. Their number changes no result.
         minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
-        progress: As for `simulate`.
+        progress: True prints a line with the trials that are done and the round of the batch under
+            way. A function is called after every round of a batch, as for `simulate`; the label
+            has the trials that are done.
         **options: Run options; `local_steps` and `batch_size` may be lists, whose values are
             combined with the grid.
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ ZERO = {*INTEGERS, "seconds"}  # columns in which nothing is 0, not NaN
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called as progress(label, round, rounds, numbers) after each round.
 
-Of batched trials, the numbers are those of the best one.
+Of batched trials, the numbers are those of the best one. Of a sweep, label and round are those of
+the batch, and the label says how many trials are done.
 """
 Look = Callable[[Sequence[Spec], Sequence[Trace]], None]
 """Called as look(specs, traces) with what the trials of a chunk have done so far."""
@@ -68,6 +69,30 @@ class Watcher(Protocol):
     def begin(self, specs: Sequence[Spec]) -> None: ...
     # Now and then, with the traces of some trials as far as they have come.
     def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None: ...
+
+
+class Standing(NamedTuple):
+    """How far a sweep is, after a round of one of its batches."""
+
+    phase: str  # "grid", or the "chosen settings" that are judged by the test rows
+    done: int  # trials that are finished, those of earlier calls among them
+    trials: int  # all trials of the phase
+    label: str  # the batch that has just done a round
+    k: int  # its round
+    rounds: int  # all its rounds
+    share: float  # of the work of the phase that this call has to do, in [0, 1]
+
+
+@runtime_checkable
+class Counter(Protocol):
+    """A progress callback that also counts the trials of a sweep.
+
+    Of a sweep it is told by `count` alone. Any other callback is told the round of each batch, as
+    of a run, with phase and trials in the label.
+    """
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
+    def count(self, now: Standing, numbers: dict[str, float]) -> None: ...
 
 
 def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
@@ -105,7 +130,7 @@ def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -
 def printer(progress: bool | Progress) -> Progress | None:
     """What is called after each round: the user's own function, or one that prints a line."""
     if progress is True:
-        return _print_line
+        return _Line()
     return progress or None
 
 
@@ -328,16 +353,61 @@ def _numbers(simulation: Trials) -> dict[str, float]:
     return {n: float(row[n].nan_to_num(-1.0).max()) for n in ("test_accuracy",) if n in row}
 
 
-def _print_line(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-    """A line on standard error that a terminal overwrites; elsewhere one for every tenth of the
-    way."""
-    shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
-    text = f"{label}: round {k}/{rounds}{shown}"
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{text}" + "\n" * (k == rounds))
-    elif k == rounds or k % -(-rounds // 10) == 0:
-        sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+class Tenths:
+    """Says when a sweep is worth a line in a file or a pipe: for every tenth of a phase."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.tenths = 0
+
+    def due(self, now: Standing) -> bool:
+        """Whether another tenth is done. The last one is when all trials are finished."""
+        tenths = 10 if now.done == now.trials else min(9, int(10 * now.share))
+        if now.phase != self.phase or tenths < self.tenths:  # another phase has begun
+            self.tenths = 0
+        before = self.tenths
+        self.phase = now.phase
+        self.tenths = tenths
+        return tenths > before
+
+
+class _Line:
+    """A line on standard error that a terminal overwrites; elsewhere one for every tenth."""
+
+    def __init__(self) -> None:
+        self.tenths = Tenths()
+        self.width = 0  # of the line on the terminal
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        """Tell of a run after round k."""
+        due = k == rounds or k % -(-rounds // 10) == 0
+        self._print(f"{label}: round {k}/{rounds}", numbers, due, k == rounds)
+
+    def count(self, now: Standing, numbers: dict[str, float]) -> None:
+        """Tell of a sweep."""
+        self._print(told_of(now), numbers, self.tenths.due(now), now.done == now.trials)
+
+    def _print(self, text: str, numbers: dict[str, float], due: bool, last: bool) -> None:
+        """Print a line: on a terminal always, elsewhere when it is due."""
+        shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
+        line = f"{text}{shown}"
+        if sys.stderr.isatty():
+            # Blanks cover what a longer line before has left.
+            sys.stderr.write(f"\r{line.ljust(self.width)}" + "\n" * last)
+            self.width = 0 if last else len(line)
+        elif due:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def told_of(now: Standing) -> str:
+    """How far a sweep is, in words.
+
+    >>> told_of(Standing("grid", 24, 96, "fedavg, seed 0, 12 trials", 7, 30, 0.3))
+    'grid: 24 of 96 trials done, round 7/30 of fedavg, seed 0, 12 trials'
+    """
+    under_way = f", round {now.k}/{now.rounds} of {now.label}" if now.done < now.trials else ""
+    return f"{now.phase}: {now.done} of {now.trials} trials done{under_way}"
 
 
 # ---- the engine's rows as traces ----
