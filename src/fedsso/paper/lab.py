@@ -105,14 +105,7 @@ class Lab:
         given = {**common, **options}
         question = Question(self.federation(task), task.model, records, tuple(seeds), given)
         out = self.out / SWEEPS / task.name
-        return run_grid(question, Means(out, self.jobs, self.deadline, self._named(task)))
-
-    def _named(self, task: Task) -> Progress | None:
-        """The listener to progress, told the task's title in place of the run's own."""
-        progress = self.progress
-        if progress is None:
-            return None
-        return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
+        return run_grid(question, Means(out, self.jobs, self.deadline, self.progress, task.title))
 
     def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Results]:
         """Run the whole grid of every method, with the seeds that settings are chosen by.
