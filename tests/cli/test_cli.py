@@ -23,8 +23,9 @@ import torch
 from console import command, fedsso, mentions
 from fedsso import load_run, load_runs
 from fedsso.algorithms import ALGORITHMS
-from fedsso.cli.config import Base, Data, model
+from fedsso.cli.config import TYPED, Base, Data, model, run_fields
 from fedsso.engine.settings import options
+from fedsso.experiment.trace import at_end
 
 SMALL = ["--clients", "4", "--rounds", "4"]
 LONG = [
@@ -206,6 +207,14 @@ def test_resume_of_a_finished_run_says_so(whole: Path) -> None:
     assert "finished already" in result.stderr
     assert "fedsso alpha=0.05" in result.stdout
     assert contents(whole) == before
+
+
+def test_what_is_printed_is_the_end_of_a_run_not_its_last_round(whole: Path) -> None:
+    trace = load_run(whole).trace
+    shown = fedsso("resume", whole).stdout
+    assert f"{at_end(trace):.4f}" in shown
+    assert f"{at_end(trace, 150, 'test_loss'):.4g}" in shown
+    assert f"{trace.final('test_loss'):.4g}" not in shown
 
 
 def test_resume_completes_the_runs_of_a_folder(tmp_path: Path) -> None:
@@ -599,6 +608,56 @@ def test_an_unsuited_algorithm_leaves_no_file(wish: list[str], tmp_path: Path) -
 def test_compare_refuses_an_option_that_no_algorithm_has() -> None:
     result = fedsso("compare", "--algorithms", "fedavg,fedsgd", "--form", "dfp", code=2)
     assert mentions(result.stderr, "--form … fedavg or fedsgd … --alpha, --eta")
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [
+        ("run", "--lr", "--alpha"),
+        ("compare", "--learning-rate", "--alpha"),
+        ("sweep", "--server-lr", "--eta"),
+        ("run", "--n-rounds", "--rounds"),
+        ("sweep", "--fraction-fit", "--participation"),
+        ("run", "--num-clients", "--clients"),
+        ("data show", "--num-partitions", "--clients"),
+    ],
+)
+def test_an_option_of_other_libraries_is_told_by_its_name_here(
+    command: str, typed: str, meant: str
+) -> None:
+    result = fedsso(*command.split(), typed, "3", code=2)
+    assert mentions(result.stderr, f"No such option '{typed}'; here it is called {meant}.")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("run --rounds -1", "rounds must be an integer >= 1, got rounds=-1"),
+        ("run --participation 2", "participation must lie in (0, 1], got participation=2"),
+        ("compare --device gpu", "unknown device 'gpu'"),
+        ("run --loss hinge", "hinge"),
+        ("run --metrics recal", "recal"),
+        ("run --model mlcr", "did you mean 'mclr'?"),
+        ("sweep --select vall", "did you mean 'val'?"),
+        ("sweep --batch-size 0", "batch_size must be an integer >= 1"),
+        ("sweep --minutes 0", "--minutes must be > 0"),
+    ],
+)
+def test_wrong_options_are_told_before_the_data_are_loaded(typed: str, told: str) -> None:
+    data = ["--dataset", "csv", "--files", "nowhere.csv", "--column", "y"]
+    shown = fedsso(*typed.split(), *data, code=2).stderr
+    assert mentions(shown, told)
+    assert "nowhere.csv" not in shown
+
+
+def test_the_help_offers_only_what_can_be_typed() -> None:
+    described = run_fields()
+    assert described.keys() >= TYPED.keys()
+    for name, (in_python, in_files) in TYPED.items():
+        (one,) = [one for one in options() if one.name == name]
+        assert in_python in one.doc
+        assert in_files in described[name][1].description
+        assert "your own" not in described[name][1].description
 
 
 def test_markup_in_a_value_is_printed_as_it_is() -> None:

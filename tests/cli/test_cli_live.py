@@ -30,7 +30,7 @@ from console import command, fedsso
 from fedsso import FedAvg, Federation, FedSSO, load, load_run, load_runs, resume, simulate, sweep
 from fedsso.cli.live import BLOCKS, Dashboard, sparkline
 from fedsso.experiment.spec import Spec
-from fedsso.experiment.trace import Trace
+from fedsso.experiment.trace import Trace, at_end
 from studies import study
 
 BUILD = Path(__file__).parents[2] / "build" / "screenshots"
@@ -162,7 +162,7 @@ def test_the_dashboard_on_a_terminal(tmp_path: Path) -> None:
     assert "1 of 1 runs" in frames[-1]
     assert "100%" in frames[-1]
     table = frames[-1].partition("rounds and megabytes until the test accuracy is reached")[2]
-    assert f"{run.final():.4f}" in table
+    assert f"{at_end(run.trace):.4f}" in table
     assert f"results: {tmp_path / 'a'}" in table.replace("\n", "")
     assert "\x1b[?25h" in terminal.shown  # the cursor is back
 

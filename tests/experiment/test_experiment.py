@@ -36,6 +36,7 @@ from fedsso import (
     load_runs,
     resume,
     simulate,
+    sweep,
 )
 from fedsso.experiment.spec import CHECKPOINT, SPEC, TRACE
 from fedsso.experiment.trace import COLUMNS
@@ -965,6 +966,9 @@ def test_other_wrong_calls(fed: Federation, quad: Federation) -> None:
         compare(fed, seeds=(1, 1), **FAST)
     with pytest.raises(InputError, match=r"seeds must be different and at least one, got \(\)"):
         compare(fed, seeds=(), **FAST)
+    for call in (compare, sweep):
+        with pytest.raises(InputError, match=r"seed=3 and seeds were both.*seeds=\[\.\.\.\]"):
+            call(fed, "mclr", ["fedavg"], seed=3, seeds=[0, 1], **FAST)
     with pytest.raises(InputError, match=r"'cross_entropy'.*class labels.*real targets"):
         simulate(quad, "linear", loss="cross_entropy", **FAST)
     with pytest.raises(InputError, match="local_steps must list at least one value each"):
@@ -1083,3 +1087,26 @@ def test_a_hyper_parameter_among_the_options_is_sent_to_its_record(
 def test_names_of_algorithms_are_near_in_any_case(fed: Federation) -> None:
     with pytest.raises(InputError, match="did you mean 'fedsso'"):
         simulate(fed, "mclr", "FedSSO")
+
+
+def test_a_simulation_that_diverged_is_done_and_says_so(
+    digits: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild = Simulation(digits, "mlp", FedAvg(alpha=1e6), rounds=20, device="cpu")
+    rows = list(wild)
+    assert wild.done
+    assert wild.k == len(rows) < 20
+    assert f"it diverged in round {wild.k}" in caplog.text
+    with pytest.raises(InputError, match=rf"it diverged in round {wild.k}.*take a smaller step"):
+        wild.step()
+    assert len(wild.rows) == len(rows) + 1
+    assert list(wild) == []
+    pair = [FedAvg(alpha=1e6), FedAvg(alpha=0.01)]
+    both = Simulation(digits, "mlp", pair, rounds=wild.k + 1, device="cpu")
+    assert len(list(both)) == wild.k + 1  # the other trial goes on
+    with pytest.raises(InputError, match=rf"all {wild.k + 1} rounds are done"):
+        both.step()
+    quick = Simulation(digits, "mclr", "fedavg", rounds=9, stop_at=0.01, device="cpu")
+    assert quick.done
+    with pytest.raises(InputError, match=r"stop_at=0.01 was reached in round 0"):
+        quick.step()

@@ -11,9 +11,11 @@ import pytest
 
 from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, sweep
 from fedsso.errors import InputError
+from fedsso.experiment.execute import Standing, Tenths
 from fedsso.experiment.results import LAST
 from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
+from fedsso.report import numbers
 from studies import made_up, study, together
 
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
@@ -91,6 +93,17 @@ def test_a_diverged_seed_counts_as_zero_whenever_it_diverged() -> None:
     assert setting(late).finals() == [0.0]
     assert LOST.finals() == [0.0, 0.8]
     assert (LOST.diverged, SLOW.diverged) == (1, 0)
+
+
+def test_every_table_has_the_final_accuracy_that_sweeps_choose_by() -> None:
+    climb = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    both = together(setting(trace(*climb), trace(0.1, 0.4, 0.9)))  # the second stopped at its goal
+    told = "0.8250 ± 0.1061"  # 0.75 and 0.9
+    assert f"| {told} |" in both.table([0.5])
+    (found,) = numbers(both.curves(), [0.5])
+    assert found["final_accuracy"]["mean"] == pytest.approx(both.settings()[0].final())
+    (lost,) = numbers([LOST.curve()], [0.5])
+    assert lost["final_accuracy"] == {"mean": 0.4, "sd": pytest.approx(0.8 / 2**0.5), "count": 2}
 
 
 # ---- several ----
@@ -175,19 +188,20 @@ def test_a_grid_has_the_runs_of_a_comparison(fed: Federation) -> None:
 def test_progress_goes_forward_to_the_end_and_what_is_there_is_not_run_again(
     fed: Federation, tmp_path: Path
 ) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
 
     def progress(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-        assert label
         assert numbers.keys() == {"test_accuracy"}
-        told.append((k, rounds))
+        told.append((label, k, rounds))
 
     study(fed, "mclr", GRID[:2], out=tmp_path, progress=progress, **FAST)
-    assert told == [(2 * k, 12) for k in range(1, 7)]
+    first = "grid, 0 of 2 trials done: fedavg, seed 0, 2 trials"
+    assert told == [(first, k, 6) for k in range(1, 7)]
     told.clear()
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     more = study(fed, "mclr", GRID, out=tmp_path, progress=progress, **FAST)
-    assert told == [(k, 12) for k in range(1, 13)]
+    labels = [f"grid, {2 + i} of 4 trials done: {more[2 + i].label}" for i in range(2)]
+    assert told == [(label, k, 6) for label in labels for k in range(1, 7)]
     assert len(more.settings()) == 4
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(tmp_path.iterdir())) == 3
@@ -197,6 +211,50 @@ def test_a_part_that_stops_early_completes_the_bar(fed: Federation) -> None:
     told: list[int] = []
     study(fed, "mclr", [FedAvg()], stop_at=0.01, progress=lambda *row: told.append(row[1]), **FAST)
     assert told[-1] == 6
+
+
+class Counted:
+    """A progress callback that counts trials."""
+
+    def __init__(self) -> None:
+        self.told: list[Standing] = []
+
+    def __call__(self, *_: object) -> None:
+        raise AssertionError("it is told by `count` alone")
+
+    def count(self, now: Standing, numbers: dict[str, float]) -> None:
+        assert numbers.keys() == {"test_accuracy"}
+        self.told.append(now)
+
+
+def test_a_sweep_counts_its_trials_phase_by_phase(fed: Federation) -> None:
+    counted = Counted()
+    sweep(fed, "mclr", GRID, select="val", progress=counted, **FAST)
+    grid = [now for now in counted.told if now.phase == "grid"]
+    chosen = [now for now in counted.told if now.phase == "chosen settings"]
+    assert [*grid, *chosen] == counted.told
+    for phase, trials in ((grid, 4), (chosen, 2)):
+        assert {now.trials for now in phase} == {trials}
+        assert [now.done for now in phase] == sorted(now.done for now in phase)
+        shares = [now.share for now in phase]
+        assert shares == sorted(shares)
+        assert (phase[-1].done, shares[-1]) == (trials, 1.0)
+        assert all(1 <= now.k <= now.rounds == 6 for now in phase)
+
+
+def test_lines_come_for_every_tenth_of_a_phase() -> None:
+    tenths = Tenths()
+
+    def due(phase: str, done: int, share: float) -> bool:
+        return tenths.due(Standing(phase, done, 4, "fedavg", 1, 2, share))
+
+    shares = (0.05, 0.1, 0.15, 0.2, 1.0)
+    assert [due("grid", 0, share) for share in shares] == [False, True, False, True, True]
+    assert due("grid", 4, 1.0), "all trials are done"
+    assert not due("chosen settings", 0, 0.05)
+    assert due("chosen settings", 0, 0.1)
+    assert not due("chosen settings", 0, 0.0), "another one of the same name"
+    assert due("chosen settings", 4, 1.0)
 
 
 def test_validation_is_another_study(fed: Federation, tmp_path: Path) -> None:

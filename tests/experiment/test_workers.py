@@ -69,7 +69,7 @@ def test_processes_do_what_one_does(fed: Federation, tmp_path: Path) -> None:
         fed, "mclr", RECORDS, seeds=(0, 1), rounds=4, device="cpu", jobs=2, out=tmp_path,
         progress=lambda *row: told.append(row[1]),
     )  # fmt: skip
-    assert told == list(range(1, 25))
+    assert sorted(told) == sorted([1, 2, 3, 4] * 6)  # four rounds of each of six parts
     assert [run.spec for run in done] == [run.spec for run in alone]
     for one, other in zip(alone, done, strict=True):
         np.testing.assert_allclose(one.trace["test_loss"], other.trace["test_loss"], rtol=1e-5)

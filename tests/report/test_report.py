@@ -69,8 +69,8 @@ def test_divergence_is_named_and_the_survivors_counted() -> None:
         "mixed", (*LOST.traces, trace(0.1, 0.5, 0.6, 0.7), trace(0.1, NAN, diverged=1)), "feddane"
     )
     lost, some = rounds_table([LOST, mixed], [0.5])
-    assert lost["final accuracy"] == "diverged in round 2"
-    assert some["final accuracy"] == "0.7000 (1/3), diverged in rounds 2, 1"
+    assert lost["final accuracy"] == "0.0000, diverged in round 2"
+    assert some["final accuracy"] == "0.2333 ± 0.4041, diverged in rounds 2, 1"  # 0, 0.7, 0
     assert some["rounds to 0.50"] == "– (2/3)"
     assert some["megabytes"] == "–"
 
@@ -83,7 +83,7 @@ def test_numbers_survive_strict_json() -> None:
         "0.99": {"mean": None, "sd": None, "count": 0},
     }
     assert found[0]["megabytes"] == {"mean": 1.5, "sd": None, "count": 1, "target": 0.5}
-    assert (found[2]["diverged"], found[2]["final_accuracy"]["mean"]) == ([2], None)
+    assert (found[2]["diverged"], found[2]["final_accuracy"]["mean"]) == ([2], 0.0)
 
 
 def test_odd_targets_keep_their_digits_and_repeated_ones_are_one() -> None:

@@ -1,9 +1,12 @@
-"""The form of a settings file: one model checks a TOML file and, field by field, makes the options.
+"""The form of a settings file: one model checks the file, and the options are made from it.
 
 The file has the form of a run's spec.toml: run options at the top, a table [data], and one table
 for each algorithm. No option is declared here a second time. The fields are made from the records
-that declare them: those of a run (`engine.settings`), those of data sets (`data.options`), and the
-fields of the algorithms. Ranges are checked where they hold for everybody, by these records.
+that declare them: those of a run (`engine.settings`), those of data sets (`data.options`), and
+the fields of the algorithms. Ranges are checked where they hold for everybody, by these records.
+
+`model(Base)` is the form for `run` and `compare`, `model(Sweep)` the form for `sweep`, in whose
+tables a field may list several values.
 """
 
 from __future__ import annotations
@@ -26,16 +29,29 @@ from ..engine.settings import options
 from ..errors import InputError
 from ..models import MODELS
 
+# What only Python can give in these options, and what is said of them in files and on the command
+# line, which cannot hold a function or a tensor.
+TYPED = {
+    "loss": ("mse, bce or your own function", "mse or bce"),
+    "metrics": ("auc, f1 or your own functions", "auc or f1"),
+    "init": ("own draw), a flat tensor or", "own draw) or"),
+}
 OWN_TABLES = "csv"  # the data set of a user's own tables, whose options are on the command line
 
 
 class Table(BaseModel):
-    """A TOML table: no unknown keys, no silent conversion."""
+    """A TOML table: no unknown keys, no silent conversion.
+
+    A misspelt key is an error, because it would otherwise be ignored. So is "5" in place of 5.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     def given(self) -> dict[str, Any]:
-        """What was set, without defaults."""
+        """What was set, without defaults.
+
+        Only this goes on to `fedsso.load` and `fedsso.simulate`, which have their own defaults.
+        """
         return self.model_dump(exclude_unset=True)
 
 
@@ -78,7 +94,10 @@ class Base(Head):
         return {one.name: getattr(self, one.name) for one in options()}
 
     def given_options(self) -> dict[str, Any]:
-        """The run options that were set, as `simulate` takes them, without the seed."""
+        """The run options that were set, as `simulate` takes them, without the seed.
+
+        The word "full" for the batch size becomes None, which TOML cannot write.
+        """
         names = [one.name for one in options() if one.name != "seed"]
         given = self.given()
         chosen = {name: given[name] for name in names if name in given}
@@ -115,9 +134,12 @@ def run_fields() -> dict[str, Any]:
         default = list(one.default) if isinstance(one.default, tuple) else one.default
         more: dict[str, Any] = {}
         doc = one.doc
+        # On the command line a sentence becomes a phrase: no capital, no full stop.
         if doc[:2].istitle():
             doc = doc[0].lower() + doc[1:]
         doc = doc.rstrip(".")
+        in_python, in_files = TYPED.get(one.name, ("", ""))
+        doc = doc.replace(in_python, in_files)
         if one.name == "seed":
             more["validation_alias"] = AliasChoices("seed", "seeds")
             doc += "; several with commas between: one run each"
@@ -134,6 +156,10 @@ def data_fields() -> dict[str, Any]:
     """The options of data sets that are on the command line, as fields of the table [data].
 
     These are the options of every data set, of the partitions, and of the user's own tables.
+    Those of a single data set are for settings files: on the command line they would be too many.
+
+    Returns:
+        The type and the field of each option, by its name, as `create_model` takes them.
     """
     made: dict[str, Any] = {}
     for option, owners in all_options().items():
@@ -149,7 +175,12 @@ def data_fields() -> dict[str, Any]:
 
 
 def _explained(option: Option, owners: Sequence[str]) -> str:
-    """What an option does, its choices, and who takes it."""
+    """What an option does, its choices, and who takes it.
+
+    Args:
+        option: The option of a data set or of a partition.
+        owners: The data sets or partitions that take it; none: all data sets do.
+    """
     text = option.doc
     if option.choices:
         text += f" One of {', '.join(option.choices)}."
@@ -181,8 +212,10 @@ def _other_fields() -> dict[str, Any]:
 def table(record: type, several: bool = False) -> type[Table]:
     """A TOML table with the fields of a record.
 
-    A field that is itself a record, such as a schedule, becomes a sub-table. With `several`, a
-    field may also be a list of values.
+    Args:
+        record: The class of an algorithm, or of a schedule. A field that is itself a record, such
+            as a schedule, becomes a sub-table.
+        several: Whether a field may also be a list of values, as in a sweep.
     """
     every = get_type_hints(record)
     made: dict[str, Any] = {}

@@ -1,4 +1,8 @@
-"""The commands `fedsso data ...`: what there is, fetching it, looking at a federation."""
+"""The commands `fedsso data ...`: what there is, fetching it, looking at a federation.
+
+`list` shows the catalogue and what of it is on this machine. `get` fetches the official files.
+`show` draws how the rows of a data set are shared out among clients, without training anything.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ from .replace import check_file
 from .screen import messages, output, print_json, print_table, say, tell, visible
 from .settings import read_settings
 
+# The group of commands; `main` adds it to the program under the name data.
 app = typer.Typer(
     no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation."
 )
@@ -57,7 +62,11 @@ def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
-    """A line of the list: name and origin, rows, classes, default partition, and what is there."""
+    """A line of the list: name and origin, rows, classes, default partition, and what is there.
+
+    Args:
+        row: What `describe` returns.
+    """
     origin = row["origin"]
     if row["licence"]:
         origin += f"; licence: {row['licence']}"
@@ -79,8 +88,20 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 
 
 def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
-    """What is known of a data set, and which of its files are there."""
+    """What is known of a data set, and which of its files are there.
+
+    Args:
+        dataset: An entry of the catalogue.
+        data_dir: The folder of the data files; None: the one of the environment.
+
+    Returns:
+        Plain values, which `--json` prints as they are. "files" are those that were found,
+        "looked_for" the names that each form of the data set may have, "download" and "bytes" are
+        sizes in bytes. "clients" is None where the data decide how many there are. "present" is
+        True for a data set that needs no files.
+    """
     found = dataset.find(data_dir)
+    # Without files the first form stands for the data set: it is the official one.
     form = dataset.forms[0] if dataset.forms else None
     paths: list[Path] = []
     if found is not None:
@@ -113,7 +134,11 @@ def describe(dataset: DataSet, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _default_clients(dataset: DataSet) -> int | None:
-    """How many clients there are by default; None where the data decide."""
+    """How many clients there are by default; None where the data decide.
+
+    The partition "group" has a client for each group that the data set names. One of the paper's
+    tables has a row for each client. Otherwise the data set has a number of its own.
+    """
     if dataset.partition == "group":
         return None
     table = TABLES.get(dataset.partition, ())  # one of the paper's tables has a row for each client
@@ -121,7 +146,7 @@ def _default_clients(dataset: DataSet) -> int | None:
 
 
 def _where(row: dict[str, Any]) -> list[str]:
-    """Where the files of a data set are, or how to get them."""
+    """Where the files of a data set are, or how to get them: lines below its name."""
     files = row["files"]
     if files:
         more = " ..." if len(files) > 2 else ""
@@ -135,7 +160,7 @@ def _where(row: dict[str, Any]) -> list[str]:
 
 
 def _size(count: float) -> str:
-    """Bytes with three figures, in a unit that suits."""
+    """Bytes with three figures, in a unit that suits; a kB is 1000 bytes."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -161,6 +186,7 @@ def get_data(
     A download that was cut off goes on where it stopped. Every file is checked, by its SHA-256
     where a public source gives one and by its structure, before it is put into the data folder.
     """
+    # All names are checked before anything is fetched.
     known = {dataset.name: dataset for dataset in datasets()}
     failed = []
     for name in [one_of("data set", name, known) for name in names]:
@@ -175,13 +201,26 @@ def get_data(
 
 
 def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
-    """Fetch a data set unless it is there, and say what was done."""
+    """Fetch a data set unless it is there, and say what was done.
+
+    Args:
+        dataset: An entry of the catalogue.
+        data_dir: Where its files go; None: the folder of the environment.
+        mirror: Another address to take the files from; empty: the official one.
+
+    Returns:
+        The end of a sentence that begins with the name of the data set.
+
+    Raises:
+        InputError: There is nothing to fetch, or it could not be fetched.
+    """
     if dataset.yours:
         raise InputError(
             f"data set {dataset.name!r} has no files to fetch: it reads your own, with --files"
         )
     found = dataset.find(data_dir)
     folder = data_folder(data_dir)
+    # A smaller form, such as a sample, does not stand for the whole data set.
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
         return f" is there already: {here or 'it needs no files'}"
@@ -199,10 +238,16 @@ def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
 
 @contextmanager
 def _bars() -> Iterator[Any]:
-    """Shows how a download goes on: a bar on a terminal, else a line at every tenth."""
+    """Shows how a download goes on: a bar on a terminal, else a line at every tenth.
+
+    Yields:
+        A function of the file's label, the bytes so far and all bytes, 0 where nobody knows them.
+    """
     shown: dict[str, int] = {}
 
     def lines(label: str, done: int, total: int) -> None:
+        """Say how far a file is, unless it was said for this tenth already."""
+        # Where the size is unknown, a line for every 16 MiB.
         tenth = 10 * done // total if total else done >> 24
         if shown.get(label) != tenth:
             shown[label] = tenth
@@ -220,6 +265,7 @@ def _bars() -> Iterator[Any]:
     with Progress(*columns, TimeRemainingColumn(), console=messages) as bars:
 
         def bar(label: str, done: int, total: int) -> None:
+            """Move the bar of a file; the first call makes it."""
             if label not in shown:
                 shown[label] = bars.add_task(label)
             bars.update(shown[label], completed=done, total=total or None)  # type: ignore[arg-type]
@@ -240,13 +286,17 @@ def show_data(
 
     Example: fedsso data show --dataset mnist --partition paper-20
     """
+    # The options are read as those of `run` are, so that the picture is that of a run.
     wish = read_settings(None, {}, ctx.obj["data"]).data.given()
     fed = load(wish.pop("dataset", "digits"), **wish)
     how = str(fed.source.get("partition", fed.source.get("kind")))
+    # The name tells what the picture shows, so that several of them fit into one folder.
     path = out or Path(f"{fed.source['name']}-{how}.png")
+    # Before it is drawn: a picture of somebody else's is not replaced.
     check_file(path, MARK, "a picture")
     picture(fed, path)
     if as_json:
+        # Real targets cannot be counted by label.
         counts = fed.label_counts().tolist() if fed.classes else None
         figures = {
             "source": dict(fed.source),

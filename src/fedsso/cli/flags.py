@@ -1,4 +1,8 @@
-"""The options that several commands share: typer takes the type and the help from here."""
+"""The options that several commands share: typer takes the type and the help from here.
+
+A command takes one by naming it as the type of a parameter, such as `as_json: Json = False`. The
+options of a run, of the data and of the algorithms are not here: `options.py` makes them.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +13,34 @@ import typer
 
 from .tensorboard import check_tensorboard
 
+# A settings file, for `run`, `compare` and `sweep`. Its form is that of `config.py`.
 Config = Annotated[
     Path | None,
     typer.Option(help="TOML file with settings; options given here win."),
 ]
+# The other way round: the file has every setting, those at their defaults as well.
 SaveConfig = Annotated[
     Path | None,
     typer.Option(
         help="Write the settings in force to this TOML file, which must not be there yet."
     ),
 ]
+# For commands without the options of the data, where it is one of them.
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso."),
 ]
+# For other programs. Messages go to standard error, so nothing else is in the output.
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document instead of a table."),
 ]
+# Where standard error is no terminal it changes nothing.
 Live = Annotated[
     bool,
     typer.Option("--live", help="On a terminal: a dashboard of all runs while they train."),
 ]
+# The callback refuses it at once if the package is missing, before any data are loaded.
 TensorBoard = Annotated[
     Path | None,
     typer.Option(
@@ -39,10 +49,12 @@ TensorBoard = Annotated[
         help="Write every round's numbers there for TensorBoard, while the runs train.",
     ),
 ]
+# For queues that kill a job after some time. The exit code is then 75.
 Minutes = Annotated[
     float | None,
     typer.Option(help="Stop after the part under way; the same command goes on."),
 ]
+# Shows the messages of level INFO of the logger "fedsso"; warnings are always shown.
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Say what is done and why."),

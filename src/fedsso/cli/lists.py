@@ -1,4 +1,8 @@
-"""The commands `fedsso algorithms` and `fedsso costs`: what there is, and what a round costs."""
+"""The commands `fedsso algorithms` and `fedsso costs`: what there is, and what a round costs.
+
+Neither reads data or trains anything. `algorithms` shows the fields of the registered records,
+and `costs` what `experiment.costs` measures.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from .view import cost_document, cost_table
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
 
+# How the texts of two options are read: with commas between.
 NAMES = Several(click.STRING)
 SHAPE = Several(click.INT)
 
@@ -51,7 +56,12 @@ def algorithms(
 
 
 def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
-    """An algorithm and its hyper-parameters, as plain values."""
+    """An algorithm and its hyper-parameters, as plain values.
+
+    The title is the first line of the class's docstring. The explanation of each field comes from
+    its declaration.
+    """
+    # Only what a class says of itself: nothing about an algorithm is written down twice.
     title = (getdoc(cls) or "").partition("\n")[0]
     own = []
     for field in fields(cast(Any, cls)):
@@ -61,7 +71,7 @@ def _describe(name: str, cls: type[Algorithm]) -> dict[str, Any]:
 
 
 def _fields_table(row: dict[str, Any]) -> Table:
-    """The hyper-parameters of one algorithm, a line for each."""
+    """The hyper-parameters of one algorithm, a line for each, named as options."""
     title = f"{row['name']}: {row['title']}"
     if row["needs_all"]:
         title += f" It needs all clients in every round; {row['needs_all']} does not."
@@ -108,10 +118,12 @@ def costs(
 
     Nothing is trained and no data are read, so any size of model is possible.
     """
+    # None stands for the whole registry.
     names = None if algorithms == ["all"] else algorithms
     shape = {"sample": sample, "classes": classes, "compress": compress}
     bill = measure_costs(model, names, **shape)
     if as_json:
+        # The arguments are part of the document, so that it can be understood by itself.
         document = {
             "version": __version__,
             "model": model,

@@ -1,4 +1,10 @@
-"""A dashboard on the terminal: all runs in a table, redrawn in place while they train."""
+"""A dashboard on the terminal: all runs in a table, redrawn in place while they train.
+
+`Line` is one run as far as it has been seen, `Dashboard` the table of all of them with a bar
+above. The dashboard is told which runs there are (`begin`) and now and then how far they have
+come (`look`). A thread of rich draws it four times a second from what it knows. Where the
+terminal is small, columns and runs are left out, the least interesting ones first.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +61,14 @@ def sparkline(
     low: float = math.nan,
     high: float = math.nan,
 ) -> str:
-    """Values as a line of at most `width` blocks, whose heights go from `low` to `high`.
+    """Values as a line of blocks, such as ▁▃▆█.
 
-    Without bounds these are the least and the greatest value. Where several values share a block it
-    shows the last of them. A gap stands where no value is finite.
+    Args:
+        values: Numbers in their order. Where several share a block, it shows the last of them; a
+            gap stands where none is finite.
+        width: The most blocks. Fewer values make a shorter line.
+        low: The value of the lowest block; not a number: the least value.
+        high: The value of the highest block; not a number: the greatest value.
 
     >>> sparkline([1, 2, 3, 4], 4)
     '▁▃▆█'
@@ -79,7 +89,10 @@ def _block(
     low: float,
     high: float,
 ) -> str:
-    """The last finite value as a block, or a gap."""
+    """The last finite value as a block, or a gap.
+
+    Values outside of [low, high] get the lowest or the highest block.
+    """
     finite = part[np.isfinite(part)]
     if not len(finite):
         return " "
@@ -95,14 +108,19 @@ def _block(
 
 @dataclass(eq=False)
 class Line:
-    """One run as far as it has been seen."""
+    """One run as far as it has been seen.
+
+    Its numbers are those of the newest trace, which grows from look to look. Without a trace the
+    run waits. A run that was resumed has done some rounds before, which do not count when the
+    pace is estimated.
+    """
 
     spec: Spec
     trace: Trace | None = None
     before: int = 0  # rounds it had done when it was first seen
 
     def see(self, trace: Trace) -> None:
-        """Take a trace that has grown."""
+        """Take a trace that has grown, and note how long the first one was."""
         if self.trace is None:
             self.before = len(trace) - 1
         self.trace = trace
@@ -128,7 +146,10 @@ class Line:
 
     @property
     def state(self) -> str:
-        """One of waiting, running, done and diverged."""
+        """One of waiting, running, done and diverged.
+
+        A run is done after its last round, and also when it has reached `stop_at`.
+        """
         if self.trace is None:
             return "waiting"
         if self.trace.diverged is not None:
@@ -139,11 +160,15 @@ class Line:
 
     @property
     def counted(self) -> int:
-        """Rounds that need not be waited for."""
+        """Rounds that need not be waited for: those done, of a run that is over all."""
         return self.rounds if self.state in OVER else self.k
 
     def values(self, name: str) -> NDArray[np.float64]:
-        """What is known of a column; of a diverged run, until then."""
+        """What is known of a column, gaps left out; of a diverged run, until then.
+
+        Args:
+            name: A column of the trace.
+        """
         if self.trace is None:
             return np.empty(0)
         column: NDArray[np.float64] = self.trace[name][: self.k + 1]
@@ -167,7 +192,7 @@ class Line:
 
     @property
     def megabytes(self) -> float:
-        """What was sent so far, in both directions."""
+        """What was sent so far by the whole federation, in both directions, in 10^6 bytes."""
         if self.trace is None:
             return 0.0
         return float(self.trace["bytes_up"].sum() + self.trace["bytes_down"].sum()) / 1e6
@@ -177,7 +202,11 @@ class Line:
 
 
 class Dashboard:
-    """A table of all runs with a bar above it, redrawn in place while they train."""
+    """A table of all runs with a bar above it, redrawn in place while they train.
+
+    Use it as `with Dashboard(console) as board`. Within the block the terminal belongs to it; at
+    its end the last state of the table stays on the screen.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -187,6 +216,7 @@ class Dashboard:
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
 
     def __enter__(self) -> Self:
+        """Begin to draw."""
         self.live.start()
         return self
 
@@ -196,6 +226,7 @@ class Dashboard:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        """Draw a last time and stop. Runs that are not over are shown as stopped."""
         self.open = False
         self.live.stop()
 
@@ -212,15 +243,24 @@ class Dashboard:
         specs: Sequence[Spec],
         traces: Sequence[Trace],
     ) -> None:
-        """Take the traces of runs as far as they have come."""
+        """Take the traces of runs as far as they have come.
+
+        Args:
+            specs: The settings of the runs, which `begin` was told.
+            traces: Their traces, in the same order.
+        """
         for spec, trace in zip(specs, traces, strict=True):
             self.lines[spec.identity].see(trace)
 
     def render(self) -> RenderableType:
-        """What is drawn now."""
+        """What is drawn now: the bar, the table, and a line that counts the runs left out.
+
+        Runs are compared by their accuracy or, where there is none, by their test loss.
+        """
         lines = list(self.lines.values())
         if not lines:
             return Text("")
+        # A federation with real targets has no accuracy at all, in any run.
         measured = any(len(line.values("test_accuracy")) for line in lines)
         name = "test_accuracy" if measured else "test_loss"
         room = max(3, self.console.height - FRAME)
@@ -239,11 +279,16 @@ class Dashboard:
         return line.state
 
     def _bar(self, lines: Sequence[Line]) -> Table:
-        """How much of the work is done, and how long the rest will take at this pace."""
+        """How much of the work is done, and how long the rest will take at this pace.
+
+        The pace is that of the rounds trained in this call, not of those that an earlier call
+        left.
+        """
         done = sum(line.counted for line in lines)
         total = sum(line.rounds for line in lines)
         over = sum(line.state in OVER for line in lines)
         spent = time.monotonic() - self.began
+        # Rounds that this call has trained; those of an earlier call say nothing about the pace.
         fresh = sum(line.counted - min(line.before, line.counted) for line in lines)
         left = ""
         if done < total and fresh:
@@ -259,11 +304,17 @@ class Dashboard:
         return grid
 
     def _table(self, lines: Sequence[Line], name: str) -> Table:
-        """A row for each run; `name` is the metric by which runs are compared."""
+        """A row for each run.
+
+        Args:
+            lines: The runs to show.
+            name: The metric by which they are compared.
+        """
         details = self._details()
         label = min(LABEL, max(len(line.label) for line in lines))
         taken = COLUMNS + label + sum(DETAILS[title] for title in details)
         least, most = CURVE
+        # The curve gets what the other columns leave.
         room = min(max(self.console.width - taken, least), most)
         scale = _scale(lines, name)
         rows = [self._cells(line, name, room, scale) for line in lines]
@@ -294,7 +345,14 @@ class Dashboard:
         room: int,
         scale: tuple[float, float],
     ) -> dict[str, Text]:
-        """What is told of a run, by the titles of the columns."""
+        """What is told of a run, by the titles of the columns.
+
+        Args:
+            line: The run.
+            name: The metric by which runs are compared.
+            room: Columns of the terminal for the curve.
+            scale: The values of the lowest and the highest block, the same for all runs.
+        """
         state = self._state(line)
         low, high = scale
         curve = sparkline(line.curve(name), room, low, high)
@@ -319,6 +377,11 @@ def _chosen(
     """As many runs as there is room for, in their order.
 
     Those that run come first, then the best of the others, then those that wait.
+
+    Args:
+        lines: All runs.
+        name: The metric by which they are compared.
+        room: Lines of the terminal. One of them is for the count of the runs left out.
     """
     if len(lines) <= room:
         return list(lines)
@@ -336,7 +399,11 @@ def _chosen(
 
 
 def _scale(lines: Sequence[Line], name: str) -> tuple[float, float]:
-    """The range of a column over the runs that have not diverged, so that their curves compare."""
+    """The range of a column over the runs that have not diverged, so that their curves compare.
+
+    Returns:
+        The least and the greatest value; not numbers where there are none.
+    """
     curves = [line.curve(name) for line in lines if line.state != "diverged"]
     values = np.concatenate(curves or [np.empty(0)])
     if not len(values):
@@ -345,7 +412,10 @@ def _scale(lines: Sequence[Line], name: str) -> tuple[float, float]:
 
 
 def _newest(line: Line, name: str) -> Text:
-    """The newest value of a column, and an arrow that tells where it went."""
+    """The newest value of a column, and an arrow that tells where it went.
+
+    The arrow is green if that is better: up for an accuracy, down for a loss.
+    """
     values = line.values(name)
     if len(values) < 2:
         return Text(f"{_number(line.last(name))}  ")
@@ -360,7 +430,7 @@ def _newest(line: Line, name: str) -> Text:
 
 
 def _number(value: float) -> str:
-    """A number with four decimals; a dash where there is none."""
+    """A number with four decimals, a large one with an exponent; a dash where there is none."""
     if math.isnan(value):
         return "–"
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.2e}"

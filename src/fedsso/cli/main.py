@@ -2,6 +2,10 @@
 
 Each sub-command is a function in a module of its own. The options of `run`, `compare` and `sweep`
 are not written there: `options` makes them from the records that declare them.
+
+Whatever happens, the program ends with one of the exit codes of `support.exits`. Wrong input is a
+sentence on standard error and exit code 2, never a traceback. A traceback means a fault of ours,
+and exit code 70.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 
 from ..support.exits import BUG, FINISHED, INTERRUPTED, MEANING, WRONG_INPUT
 
+# The command line is an extra of the package: without it, a sentence says how to install it.
 try:
     import click
     import typer
@@ -35,14 +40,24 @@ from ..version import __version__
 
 
 class Program(TyperGroup):
-    """Turns wrong input, and a lack of files or memory, into a message and exit code 2."""
+    """Turns wrong input, and a lack of files or memory, into a message and exit code 2.
+
+    All commands pass through it, so none of them needs to catch these errors itself.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the sub-command."""
+        """Run the sub-command, and turn its errors into messages.
+
+        Raises:
+            typer.Exit: With exit code 2, after the message has been printed.
+            click.UsageError: An option is wrong; click prints it with the command's usage.
+        """
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
             text = error.format_message()
+            # What a user typed may hold characters that steer the terminal: they are made
+            # visible.
             if visible(text) == text:
                 raise
             raise click.UsageError(visible(text), error.ctx) from None
@@ -97,7 +112,12 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command, listen to signals, and end with one of the exit codes."""
+    """Run the command, listen to signals, and end with one of the exit codes.
+
+    A signal ends the program in order: files are closed, and locks let go. Standard output and
+    standard error may break (a closed pipe, a full disk) without an error in the middle of the
+    work; what was lost is told at the end.
+    """
     listen(unwind)
     sys.stdout, outlet = unbreakable(sys.stdout)
     sys.stderr, _ = unbreakable(sys.stderr)
@@ -109,14 +129,19 @@ def main() -> None:
                 f"cannot write to standard output: {outlet.lost.strerror}; give it a file on a "
                 f"disk with room"
             )
+            # Lost output is no success. An interrupt keeps its own code.
             code = code if code == INTERRUPTED else WRONG_INPUT
     # While the interpreter shuts down there is nothing left to interrupt.
+    # A signal that comes now must not turn a finished command into an interrupted one.
     listen(lambda *_: os._exit(code))
     sys.exit(code)
 
 
 def _run() -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code.
+
+    Anything that is not wrong input is a fault of ours: its traceback is shown for a report.
+    """
     try:
         app(prog_name="fedsso")
     except SystemExit as end:

@@ -1,7 +1,11 @@
 """The options of `run`, `compare`, `sweep` and `data show`, made from the form of a settings file.
 
-Every key of `config` becomes an option, and so does every field that some algorithm has. A command
-finds the options that were given in `ctx.obj`, in three parts: run, data and hyper.
+Every key of `config` becomes an option, and so does every field that some algorithm has. A
+command finds the options that were given in `ctx.obj`, in three parts: run, data and hyper.
+
+The type of a key decides how its text is read: `parser` makes the parser. Lists are written with
+commas, None as the word none. Options that were not given are left out, so that a settings file
+counts there.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ import click
 from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
+from ..algorithm.records import OTHER_NAMES as OF_ALGORITHMS
+from ..data.catalogue import all_options
+from ..engine.settings import OTHER_NAMES as OF_RUNS
 from ..engine.settings import options as run_options
 from .config import TABLES, Base, Data, Head, Sweep, alternatives, flag, model
 
@@ -51,13 +58,22 @@ ABSENT = {
 
 
 class Value(Kind):
-    """The value of an option: one of a few words, or a text of the first type that fits."""
+    """The value of an option: one of a few words, or a text of the first type that fits.
+
+    An example is the batch size, which is an integer or the word full.
+    """
 
     def __init__(
         self,
         bases: Sequence[Kind],
         words: Mapping[str, Any],
     ) -> None:
+        """Join several types and words.
+
+        Args:
+            bases: The types, in the order in which they are tried.
+            words: What each word stands for.
+        """
         self.bases = bases
         self.words = words
         names = [base.name.upper() for base in bases]
@@ -69,7 +85,13 @@ class Value(Kind):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
-        """The value of a text; a message lists the words where no type fits."""
+        """The value of a text; a message lists the words where no type fits.
+
+        Args:
+            value: What was typed.
+            param: The option, for the message.
+            ctx: The command, for the message.
+        """
         if value in self.words:
             return self.words[value]
         for base in self.bases[:-1]:
@@ -86,9 +108,10 @@ class Value(Kind):
 
 
 class Several(Kind):
-    """Several values with commas between them."""
+    """Several values with commas between them, such as 0.1,0.3."""
 
     def __init__(self, base: Kind) -> None:
+        """Take the type of a single value."""
         self.base = base
         self.name = f"{base.name.upper()},..."
 
@@ -98,13 +121,21 @@ class Several(Kind):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
-        """The list of values."""
+        """The list of values. Blanks around a comma do not count."""
         parts = [part.strip() for part in value.split(",")]
         return [self.base.convert(part, param, ctx) for part in parts]
 
 
 def parser(hint: Any) -> Kind:
-    """How the text of an option becomes a value of this type."""
+    """How the text of an option becomes a value of this type.
+
+    Args:
+        hint: A type of a settings file, such as `int | None` or `list[float]`.
+
+    Returns:
+        A type of click. A list becomes `Several`; words (`Literal`, none) or several types become
+        `Value`.
+    """
     members = alternatives(hint)
     words: dict[str, Any] = {}
     for member in members:
@@ -136,6 +167,13 @@ def option(
 
     A bool becomes a pair of flags, --name and --no-name. An option that takes a list may be given
     several times.
+
+    Args:
+        section: A key of `PANELS`: run, data or hyper.
+        key: The key in that part of the settings.
+        hint: Its type in a settings file.
+        doc: What the help says.
+        names: How it is written on the command line.
     """
     kind = parser(hint)
     more: dict[str, Any] = {"type": kind, "multiple": isinstance(kind, Several)}
@@ -152,11 +190,20 @@ def option(
 
 
 def setting_options(section: str, command: str) -> Iterator[TyperOption]:
-    """One option for each key of a part of the settings file that this command uses."""
+    """One option for each key of a part of the settings file that this command uses.
+
+    Args:
+        section: "run" or "data".
+        command: The name of the command, which decides what is left out.
+
+    Yields:
+        The options, in the order of the help.
+    """
     for key, field in _fields(section, command).items():
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [flag(key)])
+        # --target of a sweep is an accuracy, so the column of the data is --column alone.
         if (command, section, key) == (SWEEP, "data", "target"):
             names = names[:1]
         doc = str(field.description)
@@ -166,7 +213,12 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
 
 
 def _fields(section: str, command: str) -> Mapping[str, Any]:
-    """The fields of a part of the settings file; run options come first, then what is kept."""
+    """The fields of a part of the settings file; run options come first, then what is kept.
+
+    Args:
+        section: "run" or "data".
+        command: The name of the command: a sweep has some keys more.
+    """
     if section == "data":
         found: Mapping[str, Any] = Data.model_fields
         return found
@@ -181,8 +233,11 @@ def _fields(section: str, command: str) -> Mapping[str, Any]:
 def hyper_options(command: str) -> Iterator[TyperOption]:
     """One option for each field that some algorithm has; a sweep takes several values.
 
-    The help tells what the field means, and in brackets which algorithms have it with which
-    default.
+    Algorithms that share a field share the option. The help tells what the field means, and in
+    brackets which algorithms have it with which default.
+
+    Args:
+        command: The name of the command.
     """
     owners: dict[str, dict[str, Any]] = {}  # by key, then by algorithm
     for name, table in TABLES.items():
@@ -196,7 +251,14 @@ def hyper_options(command: str) -> Iterator[TyperOption]:
 
 
 def _meanings(fields: Mapping[str, Any]) -> str:
-    """What a field means for the algorithms that have it, with their defaults."""
+    """What a field means for the algorithms that have it, with their defaults.
+
+    Algorithms that mean the same by a field share the sentence, and those with the same default
+    share the bracket. So the help of a common field such as alpha stays short.
+
+    Args:
+        fields: The field of each algorithm that has it, by the algorithm's name.
+    """
     meanings: dict[str, dict[str, list[str]]] = {}  # by meaning, then by default
     for name, field in fields.items():
         defaults = meanings.setdefault(str(field.description), {})
@@ -219,11 +281,35 @@ def _text(default: Any) -> str:
     return str(default)
 
 
+def other_names(section: str) -> dict[str, tuple[str, ...]]:
+    """What other libraries call the keys of a part of the settings.
+
+    Args:
+        section: A key of `PANELS`: run, data or hyper.
+
+    Returns:
+        The keys that each other name may stand for.
+    """
+    if section == "hyper":
+        return OF_ALGORITHMS
+    if section == "run":
+        return {other: (key,) for other, key in OF_RUNS.items()}
+    found: dict[str, tuple[str, ...]] = {}
+    for one in all_options():
+        for other in one.also:
+            found[other] = (*found.get(other, ()), one.name)
+    return found
+
+
 # ---- commands ----
 
 
 class WithData(TyperCommand):
-    """A command that also takes the settings of the data as options."""
+    """A command that also takes the settings of the data as options.
+
+    typer makes options of a function's parameters. Those of the settings are made here instead,
+    and are taken out again before the function is called.
+    """
 
     def __init__(
         self,
@@ -232,6 +318,13 @@ class WithData(TyperCommand):
         params: list[click.Parameter] | None = None,
         **rest: Any,
     ) -> None:
+        """Add the options of the settings to those that typer has made.
+
+        Args:
+            name: The name of the command, which decides what options it has.
+            params: The options that typer has made.
+            **rest: Passed on to typer.
+        """
         self.settings = list(self.made(name or ""))
         super().__init__(
             name,
@@ -243,8 +336,38 @@ class WithData(TyperCommand):
         """The options of the command with this name."""
         return setting_options("data", name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an option that other libraries have is told by its name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            ours = self._called_here(error.option_name)
+            if not ours:
+                raise
+            told = f"No such option '{error.option_name}'; here it is called {' or '.join(ours)}."
+            raise click.NoSuchOption(error.option_name, told, ctx=error.ctx) from None
+
+    def _called_here(self, typed: str) -> list[str]:
+        """Options of this command that stand for a name of other libraries, such as --lr.
+
+        click would suggest what is spelt alike, which for --lr is --l2.
+
+        Args:
+            typed: What was typed, with its dashes.
+        """
+        name = typed.removeprefix("--").replace("-", "_")
+        found = []
+        for made in self.settings:
+            section, _, key = str(made.name).partition("_")
+            if key in other_names(section).get(name, ()):
+                found.append(made.opts[0])
+        return found
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, with the settings that were given, and no others, in `ctx.obj`."""
+        """Run the command, with the settings that were given, and no others, in `ctx.obj`.
+
+        An option that was left out is no setting: the settings file, or the default, counts.
+        """
         ctx.obj = {section: {} for section in PANELS}
         for made in self.settings:
             name = str(made.name)
@@ -256,7 +379,7 @@ class WithData(TyperCommand):
 
 
 def _joined(parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """The values of an option that was given several times."""
+    """The values of an option that was given several times, in one list."""
     found: list[Any] = []
     for part in parts:
         found += part

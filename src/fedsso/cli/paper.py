@@ -1,4 +1,9 @@
-"""The commands `fedsso paper ...`: every table and figure of the paper, from our own runs."""
+"""The commands `fedsso paper ...`: every table and figure of the paper, from our own runs.
+
+`paper.COMMANDS` lists what there is. Each entry becomes a command here, with the options that all
+of them share; `table2` has some of its own. A command gets a `Lab`, which runs sweeps and keeps
+them, and writes its files into the folder of the results.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +37,7 @@ app = typer.Typer(
     help="Regenerate a table or figure of the paper. "
     "Start with: fedsso paper table2 --quick --out quick",
 )
+# The help that all commands have in common, below their own sentence.
 TEACH = """
 
 Writes {name}.md, .csv and pictures (PNG, PDF) into --out; older files of
@@ -43,11 +49,13 @@ is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
 """
+# Where results go if nothing else is said. A quick look must not replace the whole.
 RESULTS = Path("results")
 QUICK = Path("quick")
 PLAIN = ("table3", "theory")
 """Commands that take a minute on one core and keep no runs, so that they stop at once."""
 
+# The options of the commands: typer takes the type and the help from here.
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
 Out = Annotated[
     Path | None,
@@ -78,6 +86,15 @@ def conduct(name: str, command: Command, how: How) -> None:
     """Run one command and show what it wrote.
 
     A command gets a `Lab`, which runs sweeps and keeps them in the folder of the results.
+
+    Args:
+        name: The name of the command, and of its files.
+        command: What makes the files.
+        how: The options.
+
+    Raises:
+        InputError: An option is wrong, or the folder cannot be written or is in use.
+        typer.Exit: It was interrupted, or the time was up; what is done is kept.
     """
     from ..paper.lab import Lab
 
@@ -85,23 +102,26 @@ def conduct(name: str, command: Command, how: How) -> None:
     check_minutes(how.minutes)
     check_writable(out)
     began = time.monotonic()
+    # No new part of a sweep begins after this time; the one under way is finished.
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
     cores = os.cpu_count() or 1
     jobs = how.jobs or min(4, cores)
     device = str(device_of(how.device))
     with Lock(out):
+        # These take no signals into account and show no bars: they are over in a minute.
         if name in PLAIN:
             command(Lab(out, device, how.quick, note=say))
         else:
             with watching(AGAIN) as watch, in_time():
                 command(Lab(out, device, how.quick, jobs, deadline, watch, watch.note))
     _show(out / f"{name}.md")
+    # A time is of use only with the machine on which it was measured.
     where = f" on {torch.cuda.get_device_name()}" if device == "cuda" else ""
     say(f"{name}: {time.monotonic() - began:.0f} s{where}, processes: {jobs}")
 
 
 def _show(path: Path) -> None:
-    """The Markdown as tables on a terminal, as it is elsewhere."""
+    """The Markdown as tables on a terminal, as it is elsewhere, and where the files are."""
     text = read_text(path)
     if output.is_terminal:
         output.print(Markdown(text))
@@ -111,19 +131,30 @@ def _show(path: Path) -> None:
 
 
 def _prepare(data_dir: Path | None, verbose: bool) -> None:
-    """Do what two options ask for: set the folder of the data, and the logging."""
+    """Do what two options ask for: set the folder of the data, and the logging.
+
+    The folder goes into the environment, where the processes that share the work find it too.
+    """
     set_logging(verbose)
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
 
 
 def _help(name: str, title: str) -> str:
-    """The help of a command: what it makes, and what all commands of the paper have in common."""
+    """The help of a command: what it makes, and what all commands of the paper have in common.
+
+    Args:
+        name: The name of the command.
+        title: What it makes, as `paper.COMMANDS` says.
+    """
     return f"{_sentence(title)}{TEACH.format(name=name)}"
 
 
 def _sentence(title: str) -> str:
-    """A title with a capital and a full stop."""
+    """A title with a capital and a full stop.
+
+    Titles are written for lists, where they have neither.
+    """
     return f"{title[0].upper()}{title[1:]}."
 
 
@@ -139,15 +170,22 @@ def _table2(
     data_dir: DataDir = None,
     verbose: Verbose = False,
 ) -> None:
+    """Table 2, whose blocks may be chosen: it is by far the longest of the commands."""
     from ..paper.table2 import table2
 
     _prepare(data_dir, verbose)
+    # Two options are its own; from here on it is a command like the others.
     command = partial(table2, blocks=blocks or (), slow=slow)
     conduct("table2", command, How(quick, out, device, jobs, minutes))
 
 
 def _add(name: str, entry: Entry) -> None:
-    """Add a command with the options that all have."""
+    """Add a command with the options that all have.
+
+    Args:
+        name: Its name.
+        entry: What it makes, and the function that does it.
+    """
 
     def run(
         quick: Quick = False,
@@ -165,7 +203,10 @@ def _add(name: str, entry: Entry) -> None:
 
 
 def _add_plain(name: str, entry: Entry) -> None:
-    """Add a command that takes a minute on one core and keeps no runs."""
+    """Add a command that takes a minute on one core and keeps no runs.
+
+    It has no options for devices, processes or time.
+    """
 
     def run(quick: Quick = False, out: Out = None) -> None:
         conduct(name, entry.command, How(quick, out, "cpu", 1, None))

@@ -1,4 +1,9 @@
-"""What `run`, `compare` and `sweep` do first: check everything, then write the settings."""
+"""What `run`, `compare` and `sweep` do first: check everything, then write the settings.
+
+`plan` reads the settings, loads the data and plans the runs. `begin` makes sure that nothing will
+be replaced and that the folder can be written. Only then does a command train. So a mistake costs
+seconds, not a night.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms import ALGORITHMS
 from ..data.catalogue import load
-from ..errors import InputError
-from ..experiment.plan import Planned, Question, check_target, judging, suited
+from ..errors import InputError, one_of
+from ..experiment.plan import (
+    SELECT,
+    Planned,
+    Question,
+    check_target,
+    every_settings,
+    judging,
+    suited,
+)
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
+from ..models import MODELS
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
 from .config import Base, Sweep
@@ -60,6 +74,13 @@ def plan(
         config: A settings file, or None.
         key: The setting that names the algorithms: "algorithm" or "algorithms".
         base: `Sweep` for a sweep, else `Base`.
+
+    Returns:
+        The runs with all that belongs to them. With the name "all", algorithms that cannot run
+        here are left out, and `left_out` says why; by name, they are an error.
+
+    Raises:
+        InputError: A setting is wrong, the data cannot be read, or nothing can run.
     """
     given = ctx.obj
     settings = read_settings(config, given["run"], given["data"], base)
@@ -67,6 +88,7 @@ def plan(
     chosen = getattr(settings, key)
     names = _names(key, chosen)
     grids = records(settings, names, given["hyper"])
+    _check_before_loading(settings)
     fed = _federation(settings, config, given["data"])
     question = Question(
         fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
@@ -79,14 +101,33 @@ def plan(
         raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
     if isinstance(settings, Sweep):
         check_target(settings.target, kept)
+    # From here on, what cannot run is forgotten: processes that plan again must not meet it.
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))
     table = {key: chosen, **effective(settings, fed, kept[0].settings, grids)}
     return Plan(settings, fed, question, _numbered(kept), left_out, table)
 
 
+def _check_before_loading(settings: Any) -> None:
+    """Refuse wrong settings that can be told without the data, which may take minutes to load.
+
+    These are ranges of run options, and names: of the model, the loss, metrics, the device, and
+    the rows that a sweep chooses by. What depends on the data is checked when the runs are
+    planned.
+    """
+    one_of("model", settings.model, MODELS)
+    every_settings(settings.seeds, settings.given_options())
+    if isinstance(settings, Sweep):
+        one_of("choice of rows: select", settings.select, SELECT)
+
+
 def _names(key: str, chosen: str | list[str]) -> list[str]:
-    """The algorithms that were asked for."""
+    """The algorithms that were asked for, by name; "all" stands for the whole registry.
+
+    Args:
+        key: The setting that names them, for the message of an error.
+        chosen: Its value: one name, or a list.
+    """
     if chosen == ["all"]:
         return list(ALGORITHMS)
     names = [chosen] if isinstance(chosen, str) else chosen
@@ -106,12 +147,15 @@ def _joined(grids: Mapping[str, Sequence[Algorithm]]) -> list[Algorithm]:
 
 
 def _numbered(kept: Sequence[Planned]) -> list[Planned]:
-    """The runs with the numbers that they have without those that were left out."""
+    """The runs with the numbers that they have without those that were left out.
+
+    Other processes make the plan again without them, and must come to the same numbers.
+    """
     return [run._replace(spec=replace(run.spec, trial=number)) for number, run in enumerate(kept)]
 
 
 def targets_of(settings: Any) -> list[float]:
-    """The accuracies that were asked for."""
+    """The accuracies that were asked for; missing one of them is exit code 1."""
     if isinstance(settings, Sweep):
         return [] if settings.target is None else [settings.target]
     return settings.targets or []
@@ -125,6 +169,11 @@ def _federation(
     """Load the data, and say on standard error what is to be known of them.
 
     A warning tells if the data have changed since the settings file was written.
+
+    Args:
+        settings: The settings, checked.
+        config: The settings file, for the warning.
+        given: Options of the data on the command line. With some, other data are meant.
     """
     wish = settings.data.given()
     fed = load(wish.pop("dataset", settings.data.dataset), **wish)
@@ -144,8 +193,15 @@ def begin(
 ) -> None:
     """Check that nothing will be replaced and that the folder can be written, before any work.
 
-    Then the settings are written to `save`, if that is given. `leaves` are the patterns of the
-    names that the command will write into the folder, beside specs.
+    Then the settings are written to `save`, if that is given.
+
+    Args:
+        made: The plan.
+        save: Where the settings in force are written, or None.
+        leaves: Patterns of the names that the command will write into the folder, beside specs.
+
+    Raises:
+        InputError: Something is in the way, or the folder cannot be written.
     """
     out = made.settings.out
     if out is not None:

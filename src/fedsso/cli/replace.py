@@ -1,4 +1,8 @@
-"""Nothing of somebody else's is replaced: what is in the way is refused before any work."""
+"""Nothing of somebody else's is replaced: what is in the way is refused before any work.
+
+A file that fedsso wrote is recognised by a mark in it, a run's folder by its spec.toml. Anything
+else under a name that a command is about to write belongs to somebody else.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,13 @@ MOST = 1 << 24  # bytes in which a mark of ours is looked for
 
 
 def check_file(path: Path, mark: str, what: str) -> None:
-    """Refuse a file that is there, unless it has the mark of what fedsso writes."""
+    """Refuse a file that is there, unless it has the mark of what fedsso writes.
+
+    Args:
+        path: What is about to be written.
+        mark: The text that is in every file of this kind.
+        what: The kind, for the message: "a page", "a picture".
+    """
     if not path.is_file():
         return
     try:
@@ -33,7 +43,12 @@ def check_file(path: Path, mark: str, what: str) -> None:
 
 
 def check_settings(path: Path, text: str) -> None:
-    """Refuse a settings file that is there, unless it would stay as it is."""
+    """Refuse a settings file that is there, unless it would stay as it is.
+
+    Args:
+        path: What is about to be written.
+        text: Its new content.
+    """
     if path.is_file() and read_bytes(path) != text.encode():
         raise InputError(
             f"{path} is there already, with other content; give --save-config another name"
@@ -41,8 +56,12 @@ def check_settings(path: Path, text: str) -> None:
 
 
 def check_folder(out: str, leaves: Sequence[str]) -> None:
-    """Refuse a folder that holds a run, or files of the forms that a command leaves, which are then
-    somebody else's."""
+    """Refuse a folder that holds a run, or files that the command would replace.
+
+    Args:
+        out: The folder, which need not be there.
+        leaves: Patterns of the names that the command writes into it.
+    """
     if not out:
         raise InputError("--out must name a folder, got an empty name")
     if _held(out, [SPEC, f"*/{SPEC}", PLAN]):
@@ -60,8 +79,11 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
 
 
 def _held(folder: str, patterns: Sequence[str]) -> list[Path]:
-    """What lies in a folder under names of these forms; one that cannot be looked into cannot be
-    written, either."""
+    """What lies in a folder under names of these forms.
+
+    A folder that cannot be looked into holds nothing as far as we know; that it cannot be written
+    is found a moment later.
+    """
     try:
         found: list[Path] = []
         for pattern in patterns:

@@ -1,4 +1,8 @@
-"""The command `fedsso report`: runs, sweeps and runs on Flower as one interactive HTML page."""
+"""The command `fedsso report`: runs, sweeps and runs on Flower as one interactive HTML page.
+
+What is in the folders is found by `report.sources`, and the page is made by `report.page`. Both
+are imported when the command runs, so that the other commands start without them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from .options import Several
 from .replace import check_file
 from .screen import say, tell
 
+# The options: typer takes the type and the help from here.
 Paths = Annotated[
     list[Path],
     typer.Argument(
@@ -70,6 +75,7 @@ def report(
     write(out, found)
     for note in found.notes:
         say(f"note: {note}")
+    # Every seed is a run of its own.
     count = sum(len(curve.traces) for curve in found.curves)
     word = "run" if count == 1 else "runs"
     tell(f"{out}: {count} {word}, {out.stat().st_size / 1e6:.1f} MB")

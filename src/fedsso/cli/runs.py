@@ -1,4 +1,10 @@
-"""The commands `fedsso run`, `fedsso compare` and `fedsso resume`."""
+"""The commands `fedsso run`, `fedsso compare` and `fedsso resume`.
+
+`run` and `compare` are alike: settings and data are read and checked (`plan`), the runs train
+while a `Watch` shows them, then the result is printed and judged. They differ in the settings
+that name the algorithms, and in their folders. A single run is kept in `--out` itself, several
+have folders below it. `resume` has no settings: it finds them in the folder.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +58,11 @@ def run(
     begin(made, save_config, OF_RUNS)
     settings = made.settings
     root = folder_of(settings.out)
+    # Several seeds of one algorithm have folders of their own, as in a comparison.
     if len(made.planned) > 1:
         planned = below(made.planned, root)
     else:
+        # A single run is kept in the folder itself.
         planned = [run._replace(folder=root) for run in made.planned]
     with watching(resuming(settings.out), live, tensorboard) as watch:
         every = settings.checkpoint_every
@@ -123,11 +131,13 @@ def resume(
     from ..experiment.reading import load_runs
 
     set_logging(verbose)
+    # `fedsso.load` looks into the environment if the settings name no folder.
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
     found = _runs_below(folder)
     if all(is_done(one, Spec.load(one / SPEC)) for one in found):
         say(f"{folder}: finished already")
+        # Nothing is trained, so neither the data nor a module of the user's own are needed.
         runs = load_runs(folder)
         _draw_missing(runs, folder / PICTURE)
     else:
@@ -139,7 +149,12 @@ def resume(
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    """The folders of the runs in a folder; an error says what to give instead."""
+    """The folders of the runs in a folder; an error says what to give instead.
+
+    Raises:
+        InputError: The folder is missing, holds no runs, or is that of a sweep, which is not
+            resumed but called again. The message has the command.
+    """
     if not folder.is_dir():
         raise InputError(
             f"there is no folder {folder}; give the --out folder of a run or a comparison"
@@ -155,6 +170,10 @@ def _draw_missing(runs: Results, path: Path) -> None:
     """Draw the picture of runs that were killed after their last round.
 
     If the folder cannot be written there is none, and a note says so.
+
+    Args:
+        runs: The finished runs.
+        path: The picture, which is left alone if it is there.
     """
     if path.is_file():
         return

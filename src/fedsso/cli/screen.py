@@ -24,12 +24,19 @@ WIDE = 200  # columns of a table that goes to a pipe, which has no width
 
 
 def visible(text: str) -> str:
-    """The text with control characters, except the end of a line, as Python writes them."""
+    """The text with control characters, except the end of a line, as Python writes them.
+
+    >>> print(visible("a\\x1b[2J"))
+    a\\x1b[2J
+    """
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class Screen(Console):
-    """A console that prints every text as it is."""
+    """A console that prints every text as it is.
+
+    rich would take [bold] in a label for markup and :smile: for an emoji.
+    """
 
     def __init__(self, **how: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **how)
@@ -52,12 +59,12 @@ def draws() -> bool:
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """A line on standard error: what is done, notes, hints."""
     messages.print(text, soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """The same for what went wrong."""
+    """A line on standard error that begins with "error:", for what went wrong."""
     messages.print(
         Text.assemble(
             ("error:", "bold red"),
@@ -74,12 +81,16 @@ def tell(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """A pipe has no width: nothing is folded there."""
+    """Print a table on standard output. A pipe has no width: nothing is folded there."""
     Screen(width=None if output.is_terminal else WIDE).print(table)
 
 
 def print_json(document: object) -> None:
-    """One JSON document, alone on standard output."""
+    """One JSON document, alone on standard output.
+
+    Control characters within texts are written as \\u escapes, so that the document can be looked
+    at on a terminal as well.
+    """
     text = json.dumps(document, indent=2, ensure_ascii=False)
     print(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
@@ -108,8 +119,11 @@ class Outlet(io.FileIO):
 
 
 def unbreakable(stream: TextIO | None) -> tuple[TextIO | None, Outlet | None]:
-    """A standard stream that never raises, and its outlet; a terminal may not know every letter,
-    either."""
+    """A standard stream that never raises, and its outlet, which knows what was lost.
+
+    Letters that the terminal's encoding does not have are replaced. A stream that is no text
+    wrapper of a file, such as one of a test, is returned as it is, without an outlet.
+    """
     if not isinstance(stream, io.TextIOWrapper):
         return stream, None
     stream.flush()

@@ -2,6 +2,9 @@
 
 Options of the command line take precedence over the file. Errors name the key, the value and what
 was expected.
+
+`read_settings` gives the settings, `records` the algorithms with their hyper-parameters, and
+`effective` the whole as a table, which --save-config and the folder of a sweep keep.
 """
 
 from __future__ import annotations
@@ -46,6 +49,13 @@ def read_settings(
         run: Run options that the command line gives.
         data: Options of the data that the command line gives.
         base: `Sweep` for a sweep, else `Base`.
+
+    Returns:
+        An object with an attribute for each key, of the form that `config.model(base)` has.
+
+    Raises:
+        InputError: A key is unknown or a value is of the wrong type. The message begins with the
+            name of the file, or with "command line".
     """
     below = {} if file is None else _read(file, base).given()
     of_data = {**below.get("data", {}), **data}
@@ -54,7 +64,10 @@ def read_settings(
 
 
 def _read(file: Path, base: type[Base]) -> Any:
-    """A settings file, checked; a warning tells if somebody changed what fedsso wrote."""
+    """A settings file, checked.
+
+    A warning tells if somebody changed what fedsso wrote: that is allowed, it is a settings file.
+    """
     if check_seal(read_bytes(file, "settings")) is False:
         log.warning("%s was changed since fedsso wrote it; it is used as it is now", file)
     raw = read_toml(file)
@@ -68,7 +81,13 @@ def _check(
     origin: str,
     base: type[Base],
 ) -> Any:
-    """Settings from plain values; an error begins with their origin."""
+    """Settings from plain values; an error begins with their origin.
+
+    Args:
+        raw: The values by their keys, tables within.
+        origin: The name of the file, or "command line".
+        base: `Sweep` for a sweep, else `Base`.
+    """
     try:
         found: Any = model(base).model_validate(raw)
     except ValidationError as error:
@@ -89,7 +108,16 @@ def _explain(
     raw: Mapping[str, Any],
     top: type[BaseModel],
 ) -> str:
-    """The deepest problem in words: of a union, the alternative that fits best."""
+    """The deepest problem in words: of a union, the alternative that fits best.
+
+    pydantic tells a problem for every alternative of a union. The one that got furthest into the
+    tables is most probably what the user meant.
+
+    Args:
+        error: What pydantic found.
+        raw: The values that it was given.
+        top: The form of the whole file.
+    """
     problems = [(_path(one["loc"], raw), one) for one in error.errors()]
     path, worst = max(problems, key=lambda problem: len(problem[0]))
     above = path[:-1]
@@ -109,7 +137,12 @@ def _expected(message: str) -> str:
 
 
 def _path(loc: Sequence[int | str], raw: Any) -> tuple[str, ...]:
-    """The keys on the way to a problem, without pydantic's names of a union's members."""
+    """The keys on the way to a problem, without pydantic's names of a union's members.
+
+    Args:
+        loc: The way as pydantic tells it.
+        raw: The values, in which only real keys are found.
+    """
     path = []
     for part in loc:
         if isinstance(raw, Mapping) and part in raw:
@@ -119,7 +152,12 @@ def _path(loc: Sequence[int | str], raw: Any) -> tuple[str, ...]:
 
 
 def _keys(top: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys that a table may have."""
+    """The keys that a table may have.
+
+    Args:
+        top: The form of the whole file.
+        path: The keys on the way to the table; none for the top.
+    """
     for part in path:
         for member in alternatives(top.model_fields[part].annotation):
             if isinstance(member, type) and issubclass(member, BaseModel):
@@ -138,9 +176,16 @@ def records(
 ) -> dict[str, list[Algorithm]]:
     """The algorithms by name: one record each, or for a sweep a grid of them.
 
-    A field has the value of the command line (`hyper`), else that of the algorithm's table in the
-    file. An option of the command line goes to every algorithm that has it. It is an error if none
-    has it.
+    A field has the value of the command line, else that of the algorithm's table in the file. An
+    option of the command line goes to every algorithm that has it.
+
+    Args:
+        chosen: The settings.
+        names: The algorithms that were asked for.
+        hyper: Hyper-parameters that the command line gives.
+
+    Raises:
+        InputError: A name is unknown, a value is out of its range, or no algorithm has an option.
     """
     made: dict[str, list[Algorithm]] = {}
     known: dict[str, None] = {}
@@ -185,6 +230,12 @@ def effective(
     """The settings in force, with their defaults, as a table that `read_settings` takes.
 
     Where the results go is not among them.
+
+    Args:
+        chosen: The settings as they were given.
+        fed: The data, whose source has every option that was used.
+        full: All run options, with their defaults.
+        made: The records of each algorithm.
     """
     plain = {
         **full.values(),

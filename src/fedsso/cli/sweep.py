@@ -1,5 +1,8 @@
-"""The command `fedsso sweep`: whole grids, the best setting of each algorithm, and how much of its
-grid works."""
+"""The command `fedsso sweep`: the best setting of each algorithm, and how much of its grid works.
+
+The sweep itself is that of `experiment.sweep`, and its table and pictures are those of
+`report.sweeps`. Here are the folder with its settings, the progress, and what is printed.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +77,8 @@ def sweep(
     from ..experiment.sweep import deadline_of
 
     set_logging(verbose)
-    made = plan(ctx, config, "algorithms", Sweep)
     check_minutes(minutes)
+    made = plan(ctx, config, "algorithms", Sweep)
     settings = made.settings
     if minutes is not None and settings.out is None:
         raise InputError(
@@ -87,7 +90,6 @@ def sweep(
         if out is not None:
             _settle(out / SETTINGS, sealed_toml(made.table))
         with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
-            watch.name = f"{len(made.planned)} trials"
             parts = None if out is None else out / PARTS
             means = Means(parts, jobs, deadline_of(minutes), watch)
             found = answer(made.question, made.planned, means, settings.target, settings.select)
@@ -99,7 +101,14 @@ def sweep(
 
 
 def _foreign(out: str | None) -> Sequence[str]:
-    """The files of a sweep that must not be there; in a folder of a sweep they are its own."""
+    """Patterns of the files that must not be there; in the folder of a sweep they are its own.
+
+    Args:
+        out: The folder, or None.
+
+    Returns:
+        Nothing for the folder of a sweep, which is recognised by its settings file.
+    """
     path = Path(out or "") / SETTINGS
     if out and path.is_file():
         with suppress(InputError):
@@ -110,7 +119,13 @@ def _foreign(out: str | None) -> Sequence[str]:
 
 
 def _settle(path: Path, settings: bytes) -> None:
-    """Write the settings; another sweep's are replaced, which is said."""
+    """Write the settings; another sweep's are replaced, which is said.
+
+    Args:
+        path: The settings file of the folder.
+        settings: Its new content, sealed.
+    """
+    # Parts are found by the identity of their trials, so those of other settings do no harm.
     if path.is_file() and read_bytes(path) != settings:
         say(
             "note: the folder held other settings; its traces stay, its tables and pictures are "
@@ -123,7 +138,10 @@ def _settle(path: Path, settings: bytes) -> None:
 
 
 def _document(made: Plan, found: Results) -> dict[str, Any]:
-    """The result as plain numbers, with every setting."""
+    """The result as plain numbers, with every setting.
+
+    "results" has the best setting of each algorithm, "grid" all settings.
+    """
     settings = made.settings
     winners = found.winners()
     results = []
@@ -144,6 +162,12 @@ def _document(made: Plan, found: Results) -> dict[str, Any]:
 
 
 def _plain(setting: Setting, target: float | None) -> dict[str, Any]:
+    """One setting as plain numbers, lists with an entry for each seed.
+
+    Args:
+        setting: The setting.
+        target: The accuracy to reach; without one, "rounds" is None.
+    """
     return {
         "algorithm": setting.algorithm,
         "setting": setting.label,
@@ -156,7 +180,13 @@ def _plain(setting: Setting, target: float | None) -> dict[str, Any]:
 
 
 def _show(made: Plan, found: Results, as_json: bool) -> None:
-    """Print the best setting of each algorithm, and how they were chosen."""
+    """Print the best setting of each algorithm, and how they were chosen.
+
+    Args:
+        made: The plan, which knows what was left out.
+        found: The result.
+        as_json: Whether to print JSON, which has every setting.
+    """
     if as_json:
         print_json(_document(made, found))
         return

@@ -1,6 +1,7 @@
 """The columns of the traces for TensorBoard, written while the runs train.
 
-The package `tensorboard` is optional, and imported only when it is asked for.
+The package `tensorboard` is optional, and imported only when it is asked for. Every run has a
+folder of its own below that of --tensorboard, so that TensorBoard shows it as a run of its own.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ class Scalars:
     """Writes the columns of the traces as they grow, each run into a folder of its own.
 
     A run that has been written before, by an interrupted call, is written anew: its trace begins
-    with round 0 again.
+    with round 0 again. Use it as `with Scalars(folder) as scalars`.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Check that the folder can be written; it is made if it is not there."""
         check_writable(folder)
         self.folder = folder
         self.writers: dict[str, Any] = {}  # by the identity of the run
         self.written: dict[str, int] = {}  # rows of each run
 
     def __enter__(self) -> Self:
+        """Nothing is opened before the first run has something to write."""
         return self
 
     def __exit__(
@@ -61,6 +64,7 @@ class Scalars:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        """Close the files of the runs that are not over."""
         for writer in self.writers.values():
             writer.close()
 
@@ -69,7 +73,15 @@ class Scalars:
         specs: Sequence[Spec],
         traces: Sequence[Trace],
     ) -> None:
-        """Write the new rows of these runs, and make sure that they are in the files."""
+        """Write the new rows of these runs, and make sure that they are in the files.
+
+        Args:
+            specs: The settings of the runs.
+            traces: Their traces, in the same order.
+
+        Raises:
+            InputError: A file cannot be written.
+        """
         try:
             for spec, trace in zip(specs, traces, strict=True):
                 self._write(spec, trace)
@@ -81,7 +93,10 @@ class Scalars:
             raise InputError(message) from error
 
     def _write(self, spec: Spec, trace: Trace) -> None:
-        """Write the rows of one run that are new; a run with all its rounds is closed."""
+        """Write the rows of one run that are new; a run with all its rounds is closed.
+
+        A sweep has hundreds of runs, and a process may not open as many files at once.
+        """
         key = spec.identity
         first = self.written.get(key, 0)
         if len(trace) <= first:
@@ -110,6 +125,7 @@ class Scalars:
         present = list(folder.glob(f"{EVENTS}*"))
         if any(not path.name.endswith(mark) for path in present):
             folder = folder.with_name(f"{folder.name}-{spec.identity[:6]}")
+        # Files of the same run by an earlier call, which are written anew.
         for path in folder.glob(f"{EVENTS}*{mark}"):
             path.unlink()
         writer = EventFileWriter(str(folder), filename_suffix=mark)
@@ -120,12 +136,19 @@ class Scalars:
 
 
 def _events(trace: Trace, first: int) -> list[Any]:
-    """One event for each row from `first` on, with every number of the row that is known."""
+    """One event for each row from `first` on, with every number of the row that is known.
+
+    Args:
+        trace: The run so far.
+        first: The first row that has not been written yet.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     spent = np.cumsum(trace["seconds"])
+    # The newest row ended now; the others that many seconds earlier.
     ended = time.time() - (spent[-1] - spent)
+    # The number of the trial, the seed and the round are no curves; the round is the axis.
     columns = {name: column for name, column in trace.columns.items() if name not in INDEX}
     events = []
     for row in range(first, len(trace)):

@@ -1,4 +1,9 @@
-"""Results on the terminal: tables of runs and of costs, the same as JSON, and how runs ended."""
+"""Results on the terminal: tables of runs and of costs, the same as JSON, and how runs ended.
+
+`show` prints what `run`, `compare` and `resume` have found, and `judge` decides their exit code.
+The numbers come from `report.tables`, so that the terminal, JSON and the report page agree. The
+last part is the table of `fedsso costs`.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +54,9 @@ def show(
 ) -> None:
     """Print the result as a table, or as one JSON document.
 
+    Below the table stands what else is worth knowing: client steps that the server has chosen,
+    algorithms that were left out, and the folder of the results.
+
     Args:
         runs: The result.
         targets: Accuracies of the table; None chooses four that suit.
@@ -73,7 +81,10 @@ def show(
 
 
 def _chosen_steps(curve: Curve) -> list[str]:
-    """The last client step of each seed for which the server chose it."""
+    """The last client step of each seed for which the server chose it.
+
+    The trace of such a run has a column "alpha"; with a step that was given there is none.
+    """
     found = []
     for trace in curve.traces:
         if "alpha" in trace.columns:
@@ -88,6 +99,13 @@ def judge(curves: Sequence[Curve], targets: Sequence[float]) -> None:
     """End with exit code 1, and say why, if a run diverged or a target was missed.
 
     A target is missed if no setting reaches it with every seed.
+
+    Args:
+        curves: The settings to judge. A sweep gives its best ones only.
+        targets: The accuracies that the user asked for; not those chosen for the table.
+
+    Raises:
+        typer.Exit: With exit code 1.
     """
     lost = [_where(curve) for curve in curves if _diverges(curve)]
     if lost:
@@ -109,12 +127,12 @@ def judge(curves: Sequence[Curve], targets: Sequence[float]) -> None:
 
 
 def _diverges(curve: Curve) -> bool:
-    """Whether some seed diverged."""
+    """Whether some seed diverged: one is enough to call a setting unreliable."""
     return any(trace.diverged is not None for trace in curve.traces)
 
 
 def _where(curve: Curve) -> str:
-    """A setting and the rounds in which its seeds diverged."""
+    """A setting and the rounds in which its seeds diverged, for a sentence."""
     told = []
     for trace in curve.traces:
         if trace.diverged is not None:
@@ -123,7 +141,7 @@ def _where(curve: Curve) -> str:
 
 
 def _reaches(curve: Curve, target: float) -> bool:
-    """Whether every seed reaches the target."""
+    """Whether every seed reaches the target at least once."""
     return all(trace.rounds_to(target) is not None for trace in curve.traces)
 
 
@@ -132,7 +150,13 @@ def document(
     targets: Sequence[float],
     out: str | Path | None,
 ) -> dict[str, Any]:
-    """The numbers of the table for JSON, with the bytes to each target for each seed."""
+    """The numbers of the table for JSON, with the bytes to each target for each seed.
+
+    Args:
+        curves: The settings.
+        targets: The accuracies of the table.
+        out: The folder of the results, or None.
+    """
     rows = []
     for curve, one in zip(curves, numbers(curves, targets), strict=True):
         spent = {}
@@ -151,7 +175,12 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     """A row for each curve.
 
     Each target has a column with the rounds until it is reached and, below them, the megabytes.
-    Then follow the final accuracy, the loss and whatever else was measured on the test rows.
+    Then follow the final accuracy, the loss and whatever else was measured on the test rows, all
+    at the end of the run (`experiment.trace.at_end`).
+
+    Args:
+        curves: The settings.
+        targets: The accuracies of the columns; there may be none.
     """
     title = "rounds and megabytes until the test accuracy is reached" if targets else None
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -163,18 +192,22 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     for name in names:
         table.add_column(name, justify="right")
     for curve in curves:
+        # One table for each target: megabytes are told for the highest target of a table only.
         rows = [rounds_table([curve], [target])[0] for target in targets or [1.0]]
         cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
         cells.append(rows[0]["final accuracy"])
         for name in measured:
-            ends = [trace.final(name) for trace in curve.traces]
+            ends = curve.ends(name)
             cells.append(f"{sum(ends) / len(ends):.4g}")
         table.add_row(visible(curve.label), *cells)
     return table
 
 
 def _more_metrics(curves: Sequence[Curve]) -> list[str]:
-    """What the user measured on the test rows, beside accuracy and loss."""
+    """What the user measured on the test rows, beside accuracy and loss.
+
+    Runs that are shown together were measured alike, so the first one stands for all.
+    """
     if not curves:
         return []
     columns = curves[0].traces[0].columns
@@ -182,7 +215,11 @@ def _more_metrics(curves: Sequence[Curve]) -> list[str]:
 
 
 def _cell(row: Sequence[str]) -> str:
-    """Rounds and, below them, megabytes, from a row of the table with one target."""
+    """Rounds and, below them, megabytes.
+
+    Args:
+        row: The cells of a table with one target: label, rounds, megabytes, and others.
+    """
     _, rounds, cost, *_ = row
     megabytes = cost.partition(" ")[0]
     return rounds if megabytes == "–" else f"{rounds}\n{megabytes} MB"
@@ -192,7 +229,11 @@ def _cell(row: Sequence[str]) -> str:
 
 
 def cost_table(bill: Bill, title: str) -> Table:
-    """Measured bytes, and below them what the papers count, in d and in multiples of FedAvg's."""
+    """The table of `fedsso costs`, with two lines for each algorithm.
+
+    The upper line has measured bytes, the lower one what the papers count, in d and in multiples
+    of FedAvg's. Algorithms that refuse the model have dashes, and the reason below the table.
+    """
     refused = [f"{row.algorithm}: {row.refused}" for row in bill.rows if row.refused]
     table = Table(
         title=title,
@@ -220,7 +261,13 @@ def _cells(
     in_bytes: Cost | None,
     bill: Bill,
 ) -> list[str]:
-    """The cells of a line: costs as they are shown, and multiples from the same in bytes."""
+    """The cells of a line.
+
+    Args:
+        shown: The costs as they are shown: bytes, or formulas in d.
+        in_bytes: The same in bytes, for the multiples of FedAvg's.
+        bill: All costs, which know the size of the model.
+    """
     if shown is None or in_bytes is None:
         return ["–"] * len(COSTS)
     exchanges, down, up, server, client = map(_count, shown)
@@ -251,7 +298,10 @@ def _multiple(value: float) -> str:
 
 
 def cost_document(bill: Bill) -> list[dict[str, Any]]:
-    """The numbers of the table of costs for JSON; theory in bytes, too."""
+    """The numbers of the table of costs for JSON.
+
+    Theory is there in bytes and as formulas. What is not known is null.
+    """
     rows = []
     for name, measured, theory, refused in bill.rows:
         row: dict[str, Any] = {

@@ -2,6 +2,9 @@
 
 A signal to stop takes effect between two rounds. What is kept then can be continued, and the last
 message says by which command.
+
+`Watch` is the progress callback of the commands, `Viewing` one that also shows traces. `watching`
+is the block in which they work: it draws, listens to signals, and ends the command in order.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -25,6 +27,7 @@ from rich.progress import (
 )
 
 from ..errors import InputError
+from ..experiment.execute import Tenths, told_of
 from ..experiment.workers import OutOfTime
 from ..support.exits import INTERRUPTED, TIME_IS_UP
 from ..support.stopping import at_once, listen, listening
@@ -35,6 +38,7 @@ from .tensorboard import Scalars
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..experiment.execute import Standing
     from ..experiment.spec import Spec
     from ..experiment.trace import Trace
 
@@ -46,21 +50,24 @@ class Watch:
     """Shows the rounds as they end, and remembers the last one.
 
     It is called after each round, with the run's label, the round k, the number of rounds and what
-    was measured. `name` replaces all labels where it is given. `silent` says that something else
-    shows the rounds.
+    was measured. Of a sweep it is told by `count`, which has the trials as well. `silent` says that
+    something else shows the rounds.
     """
 
-    name = ""
     silent = False
 
     def __init__(self) -> None:
+        """Prepare the bars; nothing is drawn before the first round."""
         self.label = ""
         self.k = 0
+        self.reached = "round 0"  # what the last message says if it is interrupted
+        self.share = 0.0  # of a sweep's phase
+        self.tenths = Tenths()
         self.stopping = False
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=messages,
@@ -74,11 +81,34 @@ class Watch:
         rounds: int,
         numbers: dict[str, float],
     ) -> None:
-        label = self.name or visible(label)
+        """Show a round, and end the simulation here if a signal came.
+
+        Args:
+            label: The run, or what runs together.
+            k: The rounds done.
+            rounds: All rounds.
+            numbers: What was measured, by name.
+        """
+        label = visible(label)
         if not self.silent:
             self._show(label, k, rounds, numbers)
         self.label = label
         self.k = k
+        self.reached = f"round {k}"
+        self._stop_if_asked()
+
+    def count(self, now: Standing, numbers: dict[str, float]) -> None:
+        """Show how far a sweep is, and end it here if a signal came.
+
+        Args:
+            now: Its phase, its trials, and the batch that has done a round.
+            numbers: What was measured, by name.
+        """
+        if not self.silent:
+            self._show_sweep(now, _in_words(numbers))
+        self.label = now.phase
+        self.share = now.share
+        self.reached = f"{now.done} of {now.trials} trials"
         self._stop_if_asked()
 
     def note(self, text: str) -> None:
@@ -87,7 +117,11 @@ class Watch:
         self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
-        """End the simulation here if a signal came."""
+        """End the simulation here if a signal came.
+
+        Between two rounds everything is whole. KeyboardInterrupt lets the runs save what they
+        have.
+        """
         if self.stopping:
             raise KeyboardInterrupt
 
@@ -98,18 +132,39 @@ class Watch:
         rounds: int,
         numbers: dict[str, float],
     ) -> None:
-        """Show a round as a bar, or as a line for every tenth of the way."""
-        told = [f"{n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items() if v >= 0]
-        shown = " ".join(told)
+        """Show a round as a bar, or as a line for every tenth of the way.
+
+        Lines are for files and pipes, where a bar could not be drawn again in its place.
+        """
+        shown = _in_words(numbers)
         begins = label != self.label or k <= self.k  # another run
         if draws():
             if begins:
-                self.task = self.bars.add_task(label, total=rounds, numbers="")
-            self.bars.update(self.task, completed=k, numbers=shown)
+                self.task = self.bars.add_task(label, total=rounds, numbers="", count="")
+            self.bars.update(self.task, completed=k, numbers=shown, count=f"{k}/{rounds}")
             return
         before = 0 if begins else 10 * self.k // rounds
         if 10 * k // rounds > before:
             say(f"{label}: round {k}/{rounds} {shown}")
+
+    def _show_sweep(self, now: Standing, shown: str) -> None:
+        """Show a sweep as one bar for each phase, or as a line for every tenth of it.
+
+        The bar moves with the rounds of all trials, the text beside it has the trials that are
+        done and the round of the batch under way.
+
+        Args:
+            now: How far it is.
+            shown: What was measured, in words.
+        """
+        if not draws():
+            if self.tenths.due(now):
+                say(f"{told_of(now)}  {shown}".rstrip())
+            return
+        if now.phase != self.label or now.share < self.share:
+            self.task = self.bars.add_task(visible(now.phase), total=1.0, numbers="", count="")
+        count = f"{now.done}/{now.trials} trials, round {now.k}/{now.rounds}"
+        self.bars.update(self.task, completed=now.share, numbers=shown, count=count)
 
     def stop(self, *_: object) -> None:
         """Take the first signal; a second one ends the process at once."""
@@ -120,8 +175,10 @@ class Watch:
 
 
 class Viewing(Watch):
-    """A watch that also passes the traces on: to a dashboard in place of the bars, to TensorBoard,
-    or to both."""
+    """A watch that also passes the traces on: to a dashboard, to TensorBoard, or to both.
+
+    A dashboard takes the place of the bars.
+    """
 
     def __init__(
         self,
@@ -163,7 +220,14 @@ def watching(
         again: The command that goes on with the work; None where nothing is kept.
         live: Whether to draw a dashboard, if there is a terminal.
         tensorboard: Where to write files for TensorBoard.
+
+    Yields:
+        The progress callback.
+
+    Raises:
+        typer.Exit: With exit code 130, after an interrupt.
     """
+    # In a file or a pipe nothing can be redrawn, so --live is ignored there.
     board = Dashboard(messages) if live and draws() else None
     scalars = None if tensorboard is None else Scalars(tensorboard)
     watch = Watch()
@@ -181,13 +245,26 @@ def watching(
     except (KeyboardInterrupt, InputError) as error:
         if isinstance(error, InputError) and not (watch.stopping and _left_alone(error)):
             raise
+        # The last line that the user reads: how the work goes on.
         hint = "nothing is kept without --out" if again is None else f"{again} goes on"
-        say(f"stopped after round {watch.k}; {hint}")
+        say(f"stopped after {watch.reached}; {hint}")
         raise typer.Exit(INTERRUPTED) from error
 
 
+def _in_words(numbers: dict[str, float]) -> str:
+    """What was measured, for a line; what is not known (-1) is left out."""
+    told = [
+        f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items() if value >= 0
+    ]
+    return " ".join(told)
+
+
 def _left_alone(error: InputError) -> bool:
-    """Whether a sweep's processes are gone: a signal to the whole group ends them before us."""
+    """Whether a sweep's processes are gone: a signal to the whole group ends them before us.
+
+    Then the error is that of a process that ended without a word, but what it means is the
+    signal.
+    """
     return isinstance(error.__cause__, EOFError | ConnectionError)
 
 
@@ -204,7 +281,11 @@ def check_minutes(minutes: float | None) -> None:
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """End the command with its exit code when the time is up, and say how to go on."""
+    """End the command with its exit code when the time is up, and say how to go on.
+
+    Raises:
+        typer.Exit: With exit code 75.
+    """
     try:
         yield
     except OutOfTime as error:
@@ -213,7 +294,10 @@ def in_time() -> Iterator[None]:
 
 
 def set_logging(verbose: bool) -> None:
-    """Send the messages of the library to standard error: warnings, or all with --verbose."""
+    """Send the messages of the library to standard error: warnings, or all with --verbose.
+
+    It replaces the handlers of an earlier call, so that nothing is said twice.
+    """
     handler = RichHandler(
         console=messages,
         show_time=False,

@@ -1,4 +1,12 @@
-"""What users call: `simulate`, `compare`, `sweep`, `resume`, and the readers of their folders."""
+"""What users call: `simulate`, `compare`, `sweep` and `resume`.
+
+All four work in the same steps. The arguments become a plan, which is a list of runs (`plan.py`).
+The plan is checked before anything is trained or written. Then the runs are trained, batched where
+that is possible (`execute.py`, and `sweep.py` for grids). What comes back is one `Run`, or
+`Results`, which are several runs with tables and plots.
+
+Two functions serve the command line as well: `run_planned` and `resume`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +27,7 @@ from .plan import (
     below,
     check,
     complete_plan,
+    every_settings,
     folder_of,
     grid_of,
     plan,
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
     from ..data import Federation
 
 log = logging.getLogger("fedsso")
+# Rounds between two checkpoints of a run with a folder, if the caller says nothing else.
 CHECKPOINT_EVERY = 10
 
 
@@ -58,14 +68,28 @@ def simulate(
 ) -> Run:
     """Train one model with one algorithm; the result is one run.
 
+    Use it when the settings are known. `compare` trains several algorithms or several seeds on
+    the same data, and `sweep` searches for good step sizes.
+
     Args:
         fed: The data and which client holds them, from `fedsso.load` or `Federation.from_clients`.
-        model: A name (`fedsso.models.MODELS` lists them) or your own `nn.Module`.
+        model: A name (`fedsso.models.MODELS` lists them) or your own `nn.Module`, which is copied
+            and stays as it is.
         algorithm: A name, or a record such as `FedSSO(alpha=0.1)`.
-        out: A folder in which the run is kept; `fedsso.resume` completes it after a kill.
+        out: A folder in which the run is kept; `fedsso.resume` completes it after a kill. It must
+            not hold a run already.
         progress: True prints a line that tells how far it is. A function is called after every
             round, as progress(label, round, rounds, numbers).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
+
+    Returns:
+        The finished run: its trace with one row for each round, its settings, and the model. A
+        run that diverges is returned as well, and says so in `run.diverged`.
+
+    Raises:
+        InputError: An option is wrong, the model or the algorithm does not fit the data, or the
+            folder is taken. This is found before anything is trained. Only a lack of memory on
+            a GPU is found later.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -95,15 +119,27 @@ def compare(
 ) -> Results:
     """Run several algorithms on one federation, with the same cohorts and mini-batches.
 
+    Runs of one seed differ in their algorithm alone: in every round the same clients take part,
+    and their mini-batches come from the same draws. So a difference between two curves is one
+    of the algorithms.
+
     Args:
         fed: The data and which client holds them.
         model: A name or your own `nn.Module`.
         algorithms: Names and records. A name stands for the algorithm with its defaults; `sweep`
             searches for good settings.
-        seeds: Each algorithm runs once for each of these.
+        seeds: Each algorithm runs once for each of these. Left out: the run option `seed`;
+            both together are refused.
         out: A folder in which every run has a folder with its model; a second call goes on after
             a kill.
         progress: As for `simulate`.
+
+    Returns:
+        All runs, first those of the first seed. `table()`, `plot()` and `best()` put the seeds of
+        each algorithm together.
+
+    Raises:
+        InputError: As for `simulate`; also if an algorithm with the same settings is given twice.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -125,7 +161,18 @@ def run_planned(
     *,
     fresh: bool = False,
 ) -> Results:
-    """Run what is planned and checked, each run in its own folder below `root`."""
+    """Run what is planned and checked, each run in its own folder below `root`.
+
+    The command line calls it too, because it makes its plan itself.
+
+    Args:
+        planned: The runs. Each has its own folder already, or none.
+        root: The folder that is locked while they run; None: nothing is kept.
+        progress: As for `simulate`.
+        every: Rounds between the checkpoints of a run that is alone in its batch.
+        fresh: Whether the beginning of the same run in its folder is an error. `simulate` wants
+            that; `compare` goes on instead.
+    """
     with locked([root]):
         prepare(planned, fresh=fresh)
         return Results(execute(planned, progress, every))
@@ -148,26 +195,39 @@ def sweep(
 ) -> Results:
     """Search a grid of hyper-parameters for the best setting of each algorithm.
 
-    All trials of an algorithm train together in one batch. The best setting has the fewest mean
+    Trials of an algorithm train together in batches. The best setting has the fewest mean
     rounds to the accuracy `target`; without one, the best accuracy at the end (`Results.best` has
     the whole rule).
 
     Args:
-        fed: The data and which client holds them.
+        fed: The data and which client holds them. It needs test rows.
         model: A name or your own `nn.Module`.
         algorithms: Names and records. A name stands for the algorithm's whole grid, as
             `fedsso.grid` makes it: the paper's twelve client steps and, for some, seven server
             steps. A record stands for itself.
-        seeds: Every setting runs once for each of these.
+        seeds: Every setting runs once for each of these. Left out: the run option `seed`;
+            both together are refused.
         target: The accuracy to reach in few rounds.
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
         out: A folder in which all traces and settings are kept in a few files, but no models. The
             same call goes on after a kill.
-        jobs: Processes that share the work.
+        jobs: Processes that share the work. Their number changes no result.
         minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
-        progress: As for `simulate`.
-        **options: Run options; `local_steps` and `batch_size` may be lists.
+        progress: True prints a line with the trials that are done and the round of the batch under
+            way. A function is called after every round of a batch, as for `simulate`; the label
+            has the trials that are done.
+        **options: Run options; `local_steps` and `batch_size` may be lists, whose values are
+            combined with the grid.
+
+    Returns:
+        The runs of the grid, without models. `winners()` has the best setting of each algorithm,
+        `best()` the best of all. Train a winner with `simulate(fed, model, setting.record)`.
+
+    Raises:
+        InputError: As for `simulate`; also if `target` is no accuracy, or if there are no rows to
+            judge by.
+        OutOfTime: `minutes` are over and work is left.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -175,8 +235,11 @@ def sweep(
     >>> len(results), sorted(results.winners())
     (12, ['fedavg'])
     """
+    records = grid_of(algorithms)
+    every_settings(seeds, options)  # wrong options are told before rows are held out
     chosen = seeds_of(seeds, options)
-    question = Question(fed, model, grid_of(algorithms), chosen, options)
+    options.pop("seed", None)  # it is among the chosen seeds
+    question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
     root = folder_of(out)
     means = Means(
@@ -185,6 +248,7 @@ def sweep(
     with locked([root]):
         results = answer(question, planned, means, target, select)
         if root is not None:
+            # The room `report` imports this one, so it can only be imported when it is needed.
             from ..report.sweeps import write
 
             write(root, results)
@@ -208,6 +272,15 @@ def resume(
         federation: The data, if they were arrays of your own.
         model: The module, if it was your own.
         progress: As for `simulate`.
+
+    Returns:
+        All runs of the folder, those that were finished before among them.
+
+    Raises:
+        InputError: The folder holds no run, or the data or the model are not those of the run. A
+            run with a loss, a metric or a start of your own cannot be resumed from its folder
+            alone, because functions and tensors are not kept. The same call of `compare` goes
+            on; `simulate` begins again, in another folder.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -240,8 +313,16 @@ def _planned_again(
     federation: Federation | None,
     model: nn.Module | None,
 ) -> list[Planned]:
-    """The runs of some folders; those of a batch share one problem."""
+    """The runs of some folders, with the live objects that they need; a batch shares one problem.
+
+    Args:
+        batches: Folders of runs, those of one problem together.
+        specs: The settings that each folder holds.
+        federation: The data of the caller, or None to load them again by name.
+        model: The module of the caller, or None to build it by name.
+    """
     planned = []
+    # Batches of one data set, with other options, share it: loading may take minutes.
     data: dict[str, Federation] = {}
     for batch in batches:
         spec = specs[batch[0]]

@@ -41,7 +41,7 @@ LOOPS = ("cg_steps", "newton_steps")  # a client's iterations: one has the shape
 
 
 class Size(NamedTuple):
-    """A count of numbers, dd d^2 + d d + one."""
+    """A count of numbers, dd d^2 + d d + one, where d is the number of the model's parameters."""
 
     d: float = 0
     one: float = 0
@@ -52,6 +52,7 @@ class Size(NamedTuple):
         return self.dd * d * d + self.d * d + self.one
 
     def __str__(self) -> str:
+        """The count as a formula in d, such as "2d+1"."""
         terms = [(self.dd, "d²"), (self.d, "d"), (self.one, "")]
         shown = [
             f"{c:+g}{unit}" if abs(c) != 1 or not unit else f"{c:+g}"[0] + unit
@@ -62,10 +63,13 @@ class Size(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Exchanges of one round and, for each client, what goes down and up; what the server and a
-    client keep.
+    """What one round of an algorithm takes, for each client and for the server.
 
-    Measured in bytes; in theory counts of numbers.
+    `exchanges` counts the times that the server sends and the clients answer. `down` and `up` go
+    to and from each client. `server` and `client` are what they keep until the next round;
+    working memory does not count.
+
+    Measured costs are in bytes. In theory they are counts of numbers (`Size`).
     """
 
     exchanges: int
@@ -76,7 +80,11 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One algorithm: what was measured, what the paper says, or why it refuses the model."""
+    """One algorithm: what was measured, what the paper says, or why it refuses the model.
+
+    `refused` is the reason, and empty for an algorithm that takes the model. Then `measured` is
+    None.
+    """
 
     algorithm: str
     measured: Cost | None
@@ -85,13 +93,13 @@ class Row(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """The costs of several algorithms for one model."""
+    """The costs of several algorithms for one model of `d` parameters."""
 
     d: int
     rows: list[Row]
 
     def in_bytes(self, theory: Cost) -> Cost:
-        """The bytes that theory comes to for this model."""
+        """The bytes that theory comes to for this model, in float32."""
         return Cost(theory.exchanges, *(round(FLOAT * size.at(self.d)) for size in theory[1:]))
 
     def relative(self, cost: Cost) -> dict[str, float]:
@@ -112,8 +120,23 @@ def costs(
     classes: int = 10,
     compress: str | None = None,
 ) -> Bill:
-    """The costs of one round of registered algorithms (None: all), at their defaults, for a named
-    model.
+    """The costs of one round of registered algorithms, at their defaults, for a named model.
+
+    Nothing is trained and no data are read, so any size of model is possible.
+
+    Args:
+        model: A name of `fedsso.models.MODELS`.
+        algorithms: Names of the registry; None: all.
+        sample: The shape of one row of the data.
+        classes: The outputs of the model.
+        compress: Compression of the uploads, as the run option of that name.
+
+    Returns:
+        A row for each algorithm, in the order of the names.
+
+    Raises:
+        InputError: A name is unknown, or a size or the compression is wrong. An algorithm that
+            does not take the model is no error: its row says why.
 
     >>> costs("mclr", ["fedavg"]).rows[0].measured[:3]
     (1, 31400, 31400)
@@ -131,13 +154,15 @@ def costs(
 
 
 class Work(NamedTuple):
-    """What a round is measured on."""
+    """What a round is measured on: the shape of a row, and the compression of the uploads."""
 
     sample: tuple[int, ...]
     compress: str | None
 
 
 def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
+    """Measure one algorithm, and put beside it what its paper counts."""
+    # An algorithm may refuse the model while it is fitted, or in its first round.
     theory = None
     try:
         record = fitted(record, module)
@@ -148,8 +173,11 @@ def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
 
 
 def measure(record: Algorithm, module: nn.Module, work: Work) -> Cost:
-    """The second round counts: in the first, vectors that start equal are sent once, and states are
-    still empty."""
+    """The bytes of one round, measured on shapes alone.
+
+    The second round counts. In the first, vectors that start equal are sent once, and states are
+    still empty.
+    """
     run = Rehearsal(record, module, work)
     run.round(1)
     ledger = run.round(2)
@@ -158,9 +186,13 @@ def measure(record: Algorithm, module: nn.Module, work: Work) -> Cost:
 
 
 class Rehearsal:
-    """One client's rounds, without numbers."""
+    """One client's rounds, without numbers: the simulator's exchanges on the device "meta"."""
 
     def __init__(self, record: Algorithm, module: nn.Module, work: Work) -> None:
+        """Prepare the objective, the algorithm and its states, as the simulator does.
+
+        Iterations of a client's inner solver are cut to one: each has the shapes of the others.
+        """
         self.work = work
         self.f, _ = objective(module, cross_entropy, "stacked", META, work.sample)
         x = ravel(module).unsqueeze(0)
@@ -173,7 +205,14 @@ class Rehearsal:
         )
 
     def round(self, k: int) -> Ledger:
-        """The exchanges of round k, as the simulator has them."""
+        """The exchanges of round k, as the simulator has them.
+
+        Args:
+            k: The number of the round, from 1 on.
+
+        Returns:
+            The bytes that went down and up.
+        """
         ledger, one = Ledger(1, 1), torch.arange(1)
         for number, phase in enumerate(self.algorithm.phases):
             message = phase.broadcast(self.server)
@@ -185,13 +224,18 @@ class Rehearsal:
             sent, read = self.uplink(phase, number, [0], reply.upload, self.errors)
             ledger.upload(sent, 1)
             self.own = tree_map(lambda leaf: leaf[0], reply.own)
+            # The mean over the clients: of one client it is what that client sent.
             mean = tree_map(lambda leaf: leaf[0], read)
             self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
         return ledger
 
 
 class Shapes:
-    """The `Local` of one client whose rows have a shape and no numbers."""
+    """The `Local` of one client whose rows have a shape and no numbers.
+
+    An algorithm asks it for mini-batches, for all rows and for random draws. What it gets has the
+    right shapes, so that every tensor that follows has them too.
+    """
 
     def __init__(self, k: int, steps: int, sample: Sequence[int]) -> None:
         self.k, self.steps = k, steps

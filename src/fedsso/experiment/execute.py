@@ -1,8 +1,12 @@
 """Running a plan: trials that fit together are batched, finished runs are kept.
 
-Runs of one problem whose records stack form a group. A group is cut into chunks of trials that run
-batched on one device. A run with a folder is completed there; a single one also writes a checkpoint
-every few rounds, so that it can go on after a kill.
+Runs of one problem whose records stack form a group. A group is cut into chunks of trials that
+run batched on one device. A run with a folder is completed there; a single one also writes a
+checkpoint every few rounds, so that it can go on after a kill. Trials of a batch write no
+checkpoints: they are kept when the batch is finished.
+
+While it runs, a progress callback is told of every round. A `Watcher`, such as the dashboard of
+the command line, is also shown the traces as they grow.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,7 +49,8 @@ ZERO = {*INTEGERS, "seconds"}  # columns in which nothing is 0, not NaN
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """Called as progress(label, round, rounds, numbers) after each round.
 
-Of batched trials, the numbers are those of the best one.
+Of batched trials, the numbers are those of the best one. Of a sweep, label and round are those of
+the batch, and the label says how many trials are done.
 """
 Look = Callable[[Sequence[Spec], Sequence[Trace]], None]
 """Called as look(specs, traces) with what the trials of a chunk have done so far."""
@@ -58,15 +63,48 @@ class Watcher(Protocol):
     It is told all runs before the first begins and, now and then, every trial's trace so far.
     """
 
+    # After each round, as `Progress` is.
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
+    # Once, with the settings of all runs, before the first of them begins.
     def begin(self, specs: Sequence[Spec]) -> None: ...
+    # Now and then, with the traces of some trials as far as they have come.
     def look(self, specs: Sequence[Spec], traces: Sequence[Trace]) -> None: ...
+
+
+class Standing(NamedTuple):
+    """How far a sweep is, after a round of one of its batches."""
+
+    phase: str  # "grid", or the "chosen settings" that are judged by the test rows
+    done: int  # trials that are finished, those of earlier calls among them
+    trials: int  # all trials of the phase
+    label: str  # the batch that has just done a round
+    k: int  # its round
+    rounds: int  # all its rounds
+    share: float  # of the work of the phase that this call has to do, in [0, 1]
+
+
+@runtime_checkable
+class Counter(Protocol):
+    """A progress callback that also counts the trials of a sweep.
+
+    Of a sweep it is told by `count` alone. Any other callback is told the round of each batch, as
+    of a run, with phase and trials in the label.
+    """
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None: ...
+    def count(self, now: Standing, numbers: dict[str, float]) -> None: ...
 
 
 def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
     """Run what is not finished; results are in the order of the plan.
 
-    `every` is the number of rounds between the checkpoints of a run that is alone in its batch.
+    Args:
+        planned: The runs, checked. Each may have a folder of its own.
+        progress: As for `fedsso.simulate`.
+        every: Rounds between the checkpoints of a run that is alone in its batch.
+
+    Returns:
+        All runs. Those that were finished are read from their folders.
     """
     show = printer(progress)
     look = begin(show, [run.spec for run in planned])
@@ -92,13 +130,16 @@ def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -
 def printer(progress: bool | Progress) -> Progress | None:
     """What is called after each round: the user's own function, or one that prints a line."""
     if progress is True:
-        return _print_line
+        return _Line()
     return progress or None
 
 
 def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
-    """Tell a watcher what is to run; what it is to be shown traces with, or None for any other
-    callback."""
+    """Tell a watcher what is to run.
+
+    Returns:
+        What it is to be shown traces with; None for any other callback.
+    """
     if not isinstance(show, Watcher):
         return None
     show.begin(specs)
@@ -108,7 +149,17 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
 def chunks(
     planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
 ) -> Iterator[list[int]]:
-    """Indices of runs that are batched together; finished ones keep their place among them."""
+    """Indices of runs that are batched together.
+
+    Args:
+        planned: All runs of the plan.
+        todo: Indices of the runs to group.
+        done: Indices of runs that are finished. They keep their place among the others: a batch
+            is cut in the same way as before the kill, so that its sums round alike.
+
+    Yields:
+        Indices of the runs of one chunk, at most as many as fit into memory.
+    """
     groups: dict[Any, list[int]] = {}
     for i in todo:
         run = planned[i]
@@ -125,7 +176,11 @@ def chunks(
 
 
 def _trials(run: Planned) -> int:
-    """How many trials fit: measured on the state objects of one, without allocating them."""
+    """How many trials fit into a chunk.
+
+    Measured are the states of one trial, without allocating them. On a CPU a chunk has at most
+    `TRIALS` trials, because a larger one would be slower.
+    """
     device = run.settings.torch_device.type
     meta = run.problem.without_memory()
     record = stack([fitted(run.record, run.problem.module)], meta.dtype, meta.device)
@@ -140,7 +195,17 @@ def _trials(run: Planned) -> int:
 def run_chunk(
     chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None = None
 ) -> list[Run]:
-    """Run trials batched; if they are too many for the GPU's memory, in two halves."""
+    """Run trials batched; if they are too many for the GPU's memory, in two halves.
+
+    Args:
+        chunk: Runs of one problem whose records stack.
+        show: Called after each round, or None.
+        every: Rounds between checkpoints, which only a single run writes.
+        look: Shown the traces now and then, or None.
+
+    Raises:
+        InputError: A single run does not fit into the GPU's memory.
+    """
     try:
         return _run_batched(chunk, show, every, look)
     except torch.OutOfMemoryError as error:
@@ -159,11 +224,15 @@ def run_chunk(
 def _run_batched(
     chunk: Sequence[Planned], show: Progress | None, every: int, look: Look | None
 ) -> list[Run]:
-    """Run trials batched and write their folders."""
+    """Run trials batched and write their folders.
+
+    An interrupt between two rounds saves what a single run has done, then goes up to the caller.
+    """
     first = chunk[0]
     specs = [run.spec for run in chunk]
     simulation = Trials(first.problem, [run.record for run in chunk])
     log.info("%s: %d trial(s), %s", specs[0].algorithm, len(chunk), simulation.reason)
+    # Only a single run has checkpoints: the state of a batch belongs to no folder.
     alone = first.folder if len(chunk) == 1 else None
     rounds = first.settings.rounds
     if alone is not None:
@@ -175,6 +244,7 @@ def _run_batched(
     )
 
     def save() -> None:
+        """Write a checkpoint and the trace so far, if this is a single run with a folder."""
         if alone is not None:
             checkpoint.save(alone / CHECKPOINT, simulation.state(), specs[0].identity)
             traces(simulation, specs)[0].save(alone / TRACE)
@@ -182,10 +252,12 @@ def _run_batched(
     glance = None if look is None else _Glance(look, simulation, specs)
 
     def after(_: Trials) -> None:
+        """What follows each round: look, tell, save."""
         if glance is not None and glance.due():
             glance()
         if show is not None:
             show(label, simulation.k, rounds, _numbers(simulation))
+        # After the last round the finished run is written instead.
         if simulation.k % every == 0 and simulation.k < rounds:
             save()
 
@@ -205,7 +277,16 @@ def _run_batched(
 
 
 def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None:
-    """Take up a run where its folder left it."""
+    """Take up a run where its folder left it.
+
+    Without a usable checkpoint it begins anew.
+
+    Args:
+        simulation: The run at its start, which is brought to the checkpoint's round.
+        folder: The run's folder.
+        identity: The identity of the settings, which the checkpoint must have.
+        rounds: The rounds that the run has, which the checkpoint must not exceed.
+    """
     path = folder / CHECKPOINT
     saved = checkpoint.recover(path, identity) if checkpoint.exists(path) else None
     if saved is None:
@@ -222,7 +303,11 @@ def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None
 
 
 class _Glance:
-    """Shows the traces of a chunk under way, so seldom that it hardly costs time."""
+    """Shows the traces of a chunk under way, so seldom that it hardly costs time.
+
+    Between two looks passes twenty times the time that a look takes, within a quarter of a second
+    and five seconds.
+    """
 
     def __init__(self, look: Look, simulation: Trials, specs: Sequence[Spec]) -> None:
         self.look, self.simulation, self.specs = look, simulation, specs
@@ -233,6 +318,7 @@ class _Glance:
         return time.monotonic() >= self.next
 
     def __call__(self) -> None:
+        """Show the traces, and note when the next look is due."""
         began = time.monotonic()
         self.look(self.specs, traces(self.simulation, self.specs))
         ended = time.monotonic()
@@ -240,7 +326,11 @@ class _Glance:
 
 
 def _finish(simulation: Trials, chunk: Sequence[Planned]) -> list[Run]:
-    """The finished runs, written to their folders."""
+    """The finished runs, written to their folders.
+
+    Of personal models [clients, trials, d], a run keeps all, and as its model their weighted
+    mean.
+    """
     models = simulation.models().cpu()
     own = models if models.dim() == 3 else None  # [clients, trials, d]
     x = models if own is None else torch.tensordot(simulation.p.to(models.dtype), models, 1)
@@ -263,16 +353,61 @@ def _numbers(simulation: Trials) -> dict[str, float]:
     return {n: float(row[n].nan_to_num(-1.0).max()) for n in ("test_accuracy",) if n in row}
 
 
-def _print_line(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
-    """A line on standard error that a terminal overwrites; elsewhere one for every tenth of the
-    way."""
-    shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
-    text = f"{label}: round {k}/{rounds}{shown}"
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{text}" + "\n" * (k == rounds))
-    elif k == rounds or k % -(-rounds // 10) == 0:
-        sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+class Tenths:
+    """Says when a sweep is worth a line in a file or a pipe: for every tenth of a phase."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.tenths = 0
+
+    def due(self, now: Standing) -> bool:
+        """Whether another tenth is done. The last one is when all trials are finished."""
+        tenths = 10 if now.done == now.trials else min(9, int(10 * now.share))
+        if now.phase != self.phase or tenths < self.tenths:  # another phase has begun
+            self.tenths = 0
+        before = self.tenths
+        self.phase = now.phase
+        self.tenths = tenths
+        return tenths > before
+
+
+class _Line:
+    """A line on standard error that a terminal overwrites; elsewhere one for every tenth."""
+
+    def __init__(self) -> None:
+        self.tenths = Tenths()
+        self.width = 0  # of the line on the terminal
+
+    def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        """Tell of a run after round k."""
+        due = k == rounds or k % -(-rounds // 10) == 0
+        self._print(f"{label}: round {k}/{rounds}", numbers, due, k == rounds)
+
+    def count(self, now: Standing, numbers: dict[str, float]) -> None:
+        """Tell of a sweep."""
+        self._print(told_of(now), numbers, self.tenths.due(now), now.done == now.trials)
+
+    def _print(self, text: str, numbers: dict[str, float], due: bool, last: bool) -> None:
+        """Print a line: on a terminal always, elsewhere when it is due."""
+        shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
+        line = f"{text}{shown}"
+        if sys.stderr.isatty():
+            # Blanks cover what a longer line before has left.
+            sys.stderr.write(f"\r{line.ljust(self.width)}" + "\n" * last)
+            self.width = 0 if last else len(line)
+        elif due:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def told_of(now: Standing) -> str:
+    """How far a sweep is, in words.
+
+    >>> told_of(Standing("grid", 24, 96, "fedavg, seed 0, 12 trials", 7, 30, 0.3))
+    'grid: 24 of 96 trials done, round 7/30 of fedavg, seed 0, 12 trials'
+    """
+    under_way = f", round {now.k}/{now.rounds} of {now.label}" if now.done < now.trials else ""
+    return f"{now.phase}: {now.done} of {now.trials} trials done{under_way}"
 
 
 # ---- the engine's rows as traces ----
@@ -282,7 +417,11 @@ def traces(simulation: Trials, specs: Sequence[Spec]) -> list[Trace]:
     """One trace per trial from the engine's rows of [trials] tensors.
 
     A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to
-    run them.
+    run them: its accuracy is 0 from then on, and everything else that was measured is NaN.
+
+    Args:
+        simulation: The trials, under way or finished.
+        specs: Their settings, in their order.
     """
     rows, diverged = simulation.rows, simulation.diverged.tolist()
     table = {name: column.cpu().numpy() for name, column in simulation.columns().items()}

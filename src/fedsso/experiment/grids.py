@@ -1,5 +1,10 @@
-"""Grids of hyper-parameters: the paper's twelve client steps and seven server steps, and each
-algorithm's own axes."""
+"""Grids of hyper-parameters: the settings that a sweep tries for each algorithm.
+
+A grid is a list of records, one for each combination of values. Left to itself, an algorithm is
+tuned over the paper's twelve client steps (`ALPHA`). Those with a server step that matters are also
+tuned over the paper's seven server steps (`ETA`), and a few have axes of their own (`OWN`). Any
+field of an algorithm can be made an axis, or fixed, by `grid`.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,21 @@ from ..errors import InputError, unknown
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
 
+# The paper's client steps α, and below them its server steps η.
 ALPHA = (0.0001, 0.0003, 0.0007, 0.001, 0.003, 0.007, 0.01, 0.03, 0.07, 0.1, 0.3, 0.7)
 ETA = (0.01, 0.03, 0.07, 0.1, 0.3, 0.7, 1.0)
+# The strength μ of a proximal term, or the strong convexity that a method is told.
 STRENGTH = (
     0.001,
     0.01,
     0.1,
     1.0,
-)  # of a proximal term, or the strong convexity that a method is told
-DAMPING = (0.1, 0.3, 1.0)  # of Newton's step
-BOTH = ("fedsso", "fedadagrad", "fedadam", "fedyogi", "fedavgm")  # tuned in both steps
+)
+# Values of η that damp Newton's step; 1 takes it whole.
+DAMPING = (0.1, 0.3, 1.0)
+# Algorithms that are tuned in both steps. For the others η stays at its default.
+BOTH = ("fedsso", "fedadagrad", "fedadam", "fedyogi", "fedavgm")
+# Algorithms with axes of their own, in place of α and η.
 OWN: dict[str, dict[str, tuple[float, ...]]] = {
     "fedac": {"alpha": ALPHA, "mu": STRENGTH},
     "fedprox": {"alpha": ALPHA, "mu": STRENGTH},
@@ -32,7 +42,21 @@ OWN: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 def axes(name: str) -> dict[str, tuple[float, ...]]:
-    """The hyper-parameters of an algorithm that are tuned, with the values that are tried."""
+    """The hyper-parameters of an algorithm that are tuned, with the values that are tried.
+
+    Args:
+        name: The algorithm's name in the registry.
+
+    Returns:
+        The values of each axis, by the name of the field. An algorithm without a step size, such
+        as one that solves for its step, has no axes: its grid is one record.
+
+    Raises:
+        InputError: No algorithm has this name.
+
+    >>> axes("fedprox")["mu"]
+    (0.001, 0.01, 0.1, 1.0)
+    """
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     if name in OWN:
@@ -44,12 +68,25 @@ def axes(name: str) -> dict[str, tuple[float, ...]]:
 def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
     """All records of an algorithm's grid, which is what `fedsso.sweep` tries for a name.
 
+    Give the list to `fedsso.sweep` to try other values than the paper's, or to fix a field. The
+    last axis varies fastest.
+
     Args:
         name: The algorithm's name in the registry.
-        values: A list replaces or adds an axis of the grid; anything else is a fixed value.
+        values: A list replaces or adds an axis of the grid; anything else is a fixed value. Keys
+            are fields of the algorithm, which `fedsso algorithms` lists.
+
+    Returns:
+        One record for each combination of values.
+
+    Raises:
+        InputError: The name or a field is unknown, a value is out of its range, or a list is
+            empty or holds a value twice.
 
     >>> len(grid("fedsso")), len(grid("fedavg", {"alpha": [0.1, 0.3]}))
     (84, 2)
+    >>> grid("fedavg", {"alpha": 0.1, "eta": [0.5, 1.0]})
+    [FedAvg(alpha=0.1, eta=0.5), FedAvg(alpha=0.1, eta=1.0)]
     """
     spread: dict[str, Any] = {**axes(name), **(values or {})}
     for key, value in spread.items():
@@ -58,6 +95,7 @@ def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
                 f"{key} must list different values, at least one; got {key}={list(value)}"
             )
     lists = {k: v for k, v in spread.items() if isinstance(v, list | tuple)}
+    # What is no list is the same in every record: a number, a word, or a schedule.
     fixed = {k: v for k, v in spread.items() if k not in lists}
     return [
         make(name, {**dict(zip(lists, picked, strict=True)), **fixed})
@@ -67,6 +105,15 @@ def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
 
 def tried(records: Sequence[Algorithm]) -> dict[str, list[Any]]:
     """The values that each field has in a grid, in order.
+
+    It is the way back from a list of records to the axes that made it.
+
+    Args:
+        records: Records of one algorithm.
+
+    Returns:
+        The different values of every field, in the order in which they first occur. A field with
+        one value was fixed.
 
     >>> tried(grid("fedavg", {"alpha": [0.1, 0.3]}))
     {'alpha': [0.1, 0.3], 'eta': [1.0]}

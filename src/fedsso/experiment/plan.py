@@ -2,6 +2,9 @@
 
 A plan is a list of runs. Python's `simulate`, `compare` and `sweep` and the commands of the same
 names all make their plans here, so that each setting is read and checked once.
+
+The first part reads what users write. `plan` makes the runs, `check` and `suited` refuse what
+cannot run, and the last part deals with the folders of runs.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
 from .grids import grid
-from .problem import Problem, pose
+from .problem import Problem, check_names, pose
 from .revive import specify
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
 
@@ -44,7 +47,7 @@ VARIED = ("local_steps", "batch_size")  # options of which a sweep may list seve
 
 
 class Planned(NamedTuple):
-    """One run to do."""
+    """One run to do: its settings as plain values, and the live objects that they stand for."""
 
     spec: Spec
     record: Algorithm
@@ -67,32 +70,75 @@ def plan(
     seeds: Iterable[int] | None,
     given: Mapping[str, Any],
 ) -> list[Planned]:
-    """The runs of a sweep, without folders: every record under every seed.
+    """The runs of a comparison or a sweep, without folders: every record under every seed.
 
-    `given` are run options by name; local_steps and batch_size may be lists.
+    Runs with the same seed and run options share one problem, and so can be batched.
+
+    Args:
+        fed: The data and which client holds them.
+        model: A name or a module.
+        records: The algorithms with their hyper-parameters.
+        seeds: The seeds; None: the run option `seed`.
+        given: Run options by name; local_steps and batch_size may be lists.
+
+    Returns:
+        The runs in this order: by seed, then by the options that are lists, then by record.
     """
-    lists = {name: given[name] for name in VARIED if isinstance(given.get(name), list | tuple)}
-    if not all(lists.values()):
-        raise InputError(f"{' and '.join(lists)} must list at least one value each")
+    lists = _lists(given)
     planned: list[Planned] = []
+    for settings in every_settings(seeds, given):
+        problem = pose(fed, model, settings)
+        for record in records:
+            spec = specify(problem, model, record, len(planned), list(lists))
+            planned.append(Planned(spec, record, problem))
+    return planned
+
+
+def every_settings(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> list[Settings]:
+    """The run options of a plan: a record for each seed and each combination of listed values.
+
+    Neither data nor a model are needed, so what is wrong is found before anything is loaded.
+
+    Args:
+        seeds: The seeds; None: the run option `seed`.
+        given: Run options by name; local_steps and batch_size may be lists.
+
+    Raises:
+        InputError: A name is unknown, a value is out of its range, or there is no such device,
+            loss or metric.
+    """
+    lists = _lists(given)
+    found = []
     for seed in seeds_of(seeds, given):
         for values in itertools.product(*lists.values()):
             varied = dict(zip(lists, values, strict=True))
             settings = settings_of({**given, **varied, "seed": seed})
-            problem = pose(fed, model, settings)
-            for record in records:
-                spec = specify(problem, model, record, len(planned), list(lists))
-                planned.append(Planned(spec, record, problem))
-    return planned
+            check_names(settings)
+            found.append(settings)
+    return found
+
+
+def _lists(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The run options that list several values, at least one each."""
+    lists = {name: given[name] for name in VARIED if isinstance(given.get(name), list | tuple)}
+    if not all(lists.values()):
+        raise InputError(f"{' and '.join(lists)} must list at least one value each")
+    return lists
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Run options as a record; a hyper-parameter among them is sent to its algorithm."""
+    """Run options as a record; a hyper-parameter among them is sent to its algorithm.
+
+    Raises:
+        InputError: A name is unknown, or a value is out of its range. The message for a
+            hyper-parameter shows the record that takes it.
+    """
     if "seeds" in given:
         raise InputError(
             "this is one run, with one seed: give seed=..., or call fedsso.compare with seeds=[...]"
         )
     known = {one.name for one in options()}
+    # `lr` and other names for a step size, from other libraries, are recognised too.
     hyper = {field.name for cls in ALGORITHMS.values() for field in fields_of(cls)}
     for name in given:
         if name in known:
@@ -107,7 +153,11 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
 
 def record_of(algorithm: str | Algorithm) -> Algorithm:
-    """The record of a name, with its defaults; a record as it is."""
+    """The record of a name, with its defaults; a record as it is.
+
+    Raises:
+        InputError: The name is unknown, or it is no algorithm at all.
+    """
     record = make(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(record, Algorithm):
         raise InputError(
@@ -132,6 +182,10 @@ def grid_of(algorithms: Any) -> list[Algorithm]:
 
 
 def _different(records: list[Algorithm]) -> list[Algorithm]:
+    """The records, if there are some and all differ.
+
+    Two equal records would be one setting with the same seed twice.
+    """
     if not records:
         raise InputError("at least one algorithm is needed, got an empty list")
     if len({repr(record) for record in records}) < len(records):
@@ -142,11 +196,23 @@ def _different(records: list[Algorithm]) -> list[Algorithm]:
 
 
 def seeds_of(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """The seeds that were asked for, at least one and all different."""
+    """The seeds that were asked for, at least one and all different.
+
+    Args:
+        seeds: Several seeds, or None.
+        given: The run options; their `seed` is used if `seeds` is None.
+
+    Raises:
+        InputError: Both were given, or the seeds are not different integers.
+    """
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(f"seeds must be a list of integers, got seeds={seeds!r}")
     if seeds is None:
         return (given.get("seed", 0),)
+    if "seed" in given:
+        raise InputError(
+            f"seed={given['seed']!r} and seeds were both given; put all seeds into seeds=[...]"
+        )
     chosen = tuple(integer("seed", seed) for seed in seeds)
     if not chosen or len(set(chosen)) != len(chosen):
         raise InputError(f"seeds must be different and at least one, got {chosen}")
@@ -154,7 +220,11 @@ def seeds_of(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> tuple[int
 
 
 def folder_of(out: Any) -> Path | None:
-    """Where results go; None: nowhere."""
+    """Where results go; None: nowhere.
+
+    Raises:
+        InputError: It is no name that a folder can have.
+    """
     if out is None:
         return None
     if not isinstance(out, str | Path) or not str(out) or "\0" in str(out):
@@ -176,7 +246,13 @@ class Question(NamedTuple):
 
 
 def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:
-    """The trials of a sweep's grid, checked; nothing is written."""
+    """The trials of a sweep's grid, checked; nothing is written.
+
+    Args:
+        question: What the sweep asks.
+        target: The accuracy to reach, or None.
+        select: The rows to choose by, "test" or "val".
+    """
     planned = plan(*question._replace(fed=judging(question.fed, select)))
     check(planned)
     check_target(target, planned)
@@ -184,7 +260,14 @@ def plan_sweep(question: Question, target: float | None, select: str) -> list[Pl
 
 
 def judging(fed: Federation, select: str) -> Federation:
-    """The federation on whose test rows a grid is judged."""
+    """The federation on whose test rows a grid is judged.
+
+    With "val" these rows are held out of the training rows, so that the real test rows do not
+    take part in the choice.
+
+    Raises:
+        InputError: There are no such rows.
+    """
     if not len(fed.test_rows):
         raise InputError("there are no test rows to judge by: it takes test_fraction above 0")
     if one_of("choice of rows: select", select, SELECT) == "test":
@@ -211,7 +294,11 @@ def check_target(target: float | None, planned: Sequence[Planned]) -> None:
 
 
 def check(planned: Sequence[Planned]) -> None:
-    """Refuse what cannot run, before anything is written."""
+    """Refuse what cannot run, before anything is written.
+
+    Raises:
+        InputError: The first reason that is found.
+    """
     left, reasons = suited(planned)
     for reason in reasons.values():
         raise InputError(reason)
@@ -238,7 +325,11 @@ def suited(planned: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
 
 
 def _check_suits(record: Algorithm, problem: Problem) -> None:
-    """An algorithm must bear these cohorts, this model and this loss, and fit into memory."""
+    """An algorithm must bear these cohorts, this model and this loss, and fit into memory.
+
+    States are made on a device without memory, so that even a Hessian of a huge model can be
+    counted.
+    """
     settings = problem.settings
     admit(record, settings)
     record = fitted(record, problem.module)
@@ -258,13 +349,17 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that the device has."""
+    """Bytes that the device has, of a CPU those of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_registered(record: Algorithm, name: str) -> None:
+    """Refuse to keep a run of an algorithm that is not in the registry.
+
+    Its settings name the algorithm, and nobody could find it by that name when they are read.
+    """
     if ALGORITHMS.get(name) is not type(record):
         raise InputError(
             f"{name} is not registered, so its run could not be read back; set "
@@ -276,7 +371,7 @@ def _check_registered(record: Algorithm, name: str) -> None:
 
 
 def below(planned: Sequence[Planned], root: Path | None) -> list[Planned]:
-    """The same runs, each with a folder of its own below `root`."""
+    """The same runs, each with a folder of its own below `root`; no root: no folders."""
     if root is None:
         return list(planned)
     return [run._replace(folder=root / run.spec.folder(i)) for i, run in enumerate(planned)]
@@ -285,7 +380,15 @@ def below(planned: Sequence[Planned], root: Path | None) -> list[Planned]:
 def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
     """Write every run's spec, so that whoever is killed knows what is left to do.
 
-    A `fresh` run must not find another one in its folder, not even its own beginning.
+    Several specs cannot be written at once. A kill between two of them would lose runs, so all of
+    them are first written into one file, plan.toml, which is removed at the end.
+
+    Args:
+        planned: The runs. Those without a folder are left alone.
+        fresh: Whether a run must not find another one in its folder, not even its own beginning.
+
+    Raises:
+        InputError: A folder holds something else, or cannot be written.
     """
     new: dict[Path, Spec] = {}
     for run in planned:
@@ -304,12 +407,16 @@ def prepare(planned: Sequence[Planned], fresh: bool = False) -> None:
 
 
 def complete_plan(root: Path) -> None:
-    """Make the folders of runs that were planned when a process died among them."""
+    """Make the folders of runs that were planned when a process died among them.
+
+    It is the other half of `prepare`: what plan.toml lists and has no folder gets one.
+    """
     if not (root / PLAN).is_file():
         return
     with Lock(root):
         for name, table in read_sealed_toml(root / PLAN).items():
             spec = Spec.from_toml(cast(Mapping[str, Any], table))
+            # A name with a slash in it would lead out of the folder.
             if Path(name).name == name and not (root / name / SPEC).is_file():
                 spec.save(root / name / SPEC)
         (root / PLAN).unlink(missing_ok=True)

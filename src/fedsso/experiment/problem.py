@@ -1,4 +1,9 @@
-"""The live objects behind a run's settings: federation, initial model, loss, metrics."""
+"""The live objects behind a run's settings: federation, initial model, loss, metrics.
+
+`pose` makes a `Problem` of what users write: names become a module, a loss and metrics, and the
+module gets its start. A problem can be checked before any work, on two rows of the data. The last
+part of the file reads initial weights from tensors and files.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +43,10 @@ log = logging.getLogger("fedsso")
 
 
 def outputs_of(fed: Federation, loss: Loss) -> int:
-    """Outputs a named model needs: one per class, a single one for real targets and the logistic
-    loss."""
+    """Outputs that a named model needs for these data and this loss.
+
+    One for each class; a single one for real targets and for the logistic loss "bce".
+    """
     return 1 if loss in ("bce", "mse") or not fed.classes else fed.classes
 
 
@@ -50,11 +57,14 @@ def default_loss(fed: Federation) -> str:
 
 @dataclass(frozen=True)
 class Problem(Job):
-    """A federation, an initial model, a loss and metrics as live objects, with a run's settings."""
+    """A federation, an initial model, a loss and metrics as live objects, with a run's settings.
+
+    It is everything about a run but its algorithm. Runs that share a problem can be batched.
+    """
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the data."""
+        """Identity of the data. It is computed once, because it reads all rows."""
         return self.fed.digest()
 
     @cached_property
@@ -68,7 +78,12 @@ class Problem(Job):
         return torch.empty(1, len(x), dtype=x.dtype, device="meta")
 
     def _sample(self) -> tuple[Backend, Tensor, Batch]:
-        """The objective on the CPU, the initial model and two rows, to try things out."""
+        """The objective on the CPU, the initial model and two rows, to try things out.
+
+        Returns:
+            The objective, the model's parameters [1, 1, d], and a batch of the first and the last
+            training row.
+        """
         fed = self.fed
         x = ravel(self.module).to("cpu")
         rows = fed.train_rows[[0, -1]].cpu()
@@ -85,7 +100,11 @@ class Problem(Job):
     def grants(self, asks: str) -> None:
         """Raise InputError unless model and loss have what an algorithm asks for.
 
-        `asks` is "hvp" (second derivatives), "targets" (labels that can be drawn) or nothing.
+        It is tried out on two rows: no other way tells whether a user's function has second
+        derivatives.
+
+        Args:
+            asks: "hvp" (second derivatives), "targets" (labels that can be drawn) or nothing.
         """
         if not asks:
             return
@@ -104,7 +123,13 @@ class Problem(Job):
             ) from error
 
     def check(self) -> None:
-        """Find an unsuitable device, engine, module or loss before any work."""
+        """Find an unsuitable device, engine, module or loss before any work.
+
+        The model predicts two rows, and the loss and its gradient are computed for them.
+
+        Raises:
+            InputError: One of them raised something. The message has the text of that error.
+        """
         self._check_batches()
         try:
             f, x, batch = self._sample()
@@ -125,7 +150,10 @@ class Problem(Job):
             ) from error
 
     def _check_batches(self) -> None:
-        """Refuse a batch of one row where there is BatchNorm, which cannot be trained on it."""
+        """Refuse a batch of one row where there is BatchNorm, which cannot be trained on it.
+
+        The last batch of a pass over a client's rows is what the others leave: it may be one row.
+        """
         norms = nn.modules.batchnorm._BatchNorm
         if not any(isinstance(part, norms) for part in self.module.modules()):
             return
@@ -141,7 +169,16 @@ class Problem(Job):
 
 
 def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem:
-    """The problem that a user's names and objects describe; the user's module is copied."""
+    """The problem that a user's names and objects describe; the user's module is copied.
+
+    Args:
+        fed: The data and which client holds them.
+        model: A name, or a module, which is left as it is.
+        settings: The run options: loss, metrics, start, seed, floating-point type.
+
+    Raises:
+        InputError: A name is unknown, or the loss cannot be used with these targets.
+    """
     if not isinstance(fed, Federation):
         raise InputError(
             f"a federation is needed, got {fed!r}; make one with fedsso.load or "
@@ -159,8 +196,19 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     return Problem(fed, module, row_loss(wish), _metrics(settings.metrics), settings)
 
 
+def check_names(settings: Settings) -> None:
+    """Refuse a device, a loss or a metric that does not exist; no data are needed for that."""
+    settings.torch_device  # noqa: B018  # it raises for a device that is not there
+    if settings.loss is not None:
+        row_loss(settings.loss)
+    _metrics(settings.metrics)
+
+
 def _chosen_loss(fed: Federation, settings: Settings) -> Loss:
-    """The loss that was asked for, or that suits the targets; refused where it cannot be meant."""
+    """The loss that was asked for, or that suits the targets; refused where it cannot be meant.
+
+    A warning tells if targets look like labels, but are floats: they are taken as real numbers.
+    """
     wish = default_loss(fed) if settings.loss is None else settings.loss
     row_loss(wish)  # raises for an unknown name
     if settings.loss is None and wish == "mse" and bool((fed.y == fed.y.round()).all()):
@@ -185,6 +233,7 @@ def _chosen_loss(fed: Federation, settings: Settings) -> Loss:
 
 
 def _metrics(wished: Sequence[Any]) -> dict[str, Metric]:
+    """The metrics by name. Their names become columns of the trace, so they must be plain words."""
     metrics = dict(metric(m) for m in wished)
     names = [metric(m)[0] for m in wished]
     if (
@@ -203,6 +252,12 @@ def build_model(
 
     Convex models start from zero, others from torch's own draw, which the seed fixes.
 
+    Args:
+        name: A name of `fedsso.models.MODELS`.
+        fed: The data, whose rows and classes decide the sizes of the first and the last layer.
+        seed: Of the initial weights.
+        loss: The loss it is meant for; "bce" and "mse" need a single output.
+
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5)
     >>> fedsso.build_model("mclr", fed)
@@ -220,8 +275,19 @@ def build_model(
 def initialise(
     module: nn.Module, init: Any, model: str | nn.Module, fed: Federation, seed: int
 ) -> None:
-    """Give a module the wished start: "zero", "default" (torch's own), a flat tensor or a
-    safetensors file."""
+    """Give a module the start that was asked for.
+
+    Args:
+        module: Its weights are replaced in place.
+        init: None leaves it as it is. "zero", "default" (torch's own draw), a flat tensor, or a
+            safetensors file.
+        model: What the user gave: "default" leaves a module of their own as it is.
+        fed: The data, for the size of the first layer.
+        seed: Of the draw.
+
+    Raises:
+        InputError: It is none of these, or does not fit the model.
+    """
     if init is None:
         return
     if isinstance(init, Tensor | np.ndarray):
@@ -241,6 +307,7 @@ def initialise(
 
 
 def _start_from(module: nn.Module, x: Tensor) -> None:
+    """Write a flat tensor into a module; refused if its size or its numbers are wrong."""
     d = ravel(module).numel()
     if x.numel() != d:
         raise InputError(f"init has {x.numel()} numbers, the model has d = {d} parameters")
@@ -252,7 +319,11 @@ def _start_from(module: nn.Module, x: Tensor) -> None:
 
 
 def _read_weights(module: nn.Module, path: Path) -> None:
-    """Read a state dict, or the model of a run's checkpoint, from a safetensors file."""
+    """Read a state dict, or the model of a run's checkpoint, from a safetensors file.
+
+    A checkpoint is recognised by its tensors "model" and "buffers". So a run can start where
+    another one ended.
+    """
     if not path.exists():
         raise InputError(
             f"init={str(path)!r} is neither 'zero', 'default' nor a safetensors file that is there"

@@ -1,4 +1,8 @@
-"""Reading the folders that runs, comparisons and sweeps have written."""
+"""Reading the folders that runs, comparisons and sweeps have written.
+
+A run's folder has a spec.toml, a comparison's has such folders below it, and a sweep's has a
+folder `parts`. `load_runs` tells them apart by that.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,17 @@ from .store import DIGITS, PARTS, SETTINGS, TRIALS, read_all
 def load_runs(folder: str | Path) -> Results:
     """Read a run's folder, a folder of such folders, or the folder of a sweep.
 
-    The runs of a sweep have settings and traces, but no models.
+    The runs of a sweep have settings and traces, but no models. An unfinished sweep is read as
+    far as its parts go; unfinished runs are an error.
+
+    Args:
+        folder: The `out` of `simulate`, `compare` or `sweep`, or of the command of the same name.
+
+    Returns:
+        The runs. Those of a sweep have its target, so `winners()` chooses as the sweep did.
+
+    Raises:
+        InputError: There is no run in the folder, or one is not finished or damaged.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -45,7 +59,14 @@ class Kept(NamedTuple):
 def read_sweep(folder: Path) -> Kept:
     """The trials that the folder of a sweep holds, as runs without models.
 
-    Of a finished sweep these are the trials that it lists, though the folder may hold others.
+    Of a finished sweep these are the trials that it lists, though the folder may hold others:
+    sweeps with other settings may share a folder, and each rewrites the list.
+
+    Args:
+        folder: The folder of a sweep, or its folder of parts.
+
+    Raises:
+        InputError: It holds no trials, or none of those that it lists.
     """
     parts = folder / PARTS if is_folder(folder / PARTS) else folder
     runs = read_all(parts)
@@ -86,7 +107,12 @@ def _listed(path: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _divided(runs: Sequence[Run], target: float | None) -> Results:
-    """The grid and, where it was judged by held-out rows, the settings that were run again."""
+    """The grid and, where it was judged by held-out rows, the settings that were run again.
+
+    Args:
+        runs: All trials, told apart by the rows that judged them.
+        target: The accuracy that the sweep was to reach.
+    """
     grid = [run for run in runs if run.judged_by == "val"]
     if not grid:
         return Results(runs, target=target)
@@ -95,7 +121,12 @@ def _divided(runs: Sequence[Run], target: float | None) -> Results:
 
 
 def _chosen_by(path: Path, text: str) -> float | None:
-    """The target that a finished sweep has chosen its settings by; an empty cell: none."""
+    """The target that a finished sweep has chosen its settings by; an empty cell: none.
+
+    Args:
+        path: The list of trials, for the message of an error.
+        text: The cell of its first line.
+    """
     if not text:
         return None
     target: object = text
@@ -105,14 +136,14 @@ def _chosen_by(path: Path, text: str) -> float | None:
 
 
 def _asked(path: Path) -> float | None:
-    """The target of a sweep, as its settings file tells it."""
+    """The target of a sweep that is not finished, as its settings file tells it."""
     if not is_file(path):
         return None
     return _target(path, read_sealed_toml(path).get("target"))
 
 
 def _target(path: Path, target: object) -> float | None:
-    """The accuracy that a file of a sweep asks for."""
+    """The accuracy that a file of a sweep asks for, checked."""
     if target is None:
         return None
     if not isinstance(target, int | float) or not 0 < target <= 1:

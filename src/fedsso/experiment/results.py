@@ -3,9 +3,13 @@
 A *setting* is an algorithm with its hyper-parameters and run options; its runs differ in their
 seeds alone. The best setting is the one with the fewest mean rounds until a target accuracy is
 first reached, where a seed that never reaches it counts as never. Without a target, and among
-equals, the best accuracy at the end decides (see `at_end`); where a model has no accuracy, the
+equals, the best accuracy at the end decides (`trace.at_end`); where a model has no accuracy, the
 smallest test loss at the end. Python, the commands, the paper's tables and the report all choose
 by this rule.
+
+The first part of this file has the rule and the two classes that users see, `Setting` and
+`Results`. The other parts turn results into labels, rows, maps of grids and pieces of a report.
+What they draw with is imported when it is needed, because the room `report` imports this one.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from ..support.files import to_toml
 from .grids import tried
 from .run import Run
 from .spec import FREE, SPEC, Spec
-from .trace import Trace
+from .trace import ACCURACY as ACCURACY
+from .trace import LAST as LAST
+from .trace import Trace, at_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,29 +44,15 @@ if TYPE_CHECKING:
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
 paper does."""
-LAST = 10  # evaluations whose mean is the value at the end, at most
-ACCURACY = "test_accuracy"
 LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 
 
-def at_end(trace: Trace, rounds: int, metric: str = ACCURACY) -> float:
-    """A metric at the end of a run that was to have this many rounds.
-
-    It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
-    forty. A run that stopped early has reached its goal: its last evaluation counts. After
-    divergence the accuracy is 0, and every other metric is not a number.
-    """
-    if trace.diverged is not None:
-        return 0.0 if metric == ACCURACY else math.nan
-    if len(trace) <= rounds:
-        return trace.final(metric)
-    evaluations = len(trace.evaluations(metric)[0])
-    return trace.final(metric, last=max(1, min(LAST, evaluations // 4)))
-
-
 class Setting(NamedTuple):
     """An algorithm with its hyper-parameters and run options: one run for each seed.
+
+    `Results.settings` makes them, and `Results.best` returns one. Its numbers are means over the
+    seeds, or lists with one entry for each seed.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -69,6 +61,10 @@ class Setting(NamedTuple):
     (FedAvg(alpha=0.01, eta=1.0), (0, 1))
     >>> len(best.rounds(0.5)), best.diverged
     (2, 0)
+
+    Attributes:
+        label: The algorithm and what distinguishes this setting from others, for people to read.
+        runs: Its runs, one for each seed.
     """
 
     label: str  # for people to read
@@ -76,7 +72,10 @@ class Setting(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """The settings of the first seed."""
+        """The settings of the first seed.
+
+        Those of the other seeds differ in the seed, and in the start of a model built by name.
+        """
         return self.runs[0].spec
 
     @property
@@ -91,12 +90,12 @@ class Setting(NamedTuple):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of the runs."""
+        """The seeds of the runs, in their order."""
         return tuple(run.spec.seed for run in self.runs)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the runs."""
+        """The traces of the runs, in the order of the seeds."""
         return tuple(run.trace for run in self.runs)
 
     @property
@@ -105,33 +104,63 @@ class Setting(NamedTuple):
         return sum(run.diverged is not None for run in self.runs)
 
     def curve(self, label: str = "") -> Curve:
-        """The setting as tables and plots take it."""
+        """The setting as tables and plots take it.
+
+        Args:
+            label: Another name for the legend; empty: the setting's own.
+        """
         from ..report.tables import Curve
 
-        return Curve(label or self.label, self.traces, self.algorithm)
+        rounds = int(self.spec.options["rounds"])
+        return Curve(label or self.label, self.traces, self.algorithm, rounds)
 
     def rounds(self, target: float, count: str = "first hit") -> list[int | None]:
-        """Rounds to an accuracy, one number for each seed; None: not reached, or not kept."""
+        """Rounds to an accuracy, one number for each seed; None: not reached, or not kept.
+
+        Args:
+            target: The accuracy to reach.
+            count: "first hit": the first evaluated round that reaches the target. "last below":
+                the last evaluated round below it, as the paper counts.
+        """
         counted = COUNTS[one_of("count", count, COUNTS)]
         return [counted(trace, target) for trace in self.traces]
 
     def mean_rounds(self, target: float, count: str = "first hit", metric: str = ACCURACY) -> float:
-        """The mean rounds to a target over the seeds; infinite if one of them never gets there."""
+        """The mean rounds to a target over the seeds; infinite if one of them never gets there.
+
+        A mean over the lucky seeds alone would make an unreliable setting look fast.
+
+        Args:
+            target: The value to reach from below.
+            count: As for `rounds`.
+            metric: The column of the trace.
+        """
         counted = COUNTS[one_of("count", count, COUNTS)]
         found = [counted(trace, target, metric) for trace in self.traces]
         return float(np.mean([math.inf if rounds is None else rounds for rounds in found]))
 
     def finals(self, metric: str = ACCURACY) -> list[float]:
-        """A metric at the end of each run, by default the accuracy."""
+        """A metric at the end of each run, by default the accuracy.
+
+        Args:
+            metric: The column of the trace.
+
+        Returns:
+            One number for each seed, by the rule of `at_end`.
+        """
         return [at_end(trace, self.spec.options["rounds"], metric) for trace in self.traces]
 
     def final(self, metric: str = ACCURACY) -> float:
-        """The mean of `finals` over the seeds."""
+        """The mean of `finals` over the seeds; not a number if one of them is none."""
         return float(np.mean(self.finals(metric)))
 
 
 class Results(Sequence[Run]):
     """Several runs: of a comparison, a sweep, or the seeds of one setting.
+
+    It is a sequence of runs: `len`, indices, slices and `for` work as with a list. Results of
+    several calls can be put together, and chosen settings taken out:
+    `Results([*first, *second])`, `Results(results.winners().values())`.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -140,6 +169,13 @@ class Results(Sequence[Run]):
     ['fedsso', 'fedavg']
     >>> results.best(target=0.8).algorithm
     'fedsso'
+    >>> print(results.table([0.8]).splitlines()[0])
+    | algorithm | rounds to 0.80 | megabytes | final accuracy |
+
+    Attributes:
+        target: The accuracy that a sweep was to reach, or None.
+        judged: Where a sweep chose by held-out rows: the chosen settings, run again on all
+            training rows. Else None.
     """
 
     def __init__(
@@ -151,8 +187,10 @@ class Results(Sequence[Run]):
     ) -> None:
         """Results of runs, or of settings, whose runs are taken.
 
-        `target` is the accuracy that a sweep was to reach, `judged` its best settings, run again
-        and evaluated on the test rows.
+        Args:
+            runs: Runs and settings, in any mixture.
+            target: The accuracy that a sweep was to reach.
+            judged: The best settings of a sweep, run again and evaluated on the test rows.
         """
         self._runs: list[Run] = []
         for one in runs:
@@ -161,9 +199,11 @@ class Results(Sequence[Run]):
         self.judged = judged
 
     def __len__(self) -> int:
+        """The number of runs, seeds counted one by one."""
         return len(self._runs)
 
     def __iter__(self) -> Iterator[Run]:
+        """The runs in their order."""
         return iter(self._runs)
 
     @overload
@@ -171,18 +211,27 @@ class Results(Sequence[Run]):
     @overload
     def __getitem__(self, index: slice) -> Results: ...
     def __getitem__(self, index: int | slice) -> Run | Results:
+        """One run, or the results of a slice of them.
+
+        A slice keeps the target, but not the settings that were judged by the test rows.
+        """
         if isinstance(index, slice):
             return Results(self._runs[index], target=self.target)
         return self._runs[index]
 
     def __repr__(self) -> str:
+        """The numbers of runs and settings, and the algorithms."""
         names = ", ".join(self.algorithms())
         return f"Results({len(self)} runs, {len(self.settings())} settings of {names})"
 
     # ---- settings, and the best of them ----
 
     def settings(self) -> list[Setting]:
-        """The settings in the order of their first runs, with the seeds of each together."""
+        """The settings in the order of their first runs, with the seeds of each together.
+
+        Runs belong to one setting if data, model, algorithm, hyper-parameters and run options are
+        the same, the seed and the device aside. Their labels tell them apart.
+        """
         groups: dict[str, list[Run]] = {}
         for run in self:
             groups.setdefault(run.spec.point, []).append(run)
@@ -192,7 +241,10 @@ class Results(Sequence[Run]):
         ]
 
     def algorithms(self) -> dict[str, Results]:
-        """The runs of each algorithm, in the order of the sweep."""
+        """The runs of each algorithm by its name, in the order of the sweep.
+
+        Each part keeps the target, so that its own `best` follows the same rule.
+        """
         found: dict[str, list[Run]] = {}
         for run in self:
             found.setdefault(run.spec.algorithm, []).append(run)
@@ -203,11 +255,26 @@ class Results(Sequence[Run]):
     ) -> Setting:
         """The best setting.
 
-        It has the fewest mean rounds to the target, which defaults to the sweep's own; a seed that
-        misses the target counts as never. Without a target, and among equals, the best mean value
-        at the end decides. The metric is the accuracy, or the test loss where there is no
+        It has the fewest mean rounds to the target, which defaults to the sweep's own; a seed
+        that misses the target counts as never. Without a target, and among equals, the best mean
+        value at the end decides. The metric is the accuracy, or the test loss where there is no
         accuracy; a loss is best when small. Where a sweep was told to choose by held-out rows, so
         does this; `winners` has the chosen settings as the test rows judge them.
+
+        Args:
+            target: The accuracy to reach in few rounds; None: that of the sweep, if it had one.
+            metric: The column of the trace to compare by; None: what `metric()` says.
+            count: How rounds to a target are counted: "first hit", or "last below" as in the
+                paper.
+
+        Raises:
+            InputError: There are no runs, or a target is given for a loss.
+
+        >>> import fedsso
+        >>> fed = fedsso.load("digits", clients=5, partition="iid")
+        >>> steps = fedsso.grid("fedavg", {"alpha": [0.001, 0.1]})
+        >>> fedsso.sweep(fed, "mclr", steps, rounds=5).best().record
+        FedAvg(alpha=0.1, eta=1.0)
         """
         if not len(self):
             raise InputError("there are no runs to choose from")
@@ -222,6 +289,7 @@ class Results(Sequence[Run]):
         def cost(setting: Setting) -> tuple[float, float]:
             rounds = math.inf if goal is None else setting.mean_rounds(goal, count, name)
             final = setting.final(name)
+            # A setting without a number at the end loses against all that have one.
             if not math.isfinite(final):
                 return rounds, math.inf
             return rounds, final if wants_small else -final
@@ -229,7 +297,10 @@ class Results(Sequence[Run]):
         return min(self.settings(), key=cost)
 
     def metric(self) -> str:
-        """What settings are compared by: the test accuracy, or the test loss if there is none."""
+        """What settings are compared by: the test accuracy, or the test loss if there is none.
+
+        There is none for real targets, where no prediction is right or wrong.
+        """
         has_accuracy = any(run.final() >= 0 for run in self)
         return ACCURACY if has_accuracy else LOSS
 
@@ -238,22 +309,42 @@ class Results(Sequence[Run]):
 
         Where a sweep chose by held-out rows, these are the runs of the chosen settings on all
         training rows. `Results(results.winners().values())` has their table and plot.
+
+        Args:
+            target: As for `best`. It changes nothing where a sweep has judged its choice already.
+
+        Returns:
+            The settings by the names of the algorithms.
         """
         if self.judged is not None:
             return {setting.algorithm: setting for setting in self.judged.settings()}
         return {name: own.best(target) for name, own in self.algorithms().items()}
 
     def working(self, target: float) -> int:
-        """How many settings reach the target with every seed."""
+        """How many settings reach the target with every seed.
+
+        Args:
+            target: The accuracy to reach.
+        """
         return sum(s.mean_rounds(target) < math.inf for s in self.settings())
 
     def lasting(self, target: float) -> int:
-        """How many settings reach the target with every seed and never diverge afterwards."""
+        """How many settings reach the target with every seed and never diverge afterwards.
+
+        Args:
+            target: The accuracy to reach.
+        """
         reach = [s for s in self.settings() if s.mean_rounds(target) < math.inf]
         return sum(not setting.diverged for setting in reach)
 
     def axes(self) -> dict[str, list[Any]]:
-        """The hyper-parameters of one algorithm's grid that have several values."""
+        """The hyper-parameters of one algorithm's grid that have several values.
+
+        Call it on the results of one algorithm, as `algorithms()` returns them.
+
+        Returns:
+            The values of each axis in their order, by the name of the field.
+        """
         values = tried([setting.record for setting in self.settings()])
         return {name: several for name, several in values.items() if len(several) > 1}
 
@@ -273,7 +364,14 @@ class Results(Sequence[Run]):
     def table(self, targets: Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown.
 
-        Left out, the targets are some that suit, and that of the sweep.
+        A row for each setting. Megabytes are those of the highest target that every seed reaches,
+        for the whole federation and in both directions. With several seeds a cell is "mean ±
+        standard deviation"; a dash stands for a target that is not reached. The final accuracy is
+        that of `Setting.final`, by which sweeps choose.
+
+        Args:
+            targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the
+                sweep.
         """
         from ..report import tables
 
@@ -285,7 +383,16 @@ class Results(Sequence[Run]):
         return tables.markdown(tables.rounds_table(curves, chosen))
 
     def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
-        """One row of plain numbers for each run, seeds of a setting together."""
+        """One row of plain numbers for each run, seeds of a setting together.
+
+        Args:
+            targets: Accuracies; for each there are the rounds to it, counted in both ways.
+
+        Returns:
+            Rows with the keys "algorithm", "setting", "seed", "final" (by the rule of `at_end`),
+            "last" (the last evaluation), "best" (the best one) and "diverged", and for a target
+            of 0.9 also "first hit 0.9" and "last below 0.9".
+        """
         found = []
         for setting in self.settings():
             for run in setting.runs:
@@ -293,7 +400,12 @@ class Results(Sequence[Run]):
         return found
 
     def to_pandas(self) -> pd.DataFrame:
-        """All traces below each other, with the setting's label first."""
+        """All traces below each other, with the setting's label first.
+
+        Returns:
+            A row for each round of each run; "seed" and "round" are among the columns. It needs
+            the package pandas.
+        """
         import pandas as pd
 
         frames = []
@@ -305,7 +417,13 @@ class Results(Sequence[Run]):
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
-        """Draw accuracy and loss over rounds, with the seeds as a band."""
+        """Draw accuracy and loss over rounds, with the seeds as a band.
+
+        Args:
+            path: The file. Its suffix decides the format: .png, .pdf or .svg.
+            targets: Accuracies to mark by dotted lines.
+            title: A heading for the picture.
+        """
         from ..report import plot
 
         plot(self.curves(), path, title=title, targets=targets)
@@ -314,6 +432,9 @@ class Results(Sequence[Run]):
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
 
         A grid with three axes or more has a map for each combination of the further values.
+
+        Args:
+            target: The accuracy to reach.
         """
         found: list[Heat] = []
         for own in self.algorithms().values():
@@ -331,9 +452,16 @@ class Results(Sequence[Run]):
         """Write one interactive HTML page that needs no other file.
 
         It has curves, tables, grids, the data of each client, and the settings.
+
+        Args:
+            path: The page; a file that is there is replaced.
+            title: Its heading; empty: one is made.
+            text: An introduction, in which blank lines part paragraphs.
+            targets: Accuracies of the table; left out: some that suit.
         """
         from ..report import page
 
+        # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
         recipes = [recipe(setting) for setting in self.settings()]
@@ -341,15 +469,29 @@ class Results(Sequence[Run]):
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:
-        """Write one folder per run below `folder`, each with its model."""
+        """Write one folder per run below `folder`, each with its model.
+
+        `fedsso.load_runs` reads them back. It is what `compare(..., out=folder)` does by itself.
+
+        Args:
+            folder: It is made if it is not there.
+
+        Raises:
+            InputError: A run has no model, as those of a sweep, or its folder holds another run.
+        """
         for i, run in enumerate(self):
             run.save(Path(folder) / run.spec.folder(i))
 
 
 def _labels(specs: Sequence[Spec]) -> list[str]:
-    """A label for each setting; where two would be the same, they tell what differs."""
+    """A label for each setting; where two would be the same, they tell what differs.
+
+    Args:
+        specs: The settings, one of each.
+    """
     found = []
     for spec in specs:
+        # Compared are only settings of the same label. For most of them that is nobody else.
         alike = [_told(other) for other in specs if other.label == spec.label]
         varied = {
             name: value
@@ -361,13 +503,18 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
 
 
 def _told(spec: Spec) -> dict[str, Any]:
-    """What may differ between settings of one label, by name."""
+    """What may differ between settings of one label, by name.
+
+    These are the model, the run options and the data. The seed of the data is called
+    "partition_seed", so that it is not taken for the seed of the run.
+    """
     options = {name: v for name, v in spec.options.items() if name not in (*FREE, "seed")}
     data = {"partition_seed" if name == "seed" else name: v for name, v in spec.data.items()}
     return {"model": spec.model, **options, **(data or {"data": spec.digest[:8]})}
 
 
 def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]:
+    """The numbers of one run, for `Results.rows`."""
     trace = run.trace
     row: dict[str, Any] = {
         "algorithm": setting.algorithm,
@@ -390,18 +537,26 @@ def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]
 
 
 class _Axis(NamedTuple):
-    """One side of a map."""
+    """One side of a map: a field of the algorithm, and its values in order."""
 
     name: str
     values: list[Any]
 
     def place(self, setting: Setting) -> int:
+        """Where a setting stands on this side."""
         return self.values.index(setting.spec.hyper.get(self.name, ""))
 
 
 def _maps(grid: Results, target: float) -> Iterator[Heat]:
+    """The maps of one algorithm's grid: the first two axes are the sides of each.
+
+    Args:
+        grid: The results of one algorithm.
+        target: The accuracy to reach.
+    """
     sides = [_Axis(name, values) for name, values in grid.axes().items()]
     further = sides[2:]
+    # A grid with fewer than two axes is filled up with sides of a single, nameless value.
     down, across = [*sides, _Axis("", [""]), _Axis("", [""])][:2]
     settings = grid.settings()
     for picked in itertools.product(*(side.values for side in further)):
@@ -414,6 +569,15 @@ def _maps(grid: Results, target: float) -> Iterator[Heat]:
 def _map(
     title: str, settings: Sequence[Setting], down: _Axis, across: _Axis, target: float
 ) -> Heat:
+    """One map: mean rounds to the target, NaN where a seed misses it.
+
+    Args:
+        title: Its heading.
+        settings: The settings that belong on it.
+        down: The vertical side.
+        across: The horizontal side.
+        target: The accuracy to reach.
+    """
     from ..report.figures import Heat
 
     values = np.full((len(down.values), len(across.values)), np.nan)
@@ -429,10 +593,12 @@ def _map(
 
 
 def _symbol(name: str) -> str:
+    """The paper's symbol of a field, or its name."""
     return SYMBOLS.get(name, name)
 
 
 def _text(value: Any) -> str:
+    """A value of an axis as the map shows it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -445,13 +611,19 @@ def entries(results: Results) -> list[Entry]:
 
     found = []
     for setting in results.settings():
+        # Where there is no accuracy, its end is NaN; the page must not average over that.
         ends = tuple(end for end in setting.finals() if not math.isnan(end))
         found.append(Entry(setting.curve(), setting.spec.hyper, ends=ends))
     return found
 
 
 def recipe(setting: Setting, path: str = SPEC) -> Recipe:
-    """A setting's TOML, and the command that repeats it."""
+    """A setting's TOML, and the command that repeats it.
+
+    Args:
+        setting: The setting; its file is that of the first seed.
+        path: Where the file will be, for the command.
+    """
     from ..report.page import Recipe
 
     seeds = setting.seeds

@@ -36,7 +36,15 @@ def specify(
 ) -> Spec:
     """The settings of a run as plain values; objects that TOML cannot hold go by their names.
 
-    `vary` names the options that differ within a sweep, which the label then shows.
+    A function of the user's is written as "own", its name and a digest of what it computes. So
+    runs with different functions are told apart, though none can be read back.
+
+    Args:
+        problem: The live objects and the run options.
+        model: What the user gave: a name, or a module, which is written as "own".
+        record: The algorithm with its hyper-parameters.
+        trial: The number of the run within its plan.
+        vary: Names of the options that differ within a sweep, which the label then shows.
     """
     fed = problem.fed
     options = problem.settings.values()
@@ -47,9 +55,9 @@ def specify(
     if isinstance(plain["init"], Tensor | np.ndarray):
         plain["init"] = "own tensor"
     elif plain["init"] not in (None, "zero", "default"):
-        plain["init"] = os.path.realpath(
-            user_path("init", plain["init"])
-        )  # a run goes on from any folder
+        # A path is written in full, so that a run goes on from any folder.
+        plain["init"] = os.path.realpath(user_path("init", plain["init"]))
+    # The client's step is shown even at its default, so that the labels of a grid look alike.
     always = {"alpha": to_dict(record)["alpha"]} if hasattr(record, "alpha") else {}
     shown = {**always, **changed(record), **{name: options[name] for name in vary}}
     short = {k: _short(v) for k, v in shown.items()}
@@ -67,6 +75,7 @@ def _own(function: Callable[..., Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    """A value as a label shows it. A schedule becomes decay(...) with its numbers."""
     if isinstance(value, dict):
         return "decay(" + ",".join(_short(v) for v in value.values()) + ")"
     if isinstance(value, float):
@@ -75,7 +84,11 @@ def _short(value: Any) -> str:
 
 
 def federation_of(spec: Spec) -> Federation:
-    """Load the data of a run again; an error if they are not what they were."""
+    """Load the data of a run again; an error if they are not what they were.
+
+    Raises:
+        InputError: The data were arrays, their files are gone, or they have changed.
+    """
     from ..data import load
 
     if not spec.data:
@@ -104,7 +117,15 @@ def problem_of(
 ) -> Problem:
     """The live objects of a run; data and modules of one's own must be given.
 
-    For a `trained` run it does not matter from which weights it started.
+    Args:
+        spec: The settings of the run.
+        fed: The data; None: they are loaded by name.
+        model: The module; None: it is built by name.
+        trained: Whether the run is finished. Then it does not matter from which weights it
+            started.
+
+    Raises:
+        InputError: Something is missing, or is not what the run was begun with.
     """
     if model is None and spec.model == "own":
         raise InputError("this run used a module of your own: give model= from Python")

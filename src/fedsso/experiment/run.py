@@ -2,6 +2,8 @@
 
 A run's folder holds spec.toml (the settings, also valid for `fedsso run --config`), trace.csv and
 checkpoint.safetensors (the model; while the run is under way also everything needed to go on).
+The checkpoint of a finished run holds a copy of the trace and its digest, so a changed or
+truncated trace.csv is noticed, and the copy is used in its place.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ log = logging.getLogger("fedsso")
 
 
 class Weights(NamedTuple):
-    """A trained model as flat vectors."""
+    """A trained model as flat vectors.
+
+    The trainable parameters of the module lie one after the other in `x`, in the module's own
+    order. Buffers, such as BatchNorm's statistics, are kept apart.
+    """
 
     x: Tensor  # the parameters [d]
     buffers: Tensor  # [b]
@@ -53,59 +59,122 @@ class Weights(NamedTuple):
 class Run:
     """One algorithm with one setting and one seed: the trace and, if it was kept, the model.
 
+    `simulate` returns one, and `Results` is a sequence of them. It is a record of what has
+    happened and does not change. Round 0 is the initial model, so the trace of a run of K rounds
+    has K + 1 rows.
+
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
     >>> run = fedsso.simulate(fed, "mclr", "fedavg", rounds=5)
     >>> run.rounds_to(0.5), len(run.trace), sum(p.numel() for p in run.model.parameters())
     (1, 6, 650)
+
+    The trace has a column for each measurement:
+
+    >>> run.trace["bytes_up"].tolist()
+    [0, 13000, 13000, 13000, 13000, 13000]
+    >>> list(run.clients().columns)
+    ['client', 'train_rows', 'test_rows', 'loss', 'accuracy']
+
+    Attributes:
+        spec: The settings as plain values; `spec.options` has the run options by name.
+        trace: One row for each round, as columns of numbers.
+        weights: The trained model as flat vectors; None for the runs of a sweep, which keeps no
+            models.
+        live: The data, the architecture and the loss; None after a run was loaded.
+        module: The architecture of a loaded run, where it is the user's own.
+        judged_by: The rows that were evaluated: "test", or "val" for rows that were held out.
     """
 
     spec: Spec
     trace: Trace
-    weights: Weights | None = None  # None: a sweep keeps no models
-    live: Problem | None = None  # data, architecture, loss; None after a run was loaded
-    module: nn.Module | None = None  # the architecture of a loaded run, where it is the user's own
-    judged_by: str = "test"  # the rows that were evaluated: "test", or "val" for held-out ones
+    weights: Weights | None = None
+    live: Problem | None = None
+    module: nn.Module | None = None
+    judged_by: str = "test"
 
     def __repr__(self) -> str:
+        """Label, seed, rounds done and the last accuracy, in one line."""
         told = f"seed {self.spec.seed}, {len(self.trace) - 1} rounds"
         return f"Run({self.label}, {told}, accuracy {self.final():.4f})"
 
     @property
     def label(self) -> str:
-        """Algorithm and the settings that differ from its defaults, for people to read."""
+        """Algorithm and the settings that differ from its defaults, for people to read.
+
+        Two settings may share a label, if they differ in run options. `Results.settings` adds
+        what tells them apart.
+        """
         return self.spec.label
 
     @property
     def record(self) -> Algorithm:
-        """The algorithm with its hyper-parameters, as `simulate` takes it."""
+        """The algorithm with its hyper-parameters, as `simulate` takes it.
+
+        It is made anew from the settings, so it works for a run that was read from a folder.
+        """
         return self.spec.record
 
     @property
     def diverged(self) -> int | None:
-        """The round in which the run diverged, or None."""
+        """The round in which the run diverged, or None.
+
+        A run has diverged if its model or its loss is no longer a finite number, or if the loss
+        has grown far beyond the first one. From that round on its accuracy counts as 0.
+        """
         return self.trace.diverged
 
     def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """The first evaluated round that reaches the target; None if no round does.
 
-        Round 0 is the initial model.
+        Round 0 is the initial model. With `eval_every` above 1, only evaluated rounds count.
+
+        Args:
+            target: The value to reach from below, for an accuracy in (0, 1].
+            metric: The column of the trace.
         """
         return self.trace.rounds_to(target, metric)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
         """The last evaluated round below the target, which is how the paper counts.
 
-        None if the run ends below the target, -1 if no round is below it.
+        A run that reaches the target, falls below it and reaches it again is counted by its last
+        visit below. `rounds_to` counts the first hit.
+
+        Args:
+            target: The value to stay at or above.
+            metric: The column of the trace.
+
+        Returns:
+            The round; None if the run ends below the target, -1 if no round is below it.
         """
         return self.trace.last_below(target, metric)
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """Bytes sent by all clients and the server until the target is first reached."""
+        """Bytes sent by all clients and the server until the target is first reached.
+
+        Args:
+            target: The value to reach from below.
+            metric: The column of the trace.
+
+        Returns:
+            Bytes in both directions, the round of the hit included; None if no round reaches it.
+        """
         return self.trace.bytes_to(target, metric)
 
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
-        """The mean of the last evaluations, by default of the very last one."""
+        """The mean of the last evaluations, by default of the very last one.
+
+        The final accuracy of tables and sweeps is `experiment.trace.at_end`: the mean of the last
+        ten evaluations, of a short run that of its last quarter.
+
+        Args:
+            metric: A column of the trace, such as "test_accuracy" or "test_loss".
+            last: How many evaluations to average over; fewer if the run has fewer.
+
+        Returns:
+            The mean. After divergence the accuracy is 0 and everything else is NaN.
+        """
         return self.trace.final(metric, last)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -113,14 +182,24 @@ class Run:
         return self.trace.to_pandas()
 
     def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
-        """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix."""
+        """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix.
+
+        Args:
+            path: The file, which is replaced if it is there.
+            targets: Accuracies to mark by dotted lines.
+        """
+        # Imported here, because `results` imports this module.
         from .results import Results
 
         Results([self]).plot(path, targets=targets)
 
     @property
     def trained(self) -> Weights:
-        """The trained model as flat vectors; an error where it was not kept."""
+        """The trained model as flat vectors; an error where it was not kept.
+
+        Raises:
+            InputError: This is a run of a sweep, which keeps traces and settings but no models.
+        """
         if self.weights is None:
             raise InputError(
                 "a sweep keeps traces, not models: train this one again with "
@@ -145,10 +224,14 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained module, a new copy each time.
+        """The trained module, a new copy each time, on the CPU and in evaluation mode.
 
         Where every client has a model of its own, this is their weighted mean, which is not what
         was tested; `personal` holds those.
+
+        Raises:
+            InputError: The model was not kept, or it was a module of your own and the run was
+                loaded without it.
         """
         x, buffers, _ = self.trained
         if self.live is not None:
@@ -162,11 +245,24 @@ class Run:
         return module.eval()
 
     def clients(self) -> pd.DataFrame:
-        """Test loss and metrics at each client, of its own model where it has one."""
+        """Test loss and metrics at each client, of its own model where it has one.
+
+        Use it to see how evenly a model serves the clients: the trace has the mean over all test
+        rows only.
+
+        Returns:
+            A row for each client: its name, its training and test rows, the loss and every
+            metric.
+
+        Raises:
+            InputError: The model was not kept, or the data were your own and the run was loaded
+                without them (`load_run(folder, federation=fed)`).
+        """
         import pandas as pd
 
         from .revive import problem_of
 
+        # A run that was loaded has no data: they are loaded again, by name.
         live = self.live or problem_of(self.spec, model=self.module, trained=True)
         fed = live.fed
         f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
@@ -186,9 +282,21 @@ class Run:
         return pd.DataFrame(rows)
 
     def save(self, folder: str | Path) -> None:
-        """Write the run's folder; `fedsso.load_run` reads it back."""
+        """Write the run's folder; `fedsso.load_run` reads it back.
+
+        Saving the same run again replaces its files.
+
+        Args:
+            folder: It is made if it is not there.
+
+        Raises:
+            InputError: The folder holds another run, another process writes to it, or the run has
+                no model or an algorithm that is not registered.
+        """
         self.spec.record  # noqa: B018  # an algorithm that is not registered could not be read back
         folder = Path(folder)
+        # The trace goes into the checkpoint too, with its digest: trace.csv is a plain file that
+        # anybody may open and change.
         text = self.trace.to_csv()
         done = {"model": self.x, "buffers": self.buffers}
         done |= {"done": _digest(text), "trace": of_text(text)}
@@ -212,6 +320,13 @@ def load_run(
         folder: What `out=` or `Run.save` wrote.
         federation: The data, if `Run.clients` is to be asked and they were arrays of your own.
         model: The architecture, if it was a module of your own.
+
+    Returns:
+        The run, as `simulate` returned it. Its data are loaded when `Run.clients` needs them.
+
+    Raises:
+        InputError: There is no run, or it is not finished, or a file is damaged. The message says
+            what to do. `fedsso.load_runs` reads a folder of several runs.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -255,8 +370,14 @@ def load_run(
 
 
 def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
-    """The round in which a finished run diverged; refuses a checkpoint that does not hold what one
-    must."""
+    """The round in which a finished run diverged, or None; refuses a checkpoint that is not whole.
+
+    The seal of the file has been checked before. This looks at what it holds: types, shapes, and
+    that the model consists of finite numbers.
+
+    Raises:
+        Damaged: Something is missing or of the wrong kind.
+    """
     read = checkpoint.Reader(saved, torch.device("cpu"))
     read.finite("model", axes=1)
     read.numbers("buffers", axes=1)  # a variance may be infinite where columns are huge
@@ -266,7 +387,15 @@ def _check_finished(saved: Mapping[str, Tensor]) -> int | None:
 
 
 def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
-    """The trace of a finished run: its file or, if that is damaged, the copy in the checkpoint."""
+    """The trace of a finished run: its file or, if that is damaged, the copy in the checkpoint.
+
+    Args:
+        path: The file trace.csv, which need not be there.
+        saved: The checkpoint, whose "done" is the digest of the trace.
+
+    Raises:
+        InputError: Neither the file nor the copy has the digest.
+    """
     digest = saved["done"]
     with suppress(InputError):
         text = read_text(path)
@@ -280,6 +409,10 @@ def _trace_text(path: Path, saved: Mapping[str, Tensor]) -> str:
 
 
 def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Refuse a module that has not as many parameters and buffers as the run.
+
+    That is all that can be checked: a checkpoint does not hold the architecture.
+    """
     for what, own, held in (
         ("parameters", ravel(model), saved["model"]),
         ("numbers in buffers", buffers_of(model), saved["buffers"]),
@@ -292,7 +425,17 @@ def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def run_folders(folder: str | Path) -> list[Path]:
-    """The run folders at or directly below a folder, in order."""
+    """The run folders at or directly below a folder, in order.
+
+    Args:
+        folder: A run's own folder, or the `out` of a comparison.
+
+    Returns:
+        At least one folder. Each of them holds a spec.toml.
+
+    Raises:
+        InputError: There is no run in the folder or directly below it.
+    """
     folder = Path(folder)
     if is_file(folder / SPEC):
         return [folder]
@@ -305,11 +448,19 @@ def run_folders(folder: str | Path) -> list[Path]:
 
 
 def _digest(text: str) -> Tensor:
+    """The SHA-256 of a text as a tensor of 32 bytes, which is what a safetensors file can hold."""
     return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
 
 
 def is_done(folder: Path, spec: Spec) -> bool:
-    """Whether a run's folder holds the finished run of these settings."""
+    """Whether a run's folder holds the finished run of these settings.
+
+    A damaged checkpoint counts as unfinished, so that the run is computed again.
+
+    Args:
+        folder: The run's folder.
+        spec: The settings that the run must have.
+    """
     try:
         saved = checkpoint.load(folder / CHECKPOINT, spec.identity)
         if "done" not in saved:

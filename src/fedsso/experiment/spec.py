@@ -1,4 +1,9 @@
-"""The settings of a run as plain values: written to TOML, read back, compared."""
+"""The settings of a run as plain values: written to TOML, read back, compared.
+
+A `Spec` says everything that decides the result of a run, in values that a file can hold. Data
+and initial models are in it by their digests, so that a change is noticed. Two digests tell runs
+apart: `identity` of everything, and `point` of everything but the seed.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +41,33 @@ FREE = ("device",)  # may change without making it another run
 
 @dataclass(frozen=True)
 class Spec:
-    """The settings of one run as plain values."""
+    """The settings of one run as plain values.
 
-    data: Mapping[str, Any]  # load(**data) rebuilds the federation; {} for own arrays
-    digest: str  # of the federation
-    model: str  # a name, or "own" for a user's module
-    start: str  # digest of the initial model
+    Attributes:
+        data: load(**data) makes the federation again; {} for arrays of the user's own.
+        digest: Of the federation.
+        model: A name, or "own" for a user's module.
+        start: Digest of the initial model.
+        sample: The shape of one row, for building the model.
+        outputs: Its outputs, for building the model.
+        algorithm: The name in the registry.
+        hyper: The fields of its record; a schedule is a dictionary.
+        options: The run options by name, all of them.
+        trial: The number of the run within its plan. It is not part of the identity.
+        short: What the label shows, as texts.
+    """
+
+    data: Mapping[str, Any]
+    digest: str
+    model: str
+    start: str
     sample: tuple[int, ...]
     outputs: int
     algorithm: str
     hyper: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     trial: int = 0
-    short: Mapping[str, str] = field(default_factory=dict)  # what the label shows
+    short: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -61,13 +80,17 @@ class Spec:
         return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.short.items())])
 
     def folder(self, index: int) -> str:
-        """A folder name for this run among others."""
+        """A folder name for this run among others, at most 100 characters.
+
+        Args:
+            index: The number of the run, which makes the name unique.
+        """
         name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", f"{self.label} seed={self.seed}")
         return f"{index:04d}-{name}"[:100]
 
     @property
     def record(self) -> Algorithm:
-        """The algorithm's record."""
+        """The algorithm's record, made anew; it checks its fields."""
         return make(
             self.algorithm,
             {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()},
@@ -75,7 +98,11 @@ class Spec:
 
     @property
     def identity(self) -> str:
-        """A digest of everything that decides the result."""
+        """A digest of everything that decides the result.
+
+        A checkpoint and the trials of a sweep carry it, so that nothing is continued with, or
+        taken for, a run of other settings. The device is left out: a run may move to another.
+        """
         options = {k: v for k, v in self.options.items() if k not in FREE}
         parts = [self.digest, self.model, self.start, self.algorithm, dict(self.hyper), options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -92,7 +119,11 @@ class Spec:
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def to_toml(self) -> dict[str, Any]:
-        """A table for spec.toml; `fedsso run --config` takes it as well."""
+        """A table for spec.toml; `fedsso run --config` takes it as well.
+
+        The table [record] holds what a settings file does not need: the version, the digests, and
+        what the label shows.
+        """
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
         if plain["batch_size"] is None:
             plain["batch_size"] = "full"
@@ -117,12 +148,16 @@ class Spec:
         }
 
     def save(self, path: Path) -> None:
-        """Write spec.toml, sealed."""
+        """Write spec.toml, sealed: a later change of the file is noticed."""
         write_atomic(path, sealed_toml(self.to_toml()))
 
     @classmethod
     def load(cls, path: Path) -> Spec:
-        """Read what `save` wrote, or what earlier versions wrote without a seal."""
+        """Read what `save` wrote, or what earlier versions wrote without a seal.
+
+        Raises:
+            InputError: The file is missing, damaged, or not one of a run.
+        """
         table = read_sealed_toml(path)
         try:
             return cls.from_toml(table)
@@ -131,7 +166,11 @@ class Spec:
 
     @classmethod
     def from_toml(cls, table: Mapping[str, Any]) -> Spec:
-        """Read what `to_toml` wrote."""
+        """Read what `to_toml` wrote.
+
+        Every value is checked, because the file may have been written by somebody else. A warning
+        tells if another version of fedsso wrote it.
+        """
         try:
             inner, algorithm = table["record"], str(table["algorithm"])
             if algorithm not in ALGORITHMS:
@@ -169,7 +208,11 @@ class Spec:
             ) from error
 
     def module(self) -> nn.Module:
-        """The architecture, by name."""
+        """The architecture, by name, with weights that do not matter.
+
+        Raises:
+            InputError: It was a module of the user's own.
+        """
         if self.model == "own":
             raise InputError(
                 "this run used a module of your own: give it to load_run(path, model=...)"
@@ -183,7 +226,10 @@ class Spec:
 
 
 def _options_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The run options in a table of settings, checked and completed."""
+    """The run options in a table of settings, checked and completed.
+
+    Metrics stay as they are written: those of the user's own are names that cannot be looked up.
+    """
     known = [one.name for one in run_options()]
     given = {name: table[name] for name in known if name in table}
     if given["batch_size"] == "full":

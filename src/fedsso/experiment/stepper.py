@@ -1,8 +1,14 @@
-"""A simulation that is advanced by hand, round by round."""
+"""A simulation that is advanced by hand, round by round.
+
+`simulate` trains to the end and returns a run. `Simulation` is for those who want to look at the
+model between rounds, stop by a rule of their own, or plot while it trains. It takes the same
+arguments, is checked in the same way, and computes the same numbers. It writes no folder.
+"""
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +30,28 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
+log = logging.getLogger("fedsso")
+
+
 @with_options
 class Simulation(Trials):
     """Trains round by round: build it, step, look at it, stop when you like.
 
     Each step returns the numbers of its round. `algorithm` may be a list of records that differ
     in numbers only: these are trained together, and every number is a tensor [trials].
+
+    `k` is the number of rounds so far, `server` the state of the algorithm's server, and
+    `rows` holds the numbers of every round, from the initial model on. `done` says whether
+    anything is left to train: a run that diverges is done early, and a warning says so.
+
+    Args:
+        fed: The data and which client holds them.
+        model: A name or your own `nn.Module`, which is copied.
+        algorithm: A name, a record, or a list of records that can be trained together.
+
+    Raises:
+        InputError: As for `simulate`; also if the records of a list differ in their algorithm or
+            in more than numbers.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5, partition="iid")
@@ -39,6 +61,12 @@ class Simulation(Trials):
     ...         break
     >>> simulation.k < 20, simulation.trace().rounds_to(0.8) == simulation.k
     (True, True)
+
+    Several step sizes at once:
+
+    >>> steps = [fedsso.FedAvg(alpha=a) for a in (0.01, 0.1)]
+    >>> fedsso.Simulation(fed, "mclr", steps, rounds=2).step()["test_accuracy"].shape
+    torch.Size([2])
     """
 
     def __init__(
@@ -53,30 +81,68 @@ class Simulation(Trials):
         else:
             records = [record_of(one) for one in algorithm]
         problem = pose(fed, model, settings_of(options))
+        # The settings as plain values: `trace` takes the number of rounds and the seed from them.
         self.specs = [specify(problem, model, record, i) for i, record in enumerate(records)]
         pairs = zip(self.specs, records, strict=True)
         check([Planned(spec, record, problem) for spec, record in pairs])
         super().__init__(problem, records)
 
     def step(self) -> dict[str, Any]:
-        """Train for one round, and return its row of the trace: numbers, or tensors [trials]."""
-        if self.k >= self.settings.rounds:
-            raise InputError(
-                f"all {self.settings.rounds} rounds are done; build the simulation with more rounds"
-            )
+        """Train for one round, and return its row of the trace.
+
+        Returns:
+            The numbers of the round by the names of the trace's columns, such as "train_loss" and
+            "bytes_up". Metrics are there in rounds that are evaluated (`eval_every`). With several
+            trials, every value is a tensor [trials].
+
+        Raises:
+            InputError: It is done; the message says why.
+        """
+        if self.done:
+            raise InputError(self._why_done())
         run(self, self.k + 1)
+        if self.finished and bool((self.diverged > 0).any()):
+            log.warning("%s", self._why_done())
         row = self.rows[-1]
         if self.trials > 1:
             return dict(row)
         return {name: value[0].item() for name, value in row.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Step until all rounds are done, or no trial is left to train."""
-        while self.k < self.settings.rounds and not self.finished:
+        """Step until it is done.
+
+        A loop that was left by `break` can be continued by another one.
+        """
+        while not self.done:
             yield self.step()
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train.
+
+        All rounds are done, or every trial has diverged or reached `stop_at`.
+        """
+        return self.finished or self.k >= self.settings.rounds
+
+    def _why_done(self) -> str:
+        """A sentence that says why nothing is left to train, and what to do about it."""
+        lost = [k for k in self.diverged.tolist() if k]
+        if not self.finished:
+            return f"all {self.k} rounds are done; build the simulation with more rounds"
+        if not lost:
+            return f"stop_at={self.settings.stop_at:g} was reached in round {self.k}; leave it out"
+        which = "it" if self.trials == 1 else f"{len(lost)} of {self.trials} trials"
+        rounds = ", ".join(str(k) for k in sorted(set(lost)))
+        return f"{which} diverged in round {rounds}; nothing is left to train: take a smaller step"
+
     def model(self, trial: int = 0) -> nn.Module:
-        """The model as it is now, a new copy; of personal models the mean over the clients."""
+        """The model as it is now, a new copy on the CPU, in evaluation mode.
+
+        Where every client has a model of its own, this is their weighted mean.
+
+        Args:
+            trial: Which of several records; 0 where there is one.
+        """
         models = self.models()
         if models.dim() > 2:
             models = torch.tensordot(self.p.to(models), models, 1)
@@ -87,5 +153,9 @@ class Simulation(Trials):
         return module.eval()
 
     def trace(self, trial: int = 0) -> Trace:
-        """The rounds so far, as the trace of a run has them."""
+        """The rounds so far, as the trace of a run has them.
+
+        Args:
+            trial: Which of several records; 0 where there is one.
+        """
         return traces(self, self.specs)[trial]

@@ -54,7 +54,15 @@ class Held(NamedTuple):
 
 
 def save_part(folder: Path, runs: Sequence[Run]) -> None:
-    """Write the settings and traces of a chunk."""
+    """Write the settings and traces of a chunk.
+
+    The file's name has the algorithm and a digest of the trials in it, so that the same chunk is
+    always the same file. It is sealed in the comment of the archive.
+
+    Args:
+        folder: The folder of the parts.
+        runs: The trials of the chunk, with their traces.
+    """
     meta = [_describe(run) for run in runs]
     identities = "".join(one["identity"] for one in meta)
     digest = sha256(identities.encode()).hexdigest()[:12]
@@ -86,7 +94,11 @@ def _describe(run: Run) -> dict[str, Any]:
 
 
 def _table(name: str, traces: Sequence[Trace]) -> Any:
-    """One column of all trials; a trial that ended early is filled up with zeros."""
+    """One column of all trials; a trial that ended early is filled up with zeros.
+
+    Returns:
+        [trials, rows of the longest trace]. Zeros compress well; "rounds" tells how many count.
+    """
     kind = np.int64 if name in INTEGERS else np.float64 if name in EXACT else np.float32
     table = np.zeros((len(traces), max(map(len, traces))), kind)
     with np.errstate(over="ignore"):  # what single precision cannot hold is infinite
@@ -96,8 +108,13 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
 
 
 def put_aside_damaged(folder: Path) -> None:
-    """Rename parts that are not whole, so that their trials are run again; only for who holds the
-    folder's lock."""
+    """Rename parts that are not whole, so that their trials are run again.
+
+    Call it only while you hold the folder's lock, so that no other process uses the parts.
+
+    Raises:
+        InputError: A damaged file has a name that fedsso does not give; it is left alone.
+    """
     for path in _parts(folder):
         try:
             _read_part(path)
@@ -112,14 +129,19 @@ def put_aside_damaged(folder: Path) -> None:
 
 
 def _parts(folder: Path) -> list[Path]:
+    """The files of parts, in the order of their names."""
     return sorted(path for path in folder.glob(f"*{PART}") if path.is_file())
 
 
 def held(folder: Path) -> dict[str, Held]:
-    """The trials that a folder holds, by identity; those of another version of the package do not
-    count."""
+    """The trials that a folder holds, by identity.
+
+    Those of another version of the package do not count: its numbers may differ, so they are run
+    again.
+    """
     found: dict[str, Held] = {}
     for path in _parts(folder):
+        # The columns are not unpacked: only the list of trials is asked for.
         meta, _ = _read_part(path, ["meta"])
         if any(m["version"] != __version__ for m in meta):
             log.warning(
@@ -136,7 +158,11 @@ def held(folder: Path) -> dict[str, Held]:
 def _read_part(
     path: Path, names: Sequence[str] | None = None
 ) -> tuple[list[dict[str, Any]], Columns]:
-    """What a part tells of its trials, and its columns, all or those named."""
+    """What a part tells of its trials, and its columns, all or those named.
+
+    Raises:
+        Damaged: The seal is broken, or something is missing, or of the wrong type or shape.
+    """
     data = read_bytes(path)
     sealed = check(data)
     if sealed is False:
@@ -156,7 +182,10 @@ def _read_part(
 
 
 def _checked(meta: Any) -> dict[str, Any]:
-    """What is told of a trial, each of its type."""
+    """What is told of a trial, each of its type.
+
+    Parts of earlier versions lack some keys, which get their defaults.
+    """
     whole = {"version": __version__, "spec": None, "judged_by": "test", **meta}
     texts = [whole["identity"], whole["version"], whole["judged_by"]]
     counts = [whole["rounds"], whole["eval_every"]]
@@ -170,6 +199,7 @@ def _checked(meta: Any) -> dict[str, Any]:
 
 
 def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a column that does not fit the trials, or has another type than ours."""
     longest = max((one["rounds"] for one in meta), default=0)
     if table.ndim != 2 or len(table) != len(meta) or table.shape[1] < longest:
         raise ValueError(
@@ -180,7 +210,13 @@ def _check_table(name: str, table: NDArray[Any], meta: Sequence[Mapping[str, Any
 
 
 def read(wanted: Sequence[Held], specs: Sequence[Spec]) -> list[Run]:
-    """Some trials as runs without models; `specs` are their settings. Each file is read once."""
+    """Some trials as runs without models. Each file is read once.
+
+    Args:
+        wanted: Where the trials lie.
+        specs: Their settings, in the same order. They decide the numbers of the trials, which may
+            be others than when the part was written.
+    """
     columns = {path: _read_part(path)[1] for path in {one.path for one in wanted}}
     found = []
     for one, spec in zip(wanted, specs, strict=True):
@@ -196,7 +232,12 @@ def read_all(folder: Path) -> list[Run]:
 
 
 def spec_of(one: Held) -> Spec:
-    """The settings of a trial, as its part tells them."""
+    """The settings of a trial, as its part tells them.
+
+    Raises:
+        InputError: An earlier version wrote the part without settings.
+        Damaged: The settings are not those of the trial's identity.
+    """
     if one.meta["spec"] is None:
         raise InputError(
             f"{one.path} was written by an earlier version, which did not keep the settings of its "
@@ -212,7 +253,12 @@ def spec_of(one: Held) -> Spec:
 
 
 def add_settings(folder: Path, runs: Sequence[Run]) -> None:
-    """Write the settings of trials into parts of an earlier version, which lack them."""
+    """Write the settings of trials into parts of an earlier version, which lack them.
+
+    Args:
+        folder: The folder of the parts.
+        runs: Trials whose settings are known. A part is completed if all of its trials are here.
+    """
     there = held(folder)
     known = {run.spec.identity: run for run in runs}
     for path in {one.path for one in there.values() if one.meta["spec"] is None}:
@@ -222,6 +268,7 @@ def add_settings(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def _trace(one: Held, spec: Spec, columns: Columns) -> Trace:
+    """The trace of one trial, cut to its own length, with the columns that every trial shares."""
     length = int(one.meta["rounds"])
     rows: dict[str, NDArray[Any]] = {
         "trial": np.full(length, spec.trial),

@@ -2,6 +2,10 @@
 
 One function plans a sweep, one store keeps its trials with their settings, one rule chooses the
 best setting of each algorithm; `fedsso.sweep` and the command `fedsso sweep` both end up here.
+
+The trials are cut into parts, which are trained batched, one after the other or on several
+processes. Each part is written when it is finished. A sweep that is called again looks which
+trials are there and trains the others.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import InputError, integer
 from ..support.files import check_writable
 from ..support.lock import Lock
-from .execute import Progress, begin, chunks
+from .execute import Counter, Progress, Standing, begin, chunks
 from .plan import Planned, Question, check, judging, plan
 from .results import Results
 from .store import (
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from .spec import Spec
 
 
+CHOSEN = "chosen settings"  # the second phase of a sweep that chooses by held-out rows
+
+
 class Means(NamedTuple):
     """How a sweep is carried out, which changes no number of its result."""
 
@@ -40,10 +47,11 @@ class Means(NamedTuple):
     jobs: int = 1  # processes that share the work
     deadline: float = math.inf  # of time.monotonic(): no new part begins after it
     progress: Progress | None = None
+    phase: str = "grid"  # what the progress calls this part of the work
 
 
 def deadline_of(minutes: float | None) -> float:
-    """The time of `time.monotonic()` at which so many minutes are over."""
+    """The time of `time.monotonic()` at which so many minutes are over; None: never."""
     if minutes is None:
         return math.inf
     if not minutes > 0:
@@ -62,6 +70,16 @@ def answer(
 
     With `select` "val" the grid is judged by training rows that are held out; then the chosen
     settings are run on all training rows and judged by the test rows.
+
+    Args:
+        question: What is asked, with the whole federation.
+        planned: The trials of the grid, planned on the rows that judge it.
+        means: How it is carried out.
+        target: The accuracy to reach, or None.
+        select: The rows to choose by, "test" or "val".
+
+    Returns:
+        The runs of the grid. With "val", `judged` has those of the chosen settings.
     """
     grid = question._replace(fed=judging(question.fed, select))
     runs = carry_out(grid, planned, means, judged_by=select)
@@ -70,11 +88,15 @@ def answer(
         return results
     winners = [setting.record for setting in results.winners().values()]
     again = question._replace(records=winners)
-    return Results(runs, target=target, judged=carry_out(again, plan(*again), means))
+    last = means._replace(phase=CHOSEN)
+    return Results(runs, target=target, judged=carry_out(again, plan(*again), last))
 
 
 def run_grid(question: Question, means: Means) -> Results:
-    """Plan and check a grid, then run it; nothing is chosen."""
+    """Plan and check a grid, then run it; nothing is chosen.
+
+    The paper's tables use it, which choose by rules of their own.
+    """
     planned = plan(*question)
     check(planned)
     return carry_out(question, planned, means)
@@ -83,7 +105,18 @@ def run_grid(question: Question, means: Means) -> Results:
 def carry_out(
     question: Question, planned: Sequence[Planned], means: Means, judged_by: str = "test"
 ) -> Results:
-    """Run every planned trial, batched, and keep all traces; what is kept is not run again."""
+    """Run every planned trial, batched, and keep all traces; what is kept is not run again.
+
+    Args:
+        question: The arguments of `plan`, with which other processes make the same plan.
+        planned: The trials, in the order of that plan.
+        means: How it is carried out.
+        judged_by: The rows that are evaluated, which is written down with each trial.
+
+    Raises:
+        OutOfTime: The deadline has passed and parts are left.
+        InputError: The folder cannot be written, or a process failed.
+    """
     with _folder(means.out) as folder, Lock(folder):
         check_writable(folder)
         put_aside_damaged(folder)
@@ -96,7 +129,8 @@ def carry_out(
             look(kept, [run.trace for run in runs])
         todo = [i for i, spec in enumerate(specs) if spec.identity not in there]
         parts = list(chunks(planned, todo))
-        tally = _Tally(planned, todo, means.progress)
+        tally = _Tally(planned, todo, means)
+        # More processes than parts would have nothing to do.
         processes = min(integer("jobs", means.jobs, 1), len(parts))
         if processes > 1:
             arguments = tuple(question)
@@ -119,7 +153,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _collect(specs: Sequence[Spec], folder: Path) -> Results:
-    """The runs in the order of the plan."""
+    """The runs in the order of the plan, read from the parts."""
     there: Mapping[str, Held] = held(folder)
     gone = sum(spec.identity not in there for spec in specs)
     if gone:
@@ -132,36 +166,65 @@ def _collect(specs: Sequence[Spec], folder: Path) -> Results:
 
 
 class _Tally:
-    """Counts the rounds of all trials over all parts, for one progress bar."""
+    """Counts the trials and rounds over all parts of a phase, for one progress display."""
 
-    def __init__(
-        self, planned: Sequence[Planned], todo: Sequence[int], progress: Progress | None
-    ) -> None:
+    def __init__(self, planned: Sequence[Planned], todo: Sequence[int], means: Means) -> None:
+        """Begin to count.
+
+        Args:
+            planned: All trials of the phase.
+            todo: The indices of those that are not finished yet.
+            means: Has the progress callback, and the name of the phase.
+        """
+        self.planned = planned
         self.rounds = [run.settings.rounds for run in planned]
         self.total = sum(self.rounds[i] for i in todo)
-        self.progress = progress
-        self.done = 0
-        self.told = 0
-        self.under_way: dict[int, int] = {}
-        self.label = ""
+        self.progress = means.progress
+        self.phase = means.phase
+        self.finished = len(planned) - len(todo)  # trials
+        self.done = 0  # rounds of the finished parts, one of each trial counted by itself
+        self.told = 0  # the most rounds that were told so far
+        self.under_way: dict[int, int] = {}  # rounds of the parts that run, by their first trial
+        self.labels: dict[int, str] = {}
         self.numbers: dict[str, float] = {}
 
     def round(self, part: Sequence[int], k: int, label: str, numbers: dict[str, float]) -> None:
         """A part has done k rounds."""
         self.under_way[part[0]] = k * len(part)
-        self.label = label
+        self.labels[part[0]] = label
         self.numbers = numbers
-        self._tell()
+        self._tell(part, k)
 
     def end(self, part: Sequence[int]) -> None:
         """A part is written; it may have ended early."""
         self.under_way.pop(part[0], None)
         self.done += sum(self.rounds[i] for i in part)
-        self._tell()
+        self.finished += len(part)
+        self._tell(part, self.rounds[part[0]])
 
-    def _tell(self) -> None:
-        """Call the progress, never backwards: halves of a part that was too large begin again."""
+    def _tell(self, part: Sequence[int], k: int) -> None:
+        """Tell the progress what has become more: halves of a part that was too large begin again.
+
+        A callback that counts is told of the end of each part as well, any other of rounds alone.
+        """
         now = self.done + sum(self.under_way.values())
-        if self.progress is not None and now > self.told:
-            self.told = now
-            self.progress(self.label, now, self.total, self.numbers)
+        further = now > self.told
+        self.told = max(self.told, now)
+        if self.progress is None:
+            return
+        spec = self.planned[part[0]].spec
+        label = self.labels.get(part[0], spec.label)
+        standing = Standing(
+            self.phase,
+            self.finished,
+            len(self.planned),
+            label,
+            k,
+            self.rounds[part[0]],
+            self.told / self.total,
+        )
+        if isinstance(self.progress, Counter):
+            self.progress.count(standing, self.numbers)
+        elif further:
+            told = f"{self.phase}, {self.finished} of {len(self.planned)} trials done: {label}"
+            self.progress(told, k, self.rounds[part[0]], self.numbers)

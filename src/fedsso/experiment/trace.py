@@ -34,14 +34,27 @@ INT64 = 2**63 - 1
 WORSE = 1.1  # a loss this many times the first is worth a word
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
 COUNTS = ("round", "bytes_up", "bytes_down")
+ACCURACY = "test_accuracy"
+LAST = 10  # evaluations whose mean is the value at the end, at most
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The rows of one run (one trial, one seed) as columns.
 
-    A round is evaluated when it is a multiple of `eval_every`, or the last. `diverged` is the round
-    in which the run left the finite numbers.
+    A round is evaluated when it is a multiple of `eval_every`, or the last. `diverged` is the
+    round in which the run left the finite numbers.
+
+    `trace["test_accuracy"]` is a column as an array, `len(trace)` the number of rows. The columns
+    of `COLUMNS` are always there; further metrics and diagnostics of an algorithm follow them.
+
+    >>> trace = Trace.from_rows([
+    ...     {"trial": 0, "seed": 0, "round": k, "test_accuracy": a, "overridden": 0, "skipped": 0,
+    ...      "bytes_up": 8, "bytes_down": 8}
+    ...     for k, a in enumerate([0.1, 0.6, 0.8])
+    ... ])
+    >>> trace.rounds_to(0.5), trace.final(), trace.bytes_to(0.5)
+    (1, 0.8, 32)
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -49,13 +62,16 @@ class Trace:
     diverged: int | None = None
 
     def __post_init__(self) -> None:
+        """Check that the columns fit together, whoever made them."""
         integer("eval_every", self.eval_every, 1, INT64)
         _check(self.columns)
 
     def __len__(self) -> int:
+        """The number of rows: the rounds, and one for the initial model."""
         return len(self.columns["round"])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        """A column by name; an unknown name is an InputError that lists those that are there."""
         if name not in self.columns:
             raise unknown("column", name, self.columns)
         return self.columns[name]
@@ -74,12 +90,19 @@ class Trace:
         return "".join(",".join(map(str, line)) + "\n" for line in (tuple(self.columns), *lines))
 
     def save(self, path: str | Path) -> None:
+        """Write the trace as a CSV file, whole or not at all."""
         write_atomic(path, self.to_csv())
 
     @classmethod
     def load(cls, path: str | Path, eval_every: int = 1, diverged: int | None = None) -> Trace:
-        """Read what `save` wrote; the run's settings, which say how often it was evaluated, lie
-        elsewhere."""
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+            eval_every: How often the run was evaluated. This and `diverged` are settings of the
+                run, which lie elsewhere.
+            diverged: The round in which it diverged, or None.
+        """
         return cls.from_csv(read_text(path), path, eval_every, diverged)
 
     @classmethod
@@ -93,12 +116,20 @@ class Trace:
             raise InputError(f"cannot read {path} as a trace: {error}") from error
 
     def to_pandas(self) -> pd.DataFrame:
+        """The columns as a data frame, a row for each round."""
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns))
 
     def evaluations(self, metric: str = "test_accuracy") -> tuple[NDArray[Any], NDArray[Any]]:
-        """The evaluated rounds and the metric's values there."""
+        """The evaluated rounds and the metric's values there.
+
+        Args:
+            metric: The column. After divergence the accuracy is 0 and other metrics are NaN.
+
+        Returns:
+            Two arrays of the same length.
+        """
         rounds = self["round"]
         evaluated = (rounds % self.eval_every == 0) | (rounds == rounds.max(initial=0))
         return rounds[evaluated], self[metric][evaluated]
@@ -109,8 +140,11 @@ class Trace:
         return next(iter(rounds[values >= target].tolist()), None)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
-        """The last evaluated round below the target: -1 if there is none, None if the run ends
-        below it."""
+        """The last evaluated round below the target: how the paper counts.
+
+        Returns:
+            The round; -1 if there is none, None if the run ends below the target.
+        """
         rounds, values = self.evaluations(metric)
         reached = values >= target  # False for NaN: a diverged run is below
         if not len(rounds) or not reached[-1]:
@@ -121,6 +155,10 @@ class Trace:
         """The mean of the last evaluations.
 
         After divergence the accuracy is 0 and everything else is NaN.
+
+        Args:
+            metric: The column.
+            last: How many evaluations to average over.
         """
         if last < 1:
             raise InputError(f"last must be >= 1, got {last}")
@@ -158,6 +196,29 @@ class Trace:
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
 
 
+def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> float:
+    """A metric at the end of a run: the final accuracy of every table, and what sweeps choose by.
+
+    It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
+    forty: a single evaluation goes up and down with the last cohort. A run that stopped early has
+    reached its goal: its last evaluation counts. After divergence the accuracy is 0, and every
+    other metric is not a number.
+
+    Args:
+        trace: The run's trace.
+        rounds: The rounds that the run was to have, which tells a run that stopped early. None
+            takes the trace for a whole run.
+        metric: A column of the trace.
+    """
+    if trace.diverged is not None:
+        return 0.0 if metric == ACCURACY else float("nan")
+    # A whole trace has a row for round 0 as well, so it is longer than the rounds.
+    if rounds is not None and len(trace) <= rounds:
+        return trace.final(metric)
+    evaluations = len(trace.evaluations(metric)[0])
+    return trace.final(metric, last=max(1, min(LAST, evaluations // 4)))
+
+
 def _ends(values: NDArray[Any]) -> tuple[float, float] | None:
     """The first and the last of several numbers, NaN left out; None where there are not two."""
     known = values[~np.isnan(values)]
@@ -165,6 +226,10 @@ def _ends(values: NDArray[Any]) -> tuple[float, float] | None:
 
 
 def _check(columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse columns that cannot be those of one run.
+
+    All columns are there and equally long, counts are not negative, and rounds ascend.
+    """
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise InputError(
@@ -186,6 +251,7 @@ def _check(columns: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _column(name: str, rows: Iterable[Mapping[str, float]]) -> NDArray[Any]:
+    """One column of several rows: integers must be there, other measurements may be left out."""
     if name not in INTEGERS:
         return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
     try:
@@ -212,6 +278,7 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
 
 
 def _parse_line(number: int, line: str, columns: Mapping[str, array[Any]]) -> None:
+    """Append the fields of one line to the columns; an error names the line and the column."""
     fields = line.split(",")
     if len(fields) != len(columns):
         raise InputError(f"line {number}: {len(fields)} values for {len(columns)} columns")

@@ -1,7 +1,10 @@
-"""The parts of a sweep on several processes of one machine.
+"""The parts of a sweep, one after the other or on several processes of one machine.
 
 Each process makes the same plan from the same pickled arguments, receives the numbers of the runs
 of a part over a pipe, and writes the part itself. When the main process dies, the others end.
+
+The main process hands out parts, and hears of every round, of traces to look at, of the end of a
+part, and of errors. No tensors travel but those of the arguments.
 """
 
 from __future__ import annotations
@@ -60,7 +63,20 @@ def in_order(
     look: Look | None = None,
     judged_by: str = "test",
 ) -> None:
-    """One part after the other, in this process."""
+    """One part after the other, in this process.
+
+    Args:
+        planned: All trials of the plan.
+        parts: The indices of the trials of each part.
+        folder: Where finished parts are written.
+        deadline: Of `time.monotonic()`; no part begins after it.
+        tally: Told of every round and part.
+        look: Shown the traces now and then, or None.
+        judged_by: The rows that are evaluated.
+
+    Raises:
+        OutOfTime: The deadline has passed and parts are left.
+    """
     for number, part in enumerate(parts):
         if time.monotonic() >= deadline:
             raise _out_of_time(parts[number:], parts)
@@ -85,6 +101,7 @@ def _run_part(
 
 
 def _out_of_time(left: Sequence[Part], parts: Sequence[Part]) -> OutOfTime:
+    """The error for parts that are left."""
     return OutOfTime(f"{len(left)} of {len(parts)} parts are left")
 
 
@@ -98,7 +115,22 @@ def in_processes(
     look: Look | None = None,
     judged_by: str = "test",
 ) -> None:
-    """Several parts at a time; `arguments` are those of `plan.plan`."""
+    """Several parts at a time, on processes that take one part after the other.
+
+    Args:
+        arguments: Those of `plan.plan`; they must be picklable.
+        parts: The indices of the trials of each part.
+        folder: Where finished parts are written.
+        jobs: How many processes.
+        deadline: Of `time.monotonic()`; no part begins after it.
+        tally: Told of every round and part.
+        look: Shown the traces now and then, or None.
+        judged_by: The rows that are evaluated.
+
+    Raises:
+        OutOfTime: The deadline has passed and parts are left.
+        InputError: A process failed or was killed, or the arguments cannot be pickled.
+    """
     waiting = list(parts)
     busy: dict[Any, Part] = {}  # what each process is at
     with _started(jobs, folder, _pickled((arguments, judged_by)), look is not None) as idle:
@@ -124,6 +156,7 @@ def in_processes(
 
 
 def _pickled(arguments: Any) -> bytes:
+    """The arguments as bytes; an InputError where they cannot be pickled, as a lambda cannot."""
     try:
         return pickle.dumps(arguments)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -134,7 +167,10 @@ def _pickled(arguments: Any) -> bytes:
 
 @contextmanager
 def _started(jobs: int, folder: Path, arguments: bytes, looks: bool) -> Iterator[list[Any]]:
-    """Pipes to processes that have been given the arguments; all of them end with the block."""
+    """Pipes to processes that have been given the arguments; all of them end with the block.
+
+    They are spawned, not forked: a fork of a process that has used threads or a GPU may hang.
+    """
     spawn, workers, pipes = get_context("spawn"), [], []
     try:
         for _ in range(jobs):
@@ -145,6 +181,7 @@ def _started(jobs: int, folder: Path, arguments: bytes, looks: bool) -> Iterator
             theirs.close()
             workers.append(worker)
             pipes.append(ours)
+        # After all have been started: sending blocks until a process is up and reads.
         for pipe in pipes:
             with _alive():
                 pipe.send_bytes(arguments)
@@ -181,6 +218,7 @@ def _alive() -> Iterator[None]:
 
 
 def _received(pipe: Any) -> tuple[str, Any]:
+    """The next message of a process: its kind and its content. An error is raised here."""
     with _alive():
         kind, content = pipe.recv()
     if kind == "error":
@@ -189,13 +227,22 @@ def _received(pipe: Any) -> tuple[str, Any]:
 
 
 def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
-    """The life of a process: a plan, then parts until it is ended."""
+    """The life of a process: a plan, then parts until it is ended.
+
+    Args:
+        pipe: To the main process.
+        folder: Where it writes its parts.
+        jobs: How many processes there are, which share the cores.
+        looks: Whether the main process wants to see traces.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
+        """Send the numbers of a round."""
         pipe.send(("round", (k, label, numbers)))
 
     def look(*content: Any) -> None:
+        """Send traces to look at."""
         pipe.send(("look", content))
 
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
@@ -219,7 +266,7 @@ def _work(pipe: Any, folder: Path, jobs: int, looks: bool) -> None:
 
 
 def _end_with_parent() -> None:
-    """Even in the middle of a long round."""
+    """End this process when the main process is gone, even in the middle of a long round."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -15,7 +15,9 @@ from flwr.app import Message, Metadata
 SHOWN = 200
 """How many letters of a client's own text the log shows."""
 SECOND = "a second reply"
+"""Why a node's second message does not count. `screen.tell` writes a line of its own for it."""
 FOREIGN = "it was not asked"
+"""Why a message of a node that got no message in this exchange does not count."""
 
 
 class Answers(NamedTuple):
@@ -28,7 +30,17 @@ class Answers(NamedTuple):
 
 
 def match(messages: Iterable[Message], asked: Sequence[Message]) -> Answers:
-    """Sort the messages that have arrived. `asked` are the messages that were sent."""
+    """Sort the messages that have arrived into replies and others.
+
+    Args:
+        messages: What has arrived, in the order of arrival.
+        asked: The messages that were sent, one to each node.
+
+    Returns:
+        At most one reply of each node, and the messages that do not count with the reason. A node
+        that has sent nothing is in neither. An error message of a node is a reply, too: `screen`
+        decides what it is worth.
+    """
     sent = {message.metadata.dst_node_id: message.metadata for message in asked}
     found = Answers({}, [])
     for message in messages:
@@ -46,8 +58,13 @@ def match(messages: Iterable[Message], asked: Sequence[Message]) -> Answers:
 def shown(text: str) -> str:
     """A client's text on one line of the log.
 
-    It is cut, and characters that a terminal would obey are written as escapes.
+    It is cut, and characters that a terminal would obey are written as escapes. A client could
+    otherwise move the cursor of whoever reads the log, or forge lines in it.
+
+    >>> shown("bad\\nvalue")
+    'bad value'
     """
+    # A text can be very long. It is cut before any work is done on all of it.
     longest = 4 * SHOWN
     line = " ".join(text[:longest].split())
     safe = ""

@@ -1,6 +1,7 @@
 """Averages that a minority of lying clients cannot move far.
 
 They take the replies of all clients as one tensor [clients, ...] and ignore the clients' weights.
+A client chooses the weight that it reports, so a weighted median would let one client win.
 
     median
         The median of each coordinate. Flower calls it FedMedian.
@@ -43,6 +44,9 @@ def median(stacked: Tensor) -> Tensor:
 def trimmed_avg(stacked: Tensor, beta: float = BETA) -> Tensor:
     """The mean of each coordinate, without the lowest and the highest share `beta`.
 
+    At either end int(beta * clients) values are left out. With few clients this can be none: 0.2 of
+    four clients is 0.8, and the result is the plain mean.
+
     >>> import torch
     >>> trimmed_avg(torch.tensor([1.0, 2.0, 3.0, 4.0, 99.0]))
     tensor(3.)
@@ -54,7 +58,15 @@ def trimmed_avg(stacked: Tensor, beta: float = BETA) -> Tensor:
 def average(text: str) -> Average | None:
     """The average that a text names, such as "median". None stands for the weighted mean.
 
-    Raises InputError for a name that does not exist, or a share that would cut everything.
+    Args:
+        text: "mean", "median", "trimmedavg", or "trimmedavg:BETA" with BETA in [0, 0.5).
+
+    Returns:
+        A function from [clients, ...] to [...]. The weighted mean is no such function, because it
+        also needs the weights. The caller computes it where this returns None.
+
+    Raises:
+        InputError: The name does not exist, or the share would cut everything.
     """
     name, _, value = str(text).partition(":")
     if name == MEAN and not value:
@@ -79,7 +91,10 @@ def _middle(stacked: Tensor, cut: int) -> Tensor:
 
 
 def _share(text: str) -> float:
-    """The number that a text stands for. NaN if it is none."""
+    """The number that a text stands for. NaN if it is none.
+
+    NaN lies in no interval, so the caller's check of the range refuses it as well.
+    """
     try:
         return float(text)
     except ValueError:

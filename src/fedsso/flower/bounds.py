@@ -26,7 +26,13 @@ LEAST = 3
 class Clip(NamedTuple):
     """How many times the others' median a reply may have.
 
-    `update` bounds the length of an update, `weight` bounds the weight.
+    Give it to a strategy as `clip`. What exceeds a bound is reduced to the bound, and the client
+    still takes part. Both numbers must be at least 1.
+
+    Args:
+        update: Bounds the length of an update, the Euclidean distance from the model that was sent.
+        weight: Bounds the weight, usually a client's number of rows. With the default, a client
+            that has 50 times the rows of the others still counts fully.
 
     >>> Clip(update=10)
     Clip(update=10, weight=50.0)
@@ -43,7 +49,11 @@ class Clip(NamedTuple):
 
 
 def checked(clip: Clip | None) -> Clip | None:
-    """Check the bounds that a user gives. None means that nothing is clipped."""
+    """Check the bounds that a user gives, and return them as floats.
+
+    None means that nothing is clipped. Raises InputError for anything but a pair of numbers >= 1: a
+    multiple below 1 would clip typical clients.
+    """
     if clip is None:
         return None
     if not isinstance(clip, tuple) or len(clip) != 2:
@@ -61,6 +71,14 @@ def checked(clip: Clip | None) -> Clip | None:
 def factors(sizes: Sequence[float], multiple: float) -> list[float]:
     """What to multiply each size by, so that none exceeds `multiple` times the others' median.
 
+    Args:
+        sizes: A length or a weight of each client, not negative.
+        multiple: The bound, in units of the others' median.
+
+    Returns:
+        A factor in (0, 1] for each client. It is 1 for all of fewer than three clients, and where
+        the others' median is 0.
+
     >>> factors([1.0, 1.0, 1.0, 40.0], multiple=20)
     [1.0, 1.0, 1.0, 0.5]
     """
@@ -70,6 +88,7 @@ def factors(sizes: Sequence[float], multiple: float) -> list[float]:
     for place, other in enumerate(medians(sizes)):
         bound = multiple * other
         size = sizes[place]
+        # A median of 0 is no scale to measure by: it would erase whoever has moved.
         if 0 < bound < size:
             found[place] = bound / size
     return found
@@ -86,6 +105,7 @@ def medians(values: Sequence[float]) -> list[float]:
     found = [inf] * len(values)
     if len(values) < 2:
         return found
+    # One sort serves all of them, instead of one sort for each value.
     order = np.argsort(values, kind="stable").tolist()
     middle = (len(values) - 1) // 2
     for place, i in enumerate(order):
@@ -104,8 +124,14 @@ def moves(
 ) -> list[float]:
     """How far the arrays of each kind are from those that were sent.
 
-    `kinds` maps the name of an array to its kind. The distances come in the order in which the
-    kinds first appear.
+    Args:
+        arrays: What a client has sent back, by name.
+        sent: What it was sent, by the same names.
+        kinds: The kind of each array, by name.
+
+    Returns:
+        A Euclidean distance for each kind, in the order in which the kinds first appear. It is
+        computed in float64, because a sum of squares in float32 overflows much earlier.
     """
     totals = dict.fromkeys(kinds.values(), 0.0)
     for name, kind in kinds.items():
@@ -122,7 +148,11 @@ def shortened(
     kinds: Mapping[str, str],
     scales: Mapping[str, float],
 ) -> Arrays:
-    """Draw the arrays back towards those that were sent. `scales` has the factor of each kind."""
+    """Draw the arrays back towards those that were sent.
+
+    `scales` has the factor of each kind. The direction of an update stays the same within a kind,
+    only its length changes. The arguments are not modified.
+    """
     near = {}
     for name, value in arrays.items():
         scale = scales[kinds[name]]
@@ -136,12 +166,17 @@ def _drawn_back(value: Values, sent: Values, scale: float) -> Values:
         return value
     away = value.astype(np.float64) - sent
     near = sent + scale * away
+    # A conversion to an integer type would cut fractions off, so counts would be biased to zero.
     if value.dtype.kind in "iu":
         near = np.rint(near)
     return np.asarray(near, value.dtype)
 
 
 def told(what: str, size: float, scale: float) -> str:
-    """What was clipped, for the log."""
+    """What was clipped, for the log.
+
+    >>> told("weight", 1000.0, 0.5)
+    'its weight 1e+03 counts as 500'
+    """
     counts_as = size * scale
     return f"its {what} {size:.3g} counts as {counts_as:.3g}"

@@ -101,7 +101,14 @@ def client_app(
 class Client:
     """One client, while it answers one message.
 
-    It is built anew for every message. What must survive is in the context.
+    It is built anew for every message. What must survive is in the context. The constructor raises
+    Mismatch if the user's model is not the server's, or if the rows have a wrong form.
+
+    Args:
+        setup: What the server says about the whole run.
+        module: The user's model, freshly built. Its parameters come with the message.
+        rows: The client's own rows, as the user's function `data` returns them.
+        loss: The loss of each row.
     """
 
     setup: Setup
@@ -148,7 +155,14 @@ class Client:
         """Do one exchange, and return the upload.
 
         The context afterwards holds the new version of the client's state, beside the one before
-        the round.
+        the round. The server says with its next message which of the two counts.
+
+        Args:
+            message: The tensors that this client does not have yet, and the task.
+            context: What Flower keeps for this client between messages. It is modified.
+
+        Raises:
+            Mismatch: The client has lost a part of what it received or of its own state.
         """
         task = read(Task, TASK, message)
         last = len(self.algorithm.phases) - 1
@@ -157,6 +171,7 @@ class Client:
         tensors = self._tensors(received)
         sent = self._message(task, tensors)
         buffers = tensors[task.buffers]
+        # The objective updates its buffers in place, so it gets a copy.
         self.f.buffers = buffers.view(1, 1, -1).clone()
         own = self._state(task, tensors, context.state)
         reply = self._exchange(task, sent, own, _number(context))
@@ -165,7 +180,11 @@ class Client:
         return self._answer(reply)
 
     def _message(self, task: Task, tensors: Named) -> Tree:
-        """The algorithm's message, put together from the tensors that have arrived."""
+        """The algorithm's message, put together from the tensors that have arrived.
+
+        Only the tensors travel, and not the tree that holds them. The client makes the same tree
+        from a blank model, and puts the tensors in the places of its leaves.
+        """
         server = self.algorithm.server_init(self.blank)
         phase = self.algorithm.phases[task.phase]
         like = phase.broadcast(server)
@@ -192,6 +211,10 @@ class Client:
             own: The client's state, a tree with leaves [1, ...].
             number: The client's number. The mini-batches are those of this client in the
                 simulator, so a run on Flower can repeat a simulation.
+
+        Returns:
+            The upload, the client's new state and its loss. All leaves begin with [1, 1, ...]: the
+            simulator runs several trials and clients at once, and here there is one of each.
         """
         setup = self.setup
         phase = self.algorithm.phases[task.phase]
@@ -233,9 +256,11 @@ class Client:
         tensors: Named,
         state: RecordDict,
     ) -> Tree:
-        """The client's state in the version that counts.
+        """The client's state in the version that counts, a tree with leaves [1, ...].
 
-        Versions that can never count again are removed from the context.
+        Versions that can never count again are removed from the context. These are all but the one
+        to start from, and the one to go back to if the round fails. A client that takes part for
+        the first time gets the algorithm's initial state.
         """
         needed = (
             f"{STATE}{task.own}",
@@ -248,12 +273,17 @@ class Client:
             return self._version(task.own, state)
         own = self.algorithm.client_init(self.blank)
         values = dict(named_leaves(own, "own"))
+        # The blank model is zero, so what depends on the initial model comes with the message.
         for leaf, tensor in task.first.items():
             values[leaf] = tensors[tensor].unsqueeze(0)
         return _filled(own, values)
 
     def _version(self, version: int, state: RecordDict) -> Tree:
-        """A version of the client's state from its context."""
+        """A version of the client's state from its context.
+
+        Raises Mismatch if it is not there. A fresh state would be wrong without any error, because
+        the server counts on the one that this client reported.
+        """
         record = state.array_records.get(f"{STATE}{version}", ArrayRecord())
         own = self.algorithm.client_init(self.blank)
         for name, _ in named_leaves(own, "own"):
@@ -279,6 +309,10 @@ class Client:
 
         It is the model of the message, or the client's own where every client has one. With real
         targets there is no accuracy.
+
+        Returns:
+            One record of metrics: eval_loss, eval_acc where there are classes, and the weight. The
+            weight is the number of rows that were evaluated.
         """
         (arrays,) = message.content.array_records.values()
         self.module.load_state_dict(arrays.to_torch_state_dict())
@@ -411,17 +445,25 @@ def _federations(
     rows: Sequence[Any],
     device: torch.device,
 ) -> tuple[Federation, Federation]:
-    """A client's rows for training and for testing. Both are the same if it has no test rows."""
+    """A client's rows for training and for testing. Both are the same if it has no test rows.
+
+    Raises Mismatch if `rows` is not a list or tuple of two or four parts.
+    """
     is_sequence = isinstance(rows, list | tuple)
     if not is_sequence or len(rows) not in (2, 4):
         raise Mismatch("data(context) must give (x, y) or (x_train, y_train, x_test, y_test)")
+    # The last two parts are the test rows. Of two parts, these are the training rows again.
     train = _alone(rows[0], rows[1], device)
     test = _alone(rows[-2], rows[-1], device)
     return train, test
 
 
 def _alone(x: Any, y: Any, device: torch.device) -> Federation:
-    """A federation of one client, whose rows are all for training and keep their order."""
+    """A federation of one client, whose rows are all for training and keep their order.
+
+    The order decides which rows a mini-batch draws. A shuffle would make a run on Flower differ
+    from the simulation of the same clients.
+    """
     fed = Federation.from_clients([(x, y)], test_fraction=0)
     in_order = torch.arange(len(fed.x))
     unshuffled = replace(fed, train_rows=in_order)

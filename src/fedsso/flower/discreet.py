@@ -34,7 +34,14 @@ def discreet(
         message: The message to answer.
         context: What Flower keeps for the client.
         call_next: The ClientApp, or the next mod.
+
+    Returns:
+        The reply of `call_next`, or an error message with Flower's code for a failed ClientApp.
+
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[discreet])
     """
+    # A handler may change the context, and fail afterwards.
     before = deepcopy(context.state)
     try:
         return call_next(message, context)
@@ -46,7 +53,11 @@ def discreet(
 
 
 def public(error: BaseException) -> str:
-    """What others may know of an error."""
+    """What others may know of an error: its class, and its attribute `public` if it has one.
+
+    >>> public(ValueError("row 7 holds 'Ms Smith'"))
+    "ValueError; the client's own log has the details"
+    """
     kind = type(error).__name__
     text = getattr(error, "public", None)
     if isinstance(text, str) and text:

@@ -35,7 +35,11 @@ from .wire import UPDATE, Arrays, Given, Model
 
 CPU = torch.device("cpu")
 REST = 2.5
-"""The bound of the first leaf of an upload, times this, is the bound of the others."""
+"""The bound of the first leaf of an upload, times this, is the bound of the others.
+
+The first leaf is the change of the model. The others hold what an algorithm sends beside it, such
+as SCAFFOLD's control variates.
+"""
 
 Numbers = dict[int, list[float]]
 """For each node, a number for each leaf of its upload."""
@@ -43,7 +47,11 @@ Numbers = dict[int, list[float]]
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps from round to round."""
+    """What the server keeps from round to round.
+
+    A state is never modified. A round makes a new one, and the strategy takes it over if the whole
+    round has succeeded.
+    """
 
     server: Any
     """The algorithm's state."""
@@ -79,7 +87,10 @@ class State:
         return numbers | packed(self.server, self.done)
 
     def restored(self, tensors: Mapping[str, Tensor]) -> State:
-        """This state with the numbers that `tensors` returned in an earlier run."""
+        """This state with the numbers that `tensors` returned in an earlier run.
+
+        What belongs to single nodes is not restored: weights, positions and versions are empty.
+        """
         return State(
             unpacked(self.server, tensors),
             tensors[BUFFERS],
@@ -89,7 +100,7 @@ class State:
 
 
 class Rule(NamedTuple):
-    """How many replies become one."""
+    """How many replies become one: first each is bounded, then all are averaged."""
 
     clip: Clip | None
     """What bounds each of them. None: nothing."""
@@ -102,6 +113,10 @@ class Problem:
 
     The server needs no module and no data. What it must know follows from the names, the shapes
     and the types of the model's arrays.
+
+    Args:
+        record: The algorithm with its hyper-parameters, as the user has given it.
+        arrays: The initial model, by name.
     """
 
     model: Model
@@ -211,6 +226,13 @@ class Round:
 
     For each exchange, the strategy calls `ask` for the messages, screens the replies, and calls
     `average` and `move`. If the exchange fails, it sets `reason` instead, and forgets the round.
+
+    Args:
+        problem: The algorithm and the layout of the model.
+        setup: What all clients are told about the run.
+        state: The server's state before the round.
+        number: The number of the round, counted over all runs of a folder.
+        rule: How the uploads are bounded and averaged.
     """
 
     def __init__(
@@ -264,6 +286,10 @@ class Round:
             phase: The number of the exchange within the round, from 0.
             nodes: The nodes to ask.
             config: The user's configuration, which travels with our own.
+
+        Returns:
+            One message to each node. They differ, because a message leaves out the tensors that its
+            node has already, and names the version of that node's own state.
         """
         self.phase = phase
         self.asked = nodes
@@ -502,6 +528,7 @@ class Round:
         The uploads are added one at a time, because a decoded upload can be as large as a matrix.
         """
         total: Tree = None
+        # Shares of the heaviest weight are at most 1, so a large weight cannot make a sum overflow.
         heaviest = max((reply.weight for reply in good), default=1.0)
         for reply in good:
             share = reply.weight / heaviest

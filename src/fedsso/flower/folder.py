@@ -43,7 +43,15 @@ class Saved(NamedTuple):
 
 
 class Folder:
-    """The checkpoints of runs with the same settings."""
+    """The checkpoints of runs with the same settings.
+
+    Nothing is written or locked before `claim` is called. `load` can be called without it.
+
+    Args:
+        path: The folder. It need not exist yet.
+        settings: A text that tells runs apart. It is stored with every checkpoint, and a checkpoint
+            with another text is refused.
+    """
 
     path: Path
     """The folder, as an absolute path."""
@@ -65,7 +73,8 @@ class Folder:
         """Hold the folder from now on, for a run that has done k rounds.
 
         Raises InputError if the folder cannot be written, if another run holds it, or if this run
-        would overwrite rounds of another one.
+        would overwrite rounds of another one. Whoever holds the folder may claim it again, which
+        does nothing.
         """
         if self._lock is not None:
             return
@@ -106,7 +115,7 @@ class Folder:
         checkpoint.recover(self.file)  # puts a damaged one aside
 
     def save(self, run: Saved, trace: Trace) -> None:
-        """Write the trace, and then the checkpoint.
+        """Write the trace, and then the checkpoint. The folder must have been claimed.
 
         In this order, there is a row for every round that the checkpoint counts. A row too many
         does no harm: it is written again when the round is done again.

@@ -49,6 +49,13 @@ class Journal:
     """One row for each round, which is filled while the round goes on.
 
     Row 0 is the initial model. What was not measured is missing in a row, and NaN in the trace.
+
+    >>> journal = Journal()
+    >>> journal.begin(1)
+    >>> journal.trained(1, {"loss": 0.5})
+    >>> journal.evaluated(1, {"acc": 0.75, "f1": 0.7})
+    >>> journal.rows[1]["test_accuracy"], journal.rows[1]["test_f1"]
+    (0.75, 0.7)
     """
 
     def __init__(self) -> None:
@@ -56,7 +63,7 @@ class Journal:
         self._began = time.perf_counter()
 
     def begin(self, k: int) -> None:
-        """Round k begins."""
+        """Begin the row of round k, and its time."""
         self._began = time.perf_counter()
         self.rows[k] = {**COUNTED, "round": k}
 
@@ -90,6 +97,7 @@ class Journal:
                 row[column] = found.pop(name)
         for name, value in found.items():
             column = f"test_{name}"
+            # A user's metric must not take the place of a column that the package itself fills.
             if column not in COLUMNS:
                 row[column] = value
 

@@ -123,7 +123,7 @@ class PhasedStrategy(Recorded):
         self._everybody: set[int] = set()
 
     def _restore(self, saved: Saved) -> None:
-        """Take over the state of a checkpoint.
+        """Take over the state of a checkpoint: the server's, and the model's buffers.
 
         An algorithm that keeps a state with every client cannot go on, because Flower has forgotten
         these states.

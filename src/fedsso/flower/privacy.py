@@ -38,7 +38,10 @@ def is_private(kind: type) -> bool:
 
 
 def private(strategy: Strategy) -> Strategy | None:
-    """The strategy of differential privacy among a strategy and those that it wraps."""
+    """The strategy of differential privacy among a strategy and those that it wraps.
+
+    It is the outermost one if there are several, and None if there is none.
+    """
     for one in chain(strategy):
         if is_private(type(one)):
             return one

@@ -34,6 +34,9 @@ class Recorded(Strategy):
 
     Rounds are numbered from 1 over all runs of a folder: a resumed run goes on counting. Flower
     numbers the rounds of each run from 1, so the number of rounds before is added everywhere.
+
+    A subclass gives `configure_train`, `aggregate_train` and `_restore`, and calls `_settle` at the
+    end of each round, whether the model has moved or not.
     """
 
     inner: Strategy
@@ -113,7 +116,10 @@ class Recorded(Strategy):
         return saved.arrays
 
     def rounds_left(self, rounds: int) -> int:
-        """How many of `rounds` rounds are still to do, by this run and those that it resumes."""
+        """How many of `rounds` rounds are still to do, by this run and those that it resumes.
+
+        It looks into the folder if `resume` has not been called. It is never negative.
+        """
         done = self.k
         if self.folder is not None and self.k == 0:
             saved = self.folder.load()

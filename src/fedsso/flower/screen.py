@@ -100,7 +100,7 @@ class Screened(NamedTuple):
 
 
 class _Unfit(Exception):
-    """Why a reply cannot be used."""
+    """Why a reply cannot be used. `screen` catches it, and notes its text for the log."""
 
 
 def screen(
@@ -140,6 +140,7 @@ def screen(
         if node not in replies:
             dropped[node] = "no reply"
     size = 0.0 if sent is None else _length(sent, None)
+    # A reply that is refused for one reason must not shift the medians of the next checks.
     good = _without(good, _odd_metrics(good), dropped)
     good = _without(good, _heavy(good), dropped)
     good = _without(good, _far(good, size), dropped)
@@ -293,7 +294,10 @@ def scales_of(
 ) -> list[dict[str, float]]:
     """For each reply, the factor of each kind of arrays.
 
-    `lengths` has, for each reply, what `bounds.moves` returns.
+    Args:
+        lengths: For each reply, what `bounds.moves` returns.
+        kinds: The kind of each array, by name. The kinds are in the order of `bounds.moves`.
+        clip: The bounds.
     """
     scales: list[dict[str, float]] = []
     for _ in lengths:
@@ -512,7 +516,10 @@ def holds(dtype: Type, like: Values) -> bool:
 
 
 def header(data: bytes) -> tuple[Shape, Type]:
-    """The shape and type in the header of an array in numpy's format."""
+    """The shape and type in the header of an array in numpy's format.
+
+    Nothing behind the header is read. Raises ValueError if the data do not begin with one.
+    """
     buffer = BytesIO(data)
     version = npy.read_magic(buffer)
     if version == (1, 0):

@@ -37,7 +37,10 @@ COUNTS = "counts"
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """The arrays of Flower's record, by name."""
+    """The arrays of Flower's record, by name.
+
+    They are decoded from bytes anew with each call, so keep the result if it is needed twice.
+    """
     return {name: array.numpy() for name, array in record.items()}
 
 
@@ -51,7 +54,15 @@ def same(a: ArrayRecord, b: ArrayRecord) -> bool:
 
 
 class Model:
-    """How the arrays of one model become the vector x [d], and back."""
+    """How the arrays of one model become the vector x [d], and back.
+
+    x holds the trained arrays one after the other, in the order of the record. Its type is float64
+    if one of them is, and otherwise float32. A model of float16 is thus stepped in float32.
+
+    >>> model = Model({"w": np.ones((2, 2), np.float32), "bn.running_mean": np.zeros(2)})
+    >>> model.params, model.kinds["bn.running_mean"]
+    (['w'], 'statistics')
+    """
 
     like: dict[str, Like]
     """The shape and type of each array."""
@@ -113,7 +124,11 @@ class Model:
         return torch.cat(parts)
 
     def record(self, x: Tensor, mean: Given) -> ArrayRecord:
-        """The model with x as its parameters. Everything else is that of `mean`."""
+        """The model with x as its parameters. Everything else is that of `mean`.
+
+        The arrays get the shapes and types of the initial model. A narrow type can turn a large
+        number into infinity, which the caller must look for.
+        """
         parts = x.cpu().split_with_sizes(self.sizes)
         part_of = dict(zip(self.params, parts, strict=True))
         arrays = {}

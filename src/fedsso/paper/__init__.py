@@ -3,6 +3,16 @@
 `COMMANDS` lists them by name. Each command takes a `Lab`, which says where results go and how
 thoroughly to run, and writes its files there. A command's module is imported when the command runs:
 most users need none of them.
+
+How the modules fit together:
+
+    tasks       what is trained, and with which grids
+    published   the numbers that the paper prints, and the curves that its authors released
+    lab         runs what is needed, and keeps every run
+    table2, table3, curves, theory
+                one module for each kind of result
+    released    our runs beside the released curves
+    write       how pages, numbers and pictures are written
 """
 
 from __future__ import annotations
@@ -17,31 +27,41 @@ if TYPE_CHECKING:
     from .lab import Lab
 
 Command = Callable[["Lab"], None]
+"""A function that runs an experiment and writes its files into the lab's folder."""
 
 
 class Entry(NamedTuple):
     """A table, a figure or the theory: its title, and the command that makes it."""
 
     title: str
+    """What the result shows, for the list of commands and for the links on the page of `all`."""
     command: Command
+    """What makes it."""
 
 
 def _table2(lab: Lab) -> None:
-    """Table 2, all blocks; the command line can choose some of them."""
+    """Table 2, all blocks.
+
+    The command line can choose some of them, or add the slow methods. Then it calls
+    `table2.table2` itself.
+    """
     from .table2 import table2
 
     table2(lab)
 
 
 def _table3(lab: Lab) -> None:
-    """Table 3, which needs the folder alone: nothing is trained."""
+    """Table 3, which needs the folder alone.
+
+    Nothing is trained, so a quick look is the same as the whole table.
+    """
     from .table3 import table3
 
     table3(lab.out)
 
 
 def _figure(lab: Lab, name: str) -> None:
-    """A figure that is described by data alone, see `figures`."""
+    """A figure that is described by data alone: `name` is its key in `figures.FIGURES`."""
     from .curves import figure
 
     figure(lab, name)
@@ -69,7 +89,10 @@ def _theory(lab: Lab) -> None:
 
 
 def _all(lab: Lab) -> None:
-    """Make everything, one after the other, and a page with links to it."""
+    """Make everything, one after the other, and a page all.md with links to it.
+
+    The commands share the folder of runs. So a figure that needs the runs of Table 2 reads them.
+    """
     from .write import save_text
 
     links = []
@@ -83,7 +106,10 @@ def _all(lab: Lab) -> None:
 
 
 def _figure_entries() -> dict[str, Entry]:
-    """The figures that are described by data alone."""
+    """The figures that are described by data alone, by name.
+
+    `partial` fixes the name now. A lambda in the loop would see the last name only.
+    """
     entries = {}
     for name, figure in FIGURES.items():
         entries[name] = Entry(figure.title, partial(_figure, name=name))
@@ -105,3 +131,4 @@ COMMANDS: dict[str, Entry] = {
     "theory": Entry("rates, lemmas, lighthouse point and bias, by experiment", _theory),
     "all": Entry("everything, one after the other", _all),
 }
+"""What `fedsso paper NAME` can make, in the order in which `all` makes it."""

@@ -27,22 +27,25 @@ if TYPE_CHECKING:
     from .lab import Lab
 
 TAUS = (1, 2, 5, 10, 20, 50)
+"""The numbers of local steps that the figure on them compares."""
+# How to read a figure, for every page.
 HOW = (
     "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not "
     "diverged. Rounds are first hits, megabytes those of the whole federation; the final accuracy "
-    "is the last round's, and 0 for a seed that has diverged."
+    "is the mean of the last ten evaluations, of a short run that of its last quarter, and 0 for a "
+    "seed that has diverged."
 )
 
 
 class Shown(NamedTuple):
-    """A setting in a figure, under a title.
-
-    With `told` its hyper-parameters follow the title, as in "FedSSO α=0.001 η=1".
-    """
+    """A setting in a figure, under a title."""
 
     title: str
+    """The name of the method, or what else tells the curves of the figure apart."""
     setting: Setting
+    """The runs, one for each seed."""
     told: bool = True
+    """Whether its hyper-parameters follow the title, as in "FedSSO α=0.001 η=1"."""
 
     def curve(self) -> report.Curve:
         """The setting as plots and tables take it."""
@@ -56,9 +59,13 @@ class Drawn(NamedTuple):
     """A column of a figure that has been run, and what there is to say about it."""
 
     task: Task
-    how: str  # what is special about the settings; may be empty
+    """The task that all runs of the column share."""
+    how: str
+    """What is special about the settings, for the title of the column. It may be empty."""
     runs: Sequence[Shown]
+    """The curves, in the order of the legend."""
     remarks: Sequence[str] = ()
+    """Paragraphs for the page."""
 
     @property
     def title(self) -> str:
@@ -73,6 +80,10 @@ def figure(lab: Lab, name: str) -> None:
 
     Writes the picture as `name`.png and `name`.pdf, a page with tables as `name`.md, and the
     numbers of every run as `name`.csv.
+
+    Args:
+        lab: Where to write, and how thoroughly to run.
+        name: A key of `FIGURES`.
     """
     chosen = FIGURES[name]
     drawn = []
@@ -94,6 +105,7 @@ def _best(lab: Lab, column: Column) -> Drawn:
     """
     task = TASKS[column.task]
     grids = lab.grids(task, column.methods)
+    # Rounds are counted to the first hit here, not to the last round below.
     chosen = {}
     for name, grid in grids.items():
         chosen[name] = grid.best(task.deciding)
@@ -145,7 +157,8 @@ def _same(
 ) -> Drawn:
     """Run a column in which all methods have the same client step.
 
-    A method that is not tuned, our default, chooses its own.
+    A method that is not tuned, our default, chooses its own. The other hyper-parameters have the
+    defaults of each algorithm, so nothing is searched. There are three seeds, in a quick look one.
     """
     task = TASKS[column.task]
     records = []
@@ -172,7 +185,12 @@ def _title(name: str) -> str:
 def local_updates(lab: Lab, name: str) -> None:
     """Run FedSSO as published with one to fifty local steps, on MNIST, and write the figure.
 
-    MNIST is shared by twenty clients, as in the paper, and by three.
+    MNIST is shared by twenty clients, as in the paper, and by three. All runs have α = 0.001 and
+    η = 1. A quick look has up to ten local steps.
+
+    Args:
+        lab: Where to write, and how thoroughly to run.
+        name: The name of the files.
     """
     taus = list(TAUS[:4] if lab.quick else TAUS)
     record = METHODS["fedsso"].at(alpha=0.001)
@@ -199,7 +217,12 @@ def local_updates(lab: Lab, name: str) -> None:
 def newton(lab: Lab, name: str) -> None:
     """Run FedNL on a network so small that its d x d matrices fit, and write the figure.
 
-    FedAvg, FedDANE and our default stand beside it.
+    FedAvg, FedDANE and our default stand beside it. FedNL is run with each of its dampings η. A
+    quick look has the undamped step alone, for ten rounds.
+
+    Args:
+        lab: Where to write, and how thoroughly to run.
+        name: The name of the files.
     """
     task = TASKS["sentiment140-short"]
     beside = {
@@ -214,6 +237,7 @@ def newton(lab: Lab, name: str) -> None:
         runs.append(Shown(title, setting))
     damped = METHODS["fednl"].records()
     few = {}
+    # The grid has three dampings, and the last is η = 1, the undamped step.
     if lab.quick:
         damped = damped[2:]
         few = {"rounds": 10}
@@ -242,7 +266,12 @@ def _write(
 ) -> None:
     """Write the picture, the numbers and the page of a figure.
 
-    `drawn` holds the columns from left to right; the page has a section with a table for each.
+    Args:
+        lab: Where to write.
+        name: The name of the files, without a suffix.
+        title: The title of the picture and of the page.
+        remark: What stands below the title.
+        drawn: The columns from left to right. The page has a section with a table for each.
     """
     columns = []
     numbers: list[dict[str, Any]] = []
@@ -290,6 +319,7 @@ def _dots(drawn: Drawn) -> list[figures.Dots]:
     for run in drawn.runs:
         last = len(run.setting.traces[0]) - 1
         for curve in same_setting(drawn.task, run.setting):
+            # Theirs has a value in every fifth round. Ours may be shorter, and theirs as well.
             every = len(curve.accuracy)
             rounds = range(0, last + 1, EVERY)[:every]
             values = curve.accuracy[: len(rounds)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The methods of a column, by kind of task; names are those of `tasks.METHODS`. FedNL is left out
-# where its d x d matrices do not fit or take too long, FedDANE where it takes too long.
+# where its d x d matrices do not fit or take too long, FedDANE where it takes too long: it passes
+# over all rows twice in every round.
 CONVEX = (
     "fedavg",
     "fedsgd",
@@ -35,8 +36,11 @@ class Column:
     """
 
     task: str
+    """A key of `tasks.TASKS`."""
     methods: tuple[str, ...]
+    """Keys of `tasks.METHODS`, in the order in which they are drawn and listed."""
     alpha: float | None = None
+    """The client step of all methods, or None for the best setting of each."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,14 @@ class Figure:
     """
 
     title: str
+    """The title of the picture and of the page."""
     columns: tuple[Column, ...]
+    """The columns from left to right."""
     remark: str = ""
+    """What a reader must know to compare the figure with the paper's."""
 
 
+# The figures by name, which is the name of the command and of the files that it writes.
 FIGURES = {
     "fig-same": Figure(
         "The same α for all",

@@ -1,7 +1,8 @@
 """Runs what a table or figure needs, and nothing twice.
 
 All runs are kept below the folder of results. A command that needs a run which is already there
-reads it instead, whichever command made it.
+reads it instead, whichever command made it. So a command that was stopped goes on where it ended,
+and all figures and tables of one folder show the same runs.
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from ..experiment.results import Setting
     from ..experiment.run import Run
 
-SWEEPS = "sweeps"  # the folder of runs, below that of results
+SWEEPS = "sweeps"
+"""The folder of runs, below that of results."""
 BATCH = 100
+"""The rows of a mini-batch in all experiments, as in the paper."""
 TAU = 5
-QUICK = 20  # rounds of a quick look with a convex model
-QUICK_DEEP = 6  # and with a network
+"""The local steps of a client in a round, the paper's τ, unless a figure says otherwise."""
+QUICK = 20
+"""The rounds of a quick look with a convex model."""
+QUICK_DEEP = 6
+"""The rounds of a quick look with a network, whose rounds take longer."""
 
 
 def _quiet(_: str) -> None:
@@ -42,20 +48,25 @@ def _quiet(_: str) -> None:
 class Lab:
     """Where, on what and how thoroughly the experiments run.
 
-    `out` is the folder of results, `device` where runs are computed, `jobs` the number of
-    processes. Work stops with `OutOfTime` once `time.monotonic()` has reached `deadline`.
-    `progress` hears of every round, `note` of every new part of the work. A quick look has one
-    seed, few rounds and a thin grid. `federations` holds the data that were read last.
+    Every command of the paper is given one. It knows nothing of a particular table or figure.
     """
 
     out: Path
+    """The folder of results."""
     device: str = "auto"
+    """Where runs are computed: auto, cpu or cuda."""
     quick: bool = False
+    """Whether this is a quick look: one seed, few rounds and a thin grid."""
     jobs: int = 1
+    """The number of processes that share the runs."""
     deadline: float = math.inf
+    """Work stops with `OutOfTime` once `time.monotonic()` has reached this."""
     progress: Progress | None = None
+    """Hears of every round."""
     note: Callable[[str], None] = _quiet
+    """Hears of every new part of the work, as a line of text."""
     federations: dict[str, Federation] = field(default_factory=dict)
+    """The data that were read last, by the name of the task: at most one entry."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -69,7 +80,11 @@ class Lab:
         return self.federations[task.name]
 
     def about(self, task: Task) -> str:
-        """A paragraph on the task's data, and on where they differ from the data set itself."""
+        """A paragraph on the task's data, and on where they differ from the data set itself.
+
+        It says how many clients there are, how the rows were shared among them, and how many rows
+        there are for training and testing.
+        """
         fed = self.federation(task)
         shared = task.data.get("partition", fed.source.get("partition"))
         rows = f"{len(fed.train_rows)} training and {len(fed.test_rows)} test rows"
@@ -93,8 +108,18 @@ class Lab:
     ) -> Results:
         """Run algorithms on a task with some seeds, or read what was run before.
 
-        Returns a run for each record and seed. There are τ = 5 local steps with batches of 100,
-        as in the paper; `options` of `simulate` may say otherwise.
+        Args:
+            task: The data and the model.
+            records: The algorithms with their hyper-parameters.
+            seeds: Each record is run once with each of them.
+            **options: Options of `simulate`, which replace the paper's τ = 5 local steps, batches
+                of 100 and the task's rounds. A list is a further axis: each value is run.
+
+        Returns:
+            A run for each record and seed, the settings in the order of the records.
+
+        Raises:
+            OutOfTime: The deadline has passed. What was finished is kept.
         """
         common = {
             "rounds": self.rounds(task),
@@ -105,20 +130,20 @@ class Lab:
         given = {**common, **options}
         question = Question(self.federation(task), task.model, records, tuple(seeds), given)
         out = self.out / SWEEPS / task.name
-        return run_grid(question, Means(out, self.jobs, self.deadline, self._named(task)))
-
-    def _named(self, task: Task) -> Progress | None:
-        """The listener to progress, told the task's title in place of the run's own."""
-        progress = self.progress
-        if progress is None:
-            return None
-        return lambda _, k, rounds, numbers: progress(task.title, k, rounds, numbers)
+        return run_grid(question, Means(out, self.jobs, self.deadline, self.progress, task.title))
 
     def grids(self, task: Task, methods: Sequence[str]) -> dict[str, Results]:
         """Run the whole grid of every method, with the seeds that settings are chosen by.
 
-        Returns the runs of each method. All grids are run in one study, so that they share its
-        processes; its settings come back in the order of the records.
+        All grids are run in one study, so that they share its processes; its settings come back in
+        the order of the records.
+
+        Args:
+            task: The data and the model.
+            methods: Keys of `tasks.METHODS`.
+
+        Returns:
+            The runs of each method, by its key.
         """
         seeds = SEEDS[:1] if self.quick else SEEDS[: task.choosing]
         records = {name: METHODS[name].records(thin=self.quick) for name in methods}
@@ -137,8 +162,17 @@ class Lab:
     def again(self, task: Task, settings: Mapping[str, Setting]) -> dict[str, Setting]:
         """Run the chosen settings with all seeds.
 
-        Methods that chose the same setting share its runs.
+        Methods that chose the same setting share its runs. The seeds that chose it are not run
+        again, because their runs are there already.
+
+        Args:
+            task: The data and the model.
+            settings: The chosen setting of each method.
+
+        Returns:
+            The same settings with all seeds of the lab, by method.
         """
+        # `point` is the same for equal settings, so two methods can lead to one record.
         records = {setting.spec.point: setting.record for setting in settings.values()}
         repeated = self.study(task, list(records.values()), self.seeds).settings()
         found = {setting.spec.point: setting for setting in repeated}

@@ -23,27 +23,37 @@ from typing import Any, NamedTuple
 from ..algorithms import ALGORITHMS
 from ..errors import one_of
 
-EVERY = 5  # rounds between the accuracies of a released curve
+EVERY = 5
+"""The rounds between two accuracies of a released curve, as it is stored here."""
 
 
 class Published(NamedTuple):
     """One row of a block of Table 2: an algorithm at the best steps that the authors found."""
 
     algorithm: str
+    """The name of the algorithm in the registry."""
     alpha: float
-    eta: float | None  # None: the algorithm has no server step
-    rounds: tuple[int | None, ...]  # for each target; None: not reached
-    bytes: int | None  # of one client, both ways
+    """The client step α. The paper prints one for FedNL, too, which ours does not have."""
+    eta: float | None
+    """The server step η. None: the algorithm has no server step."""
+    rounds: tuple[int | None, ...]
+    """The last round below each target of the block. None: not reached."""
+    bytes: int | None
+    """The bytes of one client, both ways. None: the paper prints a dash."""
 
 
 class Block(NamedTuple):
     """One quarter of Table 2: a data set with a model."""
 
     targets: tuple[float, ...]
+    """The test accuracies whose rounds are counted."""
     deciding: float
+    """The accuracy of the column that the paper prints in bold."""
     rows: tuple[Published, ...]
+    """The rows in the paper's order."""
 
 
+# The keys are those of `tasks.TABLE2`. Numbers are the paper's, also where they seem to be slips.
 TABLE2: dict[str, Block] = {
     "mnist-mclr": Block(
         (0.40, 0.60, 0.80, 0.88, 0.90),
@@ -93,7 +103,7 @@ TABLE2: dict[str, Block] = {
 }
 
 
-# what to know about a block's numbers, for the page of Table 2
+# What to know about a block's numbers, for the page of Table 2. A block may have no remark.
 REMARKS = {
     "mnist-mclr": "FedDANE's bytes in the paper are a slip: 186 rounds are 23.36 MB. "
     "Its FedNL row matches a released curve of the 3-client set.",
@@ -116,22 +126,39 @@ class Released(NamedTuple):
     """
 
     dataset: str
+    """The name of the data set in the catalogue."""
     partition: str
+    """The name of the partition, which tells 20 clients from 3."""
     model: str
+    """The name of the model: mclr or cnn."""
     algorithm: str
+    """The name of the algorithm in the registry."""
     init: str
+    """How the initial model is made: "zero", or "default" for torch's draw."""
     alpha: float
+    """The client step."""
     eta: float
+    """The server step, 1 where there is none."""
     tau: int
+    """The number of local steps in a round."""
     batch: int
-    first_hit: tuple[int | None, ...]  # None: never
-    last_below: tuple[int | None, ...]  # None: the run ends below
+    """The rows of a mini-batch."""
+    first_hit: tuple[int | None, ...]
+    """The first round that reaches each target of the block. None: never."""
+    last_below: tuple[int | None, ...]
+    """The last round below each target. None: the run ends below."""
     start_accuracy: float
-    start_loss: float  # on the training data
+    """The test accuracy of the initial model."""
+    start_loss: float
+    """The loss of the initial model on the training data."""
     best: float
+    """The best test accuracy of all rounds."""
     final: float
-    diverged: int | None  # first round whose training loss is not finite
-    accuracy: tuple[float, ...]  # on the test data, in rounds 0, EVERY, 2 EVERY, ...
+    """The test accuracy of the last round."""
+    diverged: int | None
+    """The first round whose training loss is not finite. None: there is none."""
+    accuracy: tuple[float, ...]
+    """The accuracies on the test data in rounds 0, EVERY, 2 EVERY, ..."""
 
     @property
     def block(self) -> str:
@@ -142,8 +169,16 @@ class Released(NamedTuple):
 def released(block: str, algorithm: str | None = None, tau: int | None = None) -> list[Released]:
     """The released curves of a block of Table 2.
 
-    Without an algorithm they are those of all algorithms, without `tau` those of all numbers of
-    local steps.
+    Args:
+        block: A key of `TABLE2`, such as "mnist-mclr".
+        algorithm: The name of an algorithm in the registry, or None for all of them.
+        tau: The number of local steps, or None for all numbers.
+
+    Returns:
+        The curves in the order of the file. The list is empty if there is none of that kind.
+
+    Raises:
+        InputError: There is no such block or no such algorithm.
 
     >>> [curve.alpha for curve in released("fashion-cnn", "fedsso")]
     [0.003, 0.07]
@@ -161,7 +196,7 @@ def released(block: str, algorithm: str | None = None, tau: int | None = None) -
 
 @cache
 def _curves() -> tuple[Released, ...]:
-    """All curves, from the file beside this module."""
+    """All curves, from the file released.json beside this module. It is read once."""
     text = files(__package__).joinpath("released.json").read_text(encoding="utf-8")
     return tuple(_curve(row) for row in json.loads(text))
 

@@ -1,4 +1,9 @@
-"""Our runs beside the curves that the authors released: the same algorithm, task and steps."""
+"""Our runs beside the curves that the authors released: the same algorithm, task and steps.
+
+A released curve is one run with one draw of the mini-batches. Ours have several seeds. If ours are
+right, the released curve should look like one more seed. So the table on the page of Table 2 says
+in how many rounds it lies within the range of our seeds.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,12 @@ if TYPE_CHECKING:
     from ..experiment.results import Results, Setting
     from .lab import Lab
 
-LOST = 0.15  # a released run that has diverged ends below this accuracy: it names one class
-MARGIN = 0.01  # added to both ends of the range of our seeds
-NAMES = ("fedavg", "scaffold", "fedsso", "fedsso-dfp")  # methods that have released curves
+LOST = 0.15
+"""A released run that has diverged ends below this accuracy: it names one class of ten."""
+MARGIN = 0.01
+"""What is added to both ends of the range of our seeds."""
+NAMES = ("fedavg", "scaffold", "fedsso", "fedsso-dfp")
+"""The methods that may have released curves."""
 HEAD = (
     "Beside the authors' released curves (one run each; the CNN's start from the model of "
     "torch's seed 0, as our seed 0 does). Inside: share of the compared rounds in which theirs "
@@ -32,6 +40,13 @@ def same_setting(task: Task, setting: Setting) -> list[Released]:
     """The released curves of a setting: the same federation, model, start, algorithm and steps.
 
     There are none for FedSSO with a guard, which the authors do not have.
+
+    Args:
+        task: The task that the setting was run on. One that is not in the paper has no curves.
+        setting: Our runs of one algorithm with its hyper-parameters.
+
+    Returns:
+        Usually one curve or none.
     """
     hyper = setting.spec.hyper
     if task.name not in TABLE2 or hyper.get("guard", "none") != "none":
@@ -55,6 +70,14 @@ def against_released(
 
     For the convex model FedAvg with τ = 1 is added, which our grids do not have. Without any such
     curve there is neither heading nor table.
+
+    Args:
+        lab: Runs what is missing.
+        task: A block of the paper's Table 2.
+        grids: Our runs by method. All methods of `NAMES` must be there.
+
+    Returns:
+        Two parts of a Markdown page, or none.
     """
     ours = []
     for name in NAMES:
@@ -89,7 +112,8 @@ def _row(
     """One released curve beside our seeds of the same setting.
 
     They are compared in the rounds that the released curve has, every fifth. Where theirs diverges
-    and all of our seeds do, their accuracies mean nothing and are not compared.
+    and all of our seeds do, their accuracies mean nothing and are not compared. The last column but
+    one is the mean of |theirs - ours| for our seed 0, whose initial model is theirs.
     """
     rounds = np.arange(len(curve.accuracy)) * EVERY
     values = np.stack([trace["test_accuracy"][rounds] for trace in ours.traces])  # [seed, round]

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from .lab import Lab
 
 NAME = "table2"
-QUICK = 40  # rounds of a quick look
+"""The name of the files."""
+QUICK = 40
+"""The rounds of a quick look. By the paper's count, FedSSO needs 20 to 67 in its four blocks."""
 OURS = "fedsso-default"
+"""The method that is not in the paper: FedSSO with our defaults."""
 
 
 def table2(
@@ -36,9 +39,16 @@ def table2(
 ) -> None:
     """Run blocks of the table and write the page, the numbers and the pictures.
 
-    Without names all blocks are run, in a quick look those of the paper. Some blocks alone are
-    written under another name, beside the whole table. `slow` adds the methods that cost more than
-    all others.
+    Args:
+        lab: Where to write, and how thoroughly to run.
+        blocks: Keys of `tasks.TABLE2`. Without names all blocks are run, in a quick look those of
+            the paper. Some blocks alone are written under another name, beside the whole table.
+        slow: Add the methods that cost more than all others. A quick look never has them.
+
+    Raises:
+        InputError: There is no block of a name.
+        OutOfTime: The lab's deadline has passed. Nothing is written, but all finished runs are
+            kept, and the same call goes on with them.
     """
     names = [one_of("block", name, TABLE2) for name in blocks]
     if not names:
@@ -76,7 +86,8 @@ def _at_published(task: Task) -> dict[str, Algorithm]:
 def _untuned(lab: Lab, task: Task) -> Block:
     """A quick look at a block: the paper's own settings and our default.
 
-    Nothing is chosen, so each method's grid is its one setting.
+    Nothing is chosen, so each method's grid is its one setting, and both ways of counting have the
+    same settings.
     """
     points = _at_published(task)
     points[OURS] = METHODS[OURS].at()
@@ -105,9 +116,17 @@ def _tuned(
 ) -> Block:
     """A whole block: every method's grid, and its best setting for each way of counting.
 
-    The slow method is run on demand alone, and with one seed.
+    The slow method is run on demand alone, and with one seed. The seed that chose its setting is
+    then the only one, so its row is more favourable than the others. The page marks it with
+    "(1 seed)".
+
+    Args:
+        lab: Runs the grids.
+        task: The block.
+        slow: Whether to run the slow method.
     """
     dear = _dear(task)
+    # FedNL is run on the convex model alone, where it is the slow method.
     names = [name for name in METHODS if name not in ("fednl", dear)]
     grids = lab.grids(task, names)
     chosen = {}
@@ -129,7 +148,8 @@ def _tuned(
 def _published(lab: Lab, task: Task) -> dict[str, Setting]:
     """The paper's own settings of a task, run by us, by method.
 
-    The slower model has the seeds of the grid alone.
+    They show whether our numbers agree with the paper's where nothing was chosen. The slower model
+    has the seeds of the grid alone.
     """
     points = _at_published(task)
     if not points:

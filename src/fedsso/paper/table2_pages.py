@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from .lab import Lab
 
 FIRST_HIT = "first hit"
+"""The way of counting that pictures and remarks use, a key of `COUNTS`."""
+# What the page calls the ways of counting.
 COUNT_NAMES = {
     FIRST_HIT: "the first hit",
     "last below": "the last round below, which is the paper's way",
 }
-# these cost more than all the rest
+# What --slow adds. These methods cost more than all the rest.
 SLOW = "FedNL on the convex model and FedDANE on the CNN, each with one seed"
+# How the table was made, at the top of the page: for a quick look, and for the whole table.
 QUICK_HEAD = (
     "# Table 2, a quick look\n\n"
     "The paper's published settings, one seed, 40 rounds; a dash means: not within them. "
@@ -62,17 +65,23 @@ HEAD = (
     "A run whose loss is not finite, or a thousand times the first, has diverged."
 )
 
-Row = dict[str, str]  # of a Markdown table: cells by column
+Row = dict[str, str]
+"""A row of a Markdown table: its cells by the heads of their columns."""
 
 
 class Block(NamedTuple):
     """What was run of a task."""
 
     task: Task
+    """The task, which is a quarter of the paper's table or one of ours beside it."""
     clients: int
-    grids: Mapping[str, Results]  # by method
-    chosen: Mapping[str, Mapping[str, Setting]]  # by way of counting, then by method; all seeds
-    published: Mapping[str, Setting]  # by algorithm, at the paper's own settings
+    """The number of clients, by which the bytes of the federation are divided."""
+    grids: Mapping[str, Results]
+    """The runs of each method's grid, by method."""
+    chosen: Mapping[str, Mapping[str, Setting]]
+    """The best settings with all seeds, by way of counting, then by method."""
+    published: Mapping[str, Setting]
+    """Our runs at the paper's own settings, by algorithm. Empty for a task of ours."""
 
 
 def write(
@@ -85,8 +94,13 @@ def write(
 
     `name`.md has a section for each block, `name`-summary.md all blocks in one table. `name`.csv
     has a row for each run of the chosen settings, `name`-trials.csv one for each trial of the
-    grids. Pictures show the rounds of each method and, except in a quick look, the grids. `slow`
-    says whether the slow methods were run, which the page tells.
+    grids. Pictures show the rounds of each method and, except in a quick look, the grids.
+
+    Args:
+        lab: Where to write.
+        blocks: What was run, in the order of the page. There must be at least one.
+        slow: Whether the slow methods were run, which the page tells.
+        name: The name of the files, without a suffix.
     """
     _write_pages(lab, blocks, slow, name)
     _write_numbers(lab, blocks, name)
@@ -217,7 +231,7 @@ def _name(
 
 
 def _seeds(block: Block, count: str) -> int:
-    """The number of seeds of most methods."""
+    """The number of seeds of most methods. A slow method can have fewer, but none has more."""
     chosen = block.chosen[count].values()
     return max(len(setting.seeds) for setting in chosen)
 
@@ -279,7 +293,7 @@ def _megabytes(
     """For each seed, the megabytes that one client sends and receives until the deciding accuracy.
 
     All clients send the same, so these are the federation's bytes over the number of clients. None
-    where a seed does not reach the accuracy.
+    where a seed does not reach the accuracy. A megabyte is 10^6 bytes.
     """
     hits = setting.rounds(block.task.deciding, count)
     found: list[float | None] = []
@@ -287,6 +301,7 @@ def _megabytes(
         if hit is None:
             found.append(None)
         else:
+            # "Last below" is -1 where even the initial model is above the accuracy.
             sent = _sent(trace, max(hit, 0))
             found.append(sent / block.clients / 1e6)
     return found
@@ -343,6 +358,13 @@ def ranking(block: Block, count: str) -> list[tuple[str, float]]:
     """Methods with their mean rounds to the deciding accuracy, the fewest first.
 
     Methods that miss it with a seed, or that have fewer seeds than the rest, are left out.
+
+    Args:
+        block: What was run.
+        count: The way of counting, a key of `COUNTS`.
+
+    Returns:
+        Pairs of a method's key and its mean rounds.
     """
     seeds = _seeds(block, count)
     means = []
@@ -407,6 +429,7 @@ def _summary(blocks: Sequence[Block], count: str) -> list[str]:
     rows = []
     for block in blocks:
         order = ranking(block, count)
+        # Several methods can have the fewest rounds. Then all of them are bold.
         fewest = order[0][1] if order else math.inf
         best = [name for name, rounds in order if rounds == fewest]
         row = {"block": f"{block.task.title}, {block.task.deciding:.2f}"}
@@ -507,7 +530,7 @@ def _draw_bars(
 
 
 def _longest(block: Block) -> int:
-    """The rounds of the longest run."""
+    """The rounds of the longest run. A trace has one row more, that of the initial model."""
     settings = block.chosen[FIRST_HIT].values()
     return max(len(setting.traces[0]) - 1 for setting in settings)
 
@@ -540,7 +563,10 @@ def _draw_grids(
     lab: Lab,
     name: str,
 ) -> None:
-    """The picture of a block's grids: a heat map of rounds for each method that is tuned."""
+    """The picture of a block's grids: a heat map of rounds for each method that is tuned.
+
+    It shows how sharply a method depends on its steps, which the best setting alone does not.
+    """
     task = block.task
     maps = []
     for method, grid in block.grids.items():

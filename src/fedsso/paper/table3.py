@@ -25,9 +25,12 @@ from ..support.files import check_writable, write_atomic
 if TYPE_CHECKING:
     from pathlib import Path
 
-SAMPLE = (1, 28, 28)  # shape of an image
+SAMPLE = (1, 28, 28)
+"""The shape of an image of MNIST: channels, rows, columns."""
 CLASSES = 10
-MODELS = ("mclr", "cnn")  # d = 7 850 and 6 230
+"""The number of classes of MNIST."""
+MODELS = ("mclr", "cnn")
+"""The paper's two models, d = 7 850 and 6 230."""
 
 
 class Printed(NamedTuple):
@@ -37,23 +40,29 @@ class Printed(NamedTuple):
     """
 
     round: str = ""
+    """What is sent in a round, down and up."""
     server: str = ""
+    """What the server keeps."""
     client: str = ""
+    """What a client keeps, with the model that it works on."""
 
 
 class Entry(NamedTuple):
-    """One row of our table.
-
-    `values` are the algorithm's hyper-parameters; `remark` says where the paper's formulas are off.
-    """
+    """One row of our table: an algorithm with those hyper-parameters that its costs depend on."""
 
     label: str
+    """What the table calls it."""
     algorithm: str
+    """The name of the algorithm in the registry."""
     values: dict[str, Any]
+    """The algorithm's hyper-parameters. Others have their defaults."""
     paper: Printed
+    """What the paper prints for it."""
     remark: str
+    """Where the paper's formulas are off, and what else there is to know."""
 
 
+# What the paper prints for several rows, and a remark that two rows share.
 DOUBLE = Printed("2n_c", "2n_m", "2n_m")
 FEDNL = Printed("n_c²", "2n_m² + 2n_m", "n_m² + 2n_m")
 FEDSSO = Printed("n_c", "n_m² + 4n_m", "n_m")
@@ -129,6 +138,12 @@ def table3(out: Path) -> None:
 
     Nothing is trained: tensors without memory go through one round of each algorithm, and the bytes
     that they would have are counted. So it takes seconds, FedNL's d x d matrices included.
+
+    Args:
+        out: The folder. Earlier files of these names are replaced.
+
+    Raises:
+        InputError: The folder cannot be written.
     """
     check_writable(out)
     rows = []
@@ -145,6 +160,7 @@ def _rows(model: str) -> list[dict[str, Any]]:
     """
     with META:  # tensors without memory: only shapes matter
         module = models.build(model, SAMPLE, CLASSES)
+    # Nothing is compressed here. FedNL's own compressor belongs to its hyper-parameters.
     work = Work(SAMPLE, None)
     bill = Bill(sum(Layout.of(module).sizes), [])
     rows = []
@@ -214,10 +230,14 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _count(number: int) -> str:
-    """A number with a space between thousands."""
+    """A number with a space between thousands.
+
+    >>> _count(7850)
+    '7 850'
+    """
     return f"{number:,}".replace(",", " ")
 
 
 def _multiple(value: float) -> str:
-    """A multiple, with decimals where it is small."""
+    """A multiple of FedAvg's bytes as text, with decimals where it is below 100."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"

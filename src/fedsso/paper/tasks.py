@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ..data.federation import Federation
 
 SEEDS = (0, 1, 2, 3, 4)
-THIN = {"alpha": (0.01, 0.1), "eta": (0.1, 1.0), "mu": (0.1,)}  # the grid of a quick look
+"""The seeds that the chosen settings are run with. The first ones also choose them."""
+THIN = {"alpha": (0.01, 0.1), "eta": (0.1, 1.0), "mu": (0.1,)}
+"""The values of each axis in the grid of a quick look."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,30 @@ class Task:
     """
 
     name: str
+    """The key in `TASKS`. The runs of the task are kept in a folder of this name."""
     title: str
-    data: Mapping[str, Any]  # arguments of `load`
+    """What pages and pictures call it."""
+    data: Mapping[str, Any]
+    """The arguments of `load`."""
     model: str
+    """The name of the model, as `simulate` takes it."""
     targets: tuple[float, ...]
+    """The test accuracies whose rounds are counted, in rising order."""
     deciding: float
+    """The accuracy that settings are chosen by, one of the targets."""
     convex: bool = True
+    """Whether the loss is convex. Convex models start from zero, others from torch's draw."""
     rounds: int = 200
+    """How many rounds a run has, except in a quick look."""
     choosing: int = 1
+    """How many seeds the grid is run with."""
 
     def federation(self) -> Federation:
-        """Read the task's data."""
+        """Read the task's data.
+
+        Raises InputError if the files are missing. `Lab.federation` keeps the last one, so call
+        that where there is a lab.
+        """
         return load(**self.data)
 
 
@@ -54,10 +69,13 @@ def _by_name(*tasks: Task) -> dict[str, Task]:
 
 # ---- Table 2 ----
 
+# The data. The partitions called paper-... give each client the label counts behind the paper's
+# results.
 MNIST = {"name": "mnist", "partition": "paper-20"}
 FASHION = {"name": "fashion_mnist", "partition": "paper-fashion-3"}
 EMNIST = {"name": "emnist_digits", "clients": 20}
 
+# The targets, from Table 2 of the paper. EMNIST digits, which it does not have, has those of MNIST.
 DIGITS = (0.40, 0.60, 0.80, 0.88, 0.90)
 CLOTHES = (0.40, 0.60, 0.80, 0.83, 0.84)
 CNN_DIGITS = (0.40, 0.60, 0.80, 0.88, 0.91)
@@ -82,6 +100,7 @@ def _deep(name: str, title: str, data: Mapping[str, Any], *targets: float) -> Ta
     return Task(f"{name}-cnn", f"{title}, CNN", data, "cnn", targets, deciding, False, choosing=3)
 
 
+# The authors call their Fashion-MNIST "EMNIST". So there are both sets here, under their own names.
 TABLE2 = _by_name(
     _convex("mnist", "MNIST, 20 clients", MNIST, *DIGITS),
     _convex("fashion", "Fashion-MNIST, 3 clients", FASHION, *CLOTHES),
@@ -95,6 +114,7 @@ TABLE2 = _by_name(
 
 TWEETS = {"name": "sentiment140", "clients": 10}
 
+# All tasks, by name. Those of the figures alone have their settings chosen with one seed.
 TASKS = TABLE2 | _by_name(
     Task(
         "mnist3-mclr",
@@ -161,13 +181,21 @@ class Method:
 
     `fixed` holds hyper-parameters that are the same in its whole grid. A method that is not tuned
     has one setting: these, and defaults for the rest.
+
+    >>> METHODS["fedsso"].at(alpha=0.1).guard, len(METHODS["fedavg"].records())
+    ('none', 12)
     """
 
     name: str
+    """The key in `METHODS`."""
     title: str
+    """What tables and pictures call it."""
     algorithm: str
+    """The name of the algorithm in the registry. Several methods can share one."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Hyper-parameters that are the same in the whole grid."""
     tuned: bool = True
+    """Whether a grid is searched. If not, there is one setting."""
 
     def records(self, *, thin: bool = False) -> list[Algorithm]:
         """All settings of its grid, each as a record that `simulate` takes.
@@ -176,6 +204,7 @@ class Method:
         """
         if not self.tuned:
             return [make(self.algorithm, dict(self.fixed))]
+        # A value in `fixed` wins over an axis of the same name.
         values: dict[str, Any] = {}
         if thin:
             values = {key: THIN[key] for key in axes(self.algorithm) if key in THIN}
@@ -184,7 +213,8 @@ class Method:
     def at(self, **values: float) -> Algorithm:
         """One setting with the given hyper-parameters, which need not be a point of the grid.
 
-        Values that the algorithm has no field for are left out: FedNL, for example, has no α.
+        Values that the algorithm has no field for are left out: FedNL, for example, has no α. So
+        one call can set the same α for all methods of a figure.
         """
         own = {field.name for field in fields_of(ALGORITHMS[self.algorithm])}
         known = {name: value for name, value in values.items() if name in own}
@@ -199,6 +229,7 @@ def _methods(*methods: Method) -> dict[str, Method]:
 # Algorithm 1 as printed, without the reset of B: R = 200 would reset it in the last of 200 rounds.
 AS_PRINTED = {"guard": "none"}
 
+# All methods, in the order in which tables show them.
 METHODS = _methods(
     Method("fedavg", "FedAvg", "fedavg"),
     Method("fedsgd", "FedSGD", "fedsgd"),

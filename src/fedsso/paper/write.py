@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from ..experiment.results import Setting
 
 PICTURES = (".png", ".pdf")
+"""The formats of every picture: one for pages, one for print."""
 SHORT = {"alpha": "α", "eta": "η", "mu": "μ", "local_steps": "τ"}
-SAID = ("guard", "form")  # settings that are part of a method's name
+"""The paper's letters for hyper-parameters."""
+SAID = ("guard", "form")
+"""Settings that are part of a method's name, and are therefore not repeated."""
 
 
 def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as CSV, with the names of the columns in the first line.
 
-    A column that only some rows have is empty in the others, and so is None.
+    A column that only some rows have is empty in the others, and so is None. Columns stand in the
+    order in which the rows first have them.
     """
     names: dict[str, None] = {}  # a set that keeps the order
     for row in rows:
@@ -41,7 +45,11 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def save_text(path: Path, *parts: str) -> None:
-    """Write paragraphs and tables as a Markdown file; empty parts are left out."""
+    """Write paragraphs and tables as a Markdown file.
+
+    There is an empty line between two parts, as Markdown wants it. Empty parts are left out, so
+    that a caller need not ask whether there is a remark.
+    """
     blocks = []
     for part in parts:
         if part:
@@ -50,7 +58,13 @@ def save_text(path: Path, *parts: str) -> None:
 
 
 def save_picture(path: Path, draw: Callable[[Path], object]) -> None:
-    """Write a picture in every format; `draw` gets the path with the format's suffix."""
+    """Write a picture in every format.
+
+    Args:
+        path: Where to write it, without a suffix.
+        draw: Draws the picture and writes it. It is called once for each format, with the path
+            that has the format's suffix.
+    """
     for suffix in PICTURES:
         draw(path.with_suffix(suffix))
 
@@ -75,7 +89,11 @@ def settings(setting: Setting) -> str:
 
 
 def _short(value: object) -> str:
-    """A hyper-parameter as text; a float without needless digits."""
+    """A hyper-parameter as text; a float without needless digits.
+
+    >>> _short(0.30), _short("auto")
+    ('0.3', 'auto')
+    """
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
@@ -85,7 +103,11 @@ def spread(values: Sequence[float | None], decimals: int = 1) -> str:
     """Mean ± standard deviation over seeds, as text.
 
     None means that a seed has no value: then a dash stands for the mean, followed by how many
-    seeds have one, as in "– (3/5)".
+    seeds have one, as in "– (3/5)". A mean over the other seeds would flatter a setting that fails
+    with some.
+
+    >>> spread([10, 12]), spread([10, None]), spread([None])
+    ('11.0 ± 1.4', '– (1/2)', '–')
     """
     found = [value for value in values if value is not None]
     if not found:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..experiment.trace import ACCURACY, at_end
 
 if TYPE_CHECKING:
     from ..experiment.trace import Trace
@@ -43,6 +44,13 @@ class Curve(NamedTuple):
     traces: tuple[Trace, ...]
     # The name that the algorithm has in the registry. It decides the colour.
     algorithm: str
+    # How many rounds the runs were to have, so that a run that stopped early is known. None takes
+    # every trace for a whole run.
+    rounds: int | None = None
+
+    def ends(self, metric: str = ACCURACY) -> list[float]:
+        """A metric at the end of each seed's run, by the rule of `experiment.trace.at_end`."""
+        return [at_end(trace, self.rounds, metric) for trace in self.traces]
 
 
 # ---- the numbers ----
@@ -67,7 +75,7 @@ class Numbers(TypedDict):
 
     `rounds_to` has one entry for each target, by the target as text. A megabyte is 10^6 bytes, and
     the whole federation is counted, in both directions. `diverged` lists the rounds in which seeds
-    diverged.
+    diverged; their final accuracy counts as 0.
     """
 
     label: str
@@ -111,7 +119,7 @@ def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
         "seeds": len(traces),
         "rounds_to": rounds_to,
         "megabytes": _megabytes(traces, targets),
-        "final_accuracy": _stat([trace.final() for trace in traces]),
+        "final_accuracy": _stat(curve.ends()),
         "diverged": [trace.diverged for trace in traces if trace.diverged is not None],
     }
 

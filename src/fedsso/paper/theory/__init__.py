@@ -1,7 +1,9 @@
 """The paper's theory, checked by experiment: one section for each claim, with its numbers.
 
 `theory` tests all claims and writes theory.md (the text), theory.csv (every number) and the figure.
-Each claim is tested by one function of `rates`, `matrix` or `points`.
+Each claim is tested by one function of `rates`, `matrix` or `points`. These run FedSSO by the
+functions of `watch`, which look at the server's state after every round. The sentences of a verdict
+are put together from what was measured, so another version of the algorithm changes the text.
 """
 
 from __future__ import annotations
@@ -29,9 +31,14 @@ CLAIMS: dict[str, Callable[[Effort], Section]] = {
     "Theorem 1.1": lighthouse,
     "the limit of FedSSO": bias,
 }
+"""The claims by name, in the order of the page, each with the function that tests it."""
 ROUNDS = 1000
+"""The rounds of the longest runs."""
 QUICK_ROUNDS = 250
+"""The same in a quick look. It is more than the paper's period R, so there is still a reset."""
 QUICK_SEEDS = 2
+"""How many of the seeds a quick look has."""
+# The top of the page.
 INTRODUCTION = (
     "# The theory, checked by experiment\n"
     "\n"
@@ -51,8 +58,16 @@ def theory(
 ) -> None:
     """Test the paper's claims and write theory.md, .csv, .png and .pdf into the folder `out`.
 
-    A quick look has fewer rounds, and the first two seeds alone. `note` is told which claim is
-    tested next. All runs are on the CPU: the problems are small, and a GPU would be slower.
+    All runs are on the CPU: the problems are small, and a GPU would be slower.
+
+    Args:
+        out: The folder. Earlier files of these names are replaced.
+        quick: Have fewer rounds, and the first two seeds alone.
+        seeds: The seeds of the mini-batches. For the limit of FedSSO, each draws another problem.
+        note: Is told which claim is tested next.
+
+    Raises:
+        InputError: There is no seed, or one is given twice, or the folder cannot be written.
     """
     chosen = tuple(integer("seed", seed) for seed in seeds)
     if not chosen or len(set(chosen)) < len(chosen):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     Curve = tuple[Array, Array]  # k, value
 
+# Colours that all figures of the package share. A setting has the same one in every panel.
 ORANGE, BLUE, GREEN, OTHER = list(FAMILIES)[:4]
 SETTINGS = {LINE: ORANGE, EXACT: BLUE, NOISY: GREEN, RESET: OTHER}
 
@@ -45,7 +46,10 @@ DOTTED: dict[str, Any] = {"color": "#555555", "lw": 1.2, "ls": (0, (1.2, 1.6))}
 
 
 class Book:
-    """The facts of one claim, found by quantity."""
+    """The facts of one claim, found by quantity.
+
+    A quantity that is not there gives empty arrays and lists, not an error.
+    """
 
     def __init__(self, facts: Sequence[Fact], claim: str) -> None:
         self.facts = [fact for fact in facts if fact.claim == claim]
@@ -74,6 +78,10 @@ def draw(figure: Figure, facts: Sequence[Fact]) -> None:
 
     The upper row shows the two theorems on rates and the eigenvalues of B^-1, the lower row Lemma
     2.3, the Lighthouse point and the limit of FedSSO.
+
+    Args:
+        figure: An empty figure of matplotlib. Its size is set here.
+        facts: The facts of all claims.
     """
     panels = (
         (_convex, "Theorem 2.1"),
@@ -152,8 +160,16 @@ def _band(
     The line is the mean of the seeds that reach round `end`, the band their range. The other seeds
     diverged: each is a thin line that stops at a cross. The legend names the setting once, even if
     every seed diverged.
+
+    Args:
+        axes: The panel.
+        curves: The rounds and values of each seed.
+        color: The colour of the setting.
+        label: The name of the setting, for the legend.
+        end: The last round of a run that did not diverge.
     """
     line: dict[str, Any] = {"color": color, "lw": 1.6, "ls": _style(label)}
+    # An empty line makes the entry of the legend.
     axes.plot([], [], **line, label=label)
     whole = [(k, value) for k, value in curves if k[-1] == end]
     if whole:
@@ -230,6 +246,7 @@ def _rough(axes: Axes, book: Book) -> None:
             name,
             k[-1],
         )
+    # ln K is near zero in the first rounds, where the line would fall off a logarithmic axis.
     late = k[k >= 10]
     logarithm = 2 * value.max() * np.log(late) / np.log(late[-1])
     axes.plot(late, logarithm, **DOTTED, label="proportional to ln K")

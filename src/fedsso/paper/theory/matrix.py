@@ -30,9 +30,13 @@ Rows = list[tuple[str, str]]  # quantity, measured
 LAM = 1e-4
 LAM_BAR = 9999.0
 
-TOLERANCE = 1e-6  # of |grad^T g| in round 1: below it a round does not count
+TOLERANCE = 1e-6
+"""A round counts if |grad^T g| is above this share of its value in round 1."""
 DIM = 5
+"""The number of parameters in all runs."""
 PLAIN_ROUNDS = 15
+"""The rounds of the convex run with exact gradients."""
+# The products -y^T s of the single updates, from large to small.
 COSINES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 
 # columns of a run, and the quantities they are in theory.csv
@@ -48,8 +52,11 @@ class Flat(NamedTuple):
     """B after one update of B = I with a pair whose product y^T s is small and negative."""
 
     det: float
-    powell: float  # the paper's formula for the determinant
-    least: float  # the least eigenvalue
+    """The determinant of B."""
+    powell: float
+    """What the paper's formula gives for the determinant."""
+    least: float
+    """The least eigenvalue of B."""
 
 
 def flat_pair(cosine: float) -> Flat:
@@ -79,8 +86,13 @@ def formula_error(
 ) -> float:
     """The largest error of a formula for the growth of log det B.
 
-    `formula` is "exact" or "powell", the paper's. Only pairs that were overridden count, or only
-    those that were not.
+    Args:
+        runs: The runs, of which all rounds are taken together.
+        formula: "exact", or "powell" for the paper's.
+        overridden: Whether the pairs that were overridden count, or those that were not.
+
+    Returns:
+        The largest difference of logarithms, or 0 if there is no such pair.
     """
     errors = []
     for run in runs:
@@ -104,7 +116,8 @@ def counted(run: Seen) -> NDArray[np.bool_]:
 def failing(run: Seen) -> float:
     """The share of the counted rounds in which grad^T B^-1 g < kappa grad^T g.
 
-    kappa is the smallest eigenvalue of B^-1 in the run.
+    kappa is the smallest eigenvalue of B^-1 in the run. The proofs take this inequality to hold in
+    every round. It is true for grad = g, but for two different vectors it need not be.
     """
     kappa = run["low"].min()
     failed = run["bent"] < kappa * run["plain"]

@@ -69,7 +69,15 @@ def averaged_gradient(
 ) -> Tensor:
     """FedSSO's averaged gradient g at x, which is minus its first step.
 
-    With tau = 1 it is the gradient of f.
+    In the first round B is the identity, and with eta = 1 the step is -g. With tau = 1 it is the
+    gradient of f.
+
+    Args:
+        fed: The clients, whose gradients are exact.
+        x: The model [d] that the round starts from.
+        alpha: The client step.
+        tau: The number of local steps.
+        **options: Further options of `simulate`, such as the loss.
     """
     record = FedSSO(alpha=alpha, eta=1.0, guard="none")
     return x - model(fed, record, 1, tau, init=x, **options)
@@ -258,7 +266,9 @@ class End(NamedTuple):
     """Where a run ends: its distances to the minimiser and to FedAvg's fixed point."""
 
     minimiser: float
+    """The distance to the minimiser of f."""
     fixed: float
+    """The distance to FedAvg's fixed point for the same client step and local steps."""
 
 
 Ends = dict[float, list[End]]

@@ -40,15 +40,25 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, str]]  # quantity, measured
 
-MU = 1.0  # the L2 penalty of the convex problem
-TAIL = 10  # from this round on, a gap no longer depends on the start
-BEND = 0.1541  # a bound of the second derivative of (sigmoid(z) - y)^2 for y = 0 or 1
+MU = 1.0
+"""The L2 penalty of the convex problem, which is the paper's mu: f is mu-strongly convex."""
+TAIL = 10
+"""From this round on, a gap no longer depends on the start."""
+BEND = 0.1541
+"""A bound of the second derivative of (sigmoid(z) - y)^2 for y = 0 or 1."""
 
 
 def record(
     steps: tuple[Decay, Decay], lam: float = 1e-4, Lam: float = 9999.0, R: int | None = None
 ) -> FedSSO:
-    """The paper's algorithm with the schedules (alpha, eta), and with B kept as a matrix."""
+    """The paper's algorithm with the schedules (alpha, eta), and with B kept as a matrix.
+
+    Args:
+        steps: The schedules of the client step and of the server step.
+        lam: The lower bound of the curvature rule, the paper's lambda.
+        Lam: Its upper bound, the paper's Lambda.
+        R: B is reset every R rounds. None: never.
+    """
     alpha, eta = steps
     return FedSSO(
         alpha=alpha,
@@ -114,10 +124,14 @@ class Promise(NamedTuple):
     two fields are conditions of its proof, so that a schedule can be checked against them.
     """
 
-    steps: tuple[Decay, Decay]  # alpha_k, eta_k
-    nu: float  # the numerator of the bound
-    beta_u: float  # the proof needs beta u > 1
-    alpha_L: float  # the proof needs alpha_1 L <= 1
+    steps: tuple[Decay, Decay]
+    """The step sizes alpha_k of the clients and eta_k of the server."""
+    nu: float
+    """The numerator of the bound."""
+    beta_u: float
+    """beta u with u = kappa mu^2 / (N L). The proof needs it to be above 1."""
+    alpha_L: float
+    """alpha_1 L. The proof needs it to be at most 1."""
 
     @property
     def gamma(self) -> float:
@@ -185,9 +199,13 @@ class Tested(NamedTuple):
     """
 
     promise: Promise
-    gaps: list[Array]  # f(x_k) - f* of each seed
+    """The schedule and its bound."""
+    gaps: list[Array]
+    """f(x_k) - f* over the rounds, for each seed."""
     runs: list[Seen]
+    """The runs themselves, in the same order."""
     seeds: tuple[int, ...]
+    """The seeds of the runs."""
 
     @property
     def slopes(self) -> list[float]:
@@ -439,12 +457,18 @@ class Descent(NamedTuple):
     shorter curves.
     """
 
-    dip: float  # least eigenvalue of the Hessian at the start
-    least: list[Array]  # its minimum so far, of each seed
-    mean: list[Array]  # its mean so far with weights eta_k
-    total: list[Array]  # its sum so far with weights eta_k, which is what the proof bounds
+    dip: float
+    """The least eigenvalue of the Hessian at the start."""
+    least: list[Array]
+    """The minimum so far."""
+    mean: list[Array]
+    """The mean so far with weights eta_k."""
+    total: list[Array]
+    """The sum so far with weights eta_k, which is what the proof bounds."""
     runs: list[Seen]
+    """The runs themselves, one for each seed."""
     rounds: int
+    """How many rounds a run has if it does not diverge."""
 
     def ended(self, curves: Sequence[Array]) -> list[Array]:
         """The curves of the runs that reach the last round."""
@@ -501,8 +525,12 @@ def descent(
 ) -> Descent:
     """Run the corrected schedule of Theorem 3.1 on a problem and collect the squared gradients.
 
-    `lam` and `Lam` are the bounds of the curvature rule; with `R` the matrix B is reset every R
-    rounds.
+    Args:
+        one: The problem.
+        effort: The rounds and the seeds.
+        lam: The lower bound of the curvature rule.
+        Lam: Its upper bound.
+        R: B is reset every R rounds. None: never.
     """
     steps = theorem_3(L=one.smoothness(BEND), tau=TAU)
     runs = every(one, record(steps, lam, Lam, R), effort)

@@ -40,25 +40,29 @@ if TYPE_CHECKING:
     from .claims import Effort
 
 CLIENTS = 4
+"""The number of clients, the paper's N."""
 TAU = 4
-ROWS = 60  # different rows of each client
-NEWTON_STEPS = 30  # more than enough from any start used here
-TINY = 1e-300  # keeps the inverse of an eigenvalue finite
+"""The local steps of a client in a round, the paper's τ."""
+ROWS = 60
+"""How many different rows each client has."""
+NEWTON_STEPS = 30
+"""The steps of Newton's method, more than enough from any start used here."""
+TINY = 1e-300
+"""The least eigenvalue of B that is taken for true. It keeps the inverse finite."""
 
 
 # ---- the functions that are minimised ----
 
 
 class Problem(NamedTuple):
-    """A function f to minimise, given by rows of data and a loss.
-
-    `fed` holds the rows that mini-batches are drawn from, `rows` the same rows without copies.
-    `options` are options of `simulate`.
-    """
+    """A function f to minimise, given by rows of data and a loss."""
 
     fed: Federation
+    """The rows that mini-batches are drawn from, with copies."""
     rows: Federation
+    """The same rows without copies, which define f."""
     options: Mapping[str, Any]
+    """Options of `simulate`: the loss, the penalty, the batch size and the initial model."""
 
     def simulation(
         self,
@@ -66,7 +70,13 @@ class Problem(NamedTuple):
         rounds: int,
         seed: int,
     ) -> Simulation:
-        """A run of `record` on this problem that is about to begin."""
+        """A run of `record` on this problem that is about to begin, in float64.
+
+        Args:
+            record: The algorithm.
+            rounds: How many rounds it will have. The model is evaluated after the last one alone.
+            seed: The seed of the mini-batches. The initial model does not depend on it.
+        """
         from ...experiment.stepper import Simulation
 
         more = {
@@ -111,8 +121,14 @@ def problem(
 ) -> Problem:
     """Four clients, each with labels 0/1 from a logistic model of its own.
 
-    Rows lie in a ball of radius `scale`. The initial model has length `start`, and all its entries
-    are equal.
+    Args:
+        loss: The name of a loss, or a function of outputs and targets.
+        dim: The number d of parameters. There is no intercept.
+        batch: The rows of a mini-batch. None: all rows, so gradients are exact.
+        effort: How many rounds there will be at most.
+        scale: The rows lie in a ball of this radius.
+        l2: The strength of the penalty.
+        start: The length of the initial model, whose entries are all equal.
 
     Mini-batches should be independent draws, as in the theorems. The simulator goes through all
     rows before it draws one again, and then the noise of the batches would cancel. So each row is
@@ -191,10 +207,14 @@ def minimiser(problem: Problem) -> tuple[Tensor, float]:
 class Pair(NamedTuple):
     """What became of the pair (s, y) of a round; NaN where no pair entered B."""
 
-    overridden: float  # 1 where the curvature rule replaced y^T s
-    grow: float = nan  # log det B_k - log det B_{k-1}
-    exact: float = nan  # log of (y^T s)^2 / (cur s^T B s)
-    powell: float = nan  # log of cur / (s^T B s), the paper's formula
+    overridden: float
+    """1 where the curvature rule replaced y^T s, otherwise 0."""
+    grow: float = nan
+    """log det B_k - log det B_{k-1}, measured from the matrices."""
+    exact: float = nan
+    """log of (y^T s)^2 / (cur s^T B s), which is the right formula for `grow`."""
+    powell: float = nan
+    """log of cur / (s^T B s), the paper's formula."""
 
 
 class Round(NamedTuple):
@@ -225,11 +245,19 @@ def watch(
 ) -> Seen:
     """Run FedSSO and note what is seen of every round; a run that diverges is shorter.
 
-    The record must have form="bfgs-dense" and guard="none".
+    Args:
+        problem: What is minimised.
+        record: FedSSO with form="bfgs-dense", which keeps B as a matrix, and guard="none".
+        rounds: How many rounds to run.
+        seed: The seed of the mini-batches.
+
+    Returns:
+        The fields of `Round`, each as an array over the rounds.
     """
     simulation = problem.simulation(record, rounds, seed)
     f, batch = whole(problem, simulation)
     seen: list[Round] = []
+    # The states before and after a round. B of the round before is needed for the change of det B.
     states: list[State] = [simulation.server]
 
     def after(now: Trials) -> None:
@@ -280,7 +308,10 @@ def _pair(
     old: State,
     now: Trials,
 ) -> Pair:
-    """Whether cur was overridden, and the change of log det B beside the two formulas for it."""
+    """Whether cur was overridden, and the change of log det B beside the two formulas for it.
+
+    The pair that enters B in this round is the step before it, and the change of g that it caused.
+    """
     new: State = now.server
     verdict = qn.judge(gram(old.s, new.g - old.g), record.lam, record.Lam)
     reset = record.R is not None and now.k % record.R == 0  # a reset drops the pair
