@@ -2,8 +2,9 @@
 
 It is for NVFlare, pfl, or any loop that averages what its clients send. `p.grad` holds the clients'
 mean of x - v: the model they were sent minus the one they came back with. It is not divided by
-anything. `local_lr` and `local_steps` say what the clients did: local_lr is the paper's alpha,
-local_steps its tau, and lr its eta.
+anything. `local_lr` is the paper's alpha, `local_steps` its tau, `lr` its eta. The first two only
+set the unit in which numbers are shown, unless guard is "adaptive" or "none": then they must be
+what the clients use.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ServerBFGS(Optimizer):
     `state_dict()` is a copy of all that is needed to go on.
 
     >>> x = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    >>> optimizer = ServerBFGS([x], local_lr=0.1, local_steps=2)
+    >>> optimizer = ServerBFGS([x])
     >>> x.grad = torch.tensor([0.2, 0.4])  # clients came back with 0.8 and 1.6
     >>> optimizer.step()
     >>> x.detach()
@@ -50,14 +51,14 @@ class ServerBFGS(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        local_lr: float,
-        local_steps: float,
+        local_lr: float | None = None,
+        local_steps: float | None = None,
         lr: float = 1.0,
         R: int | None = None,
         lam: float = 1e-4,
         Lam: float = 9999.0,
         form: str = "bfgs",
-        guard: str = "adaptive",
+        guard: str = "cautious",
         pairs: int = 200,
         m: int = 20,
     ) -> None:
@@ -95,8 +96,17 @@ class ServerBFGS(Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One server step from the clients' mean in `p.grad`."""
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        loss: float | None = None,
+    ) -> None:
+        """One server step from the clients' mean in `p.grad`.
+
+        `loss` is the clients' mean training loss in this round, if they report it; the cautious
+        guard looks at it.
+        """
         if closure is not None:
             raise InputError(
                 "step() takes no closure: it would put gradients where the clients' mean of x - v "
@@ -113,14 +123,13 @@ class ServerBFGS(Optimizer):
         x = _flat(trained)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         mean = _flat(grads).to(x.dtype)
-        g = mean / (group["local_lr"] * now.local_steps)
-        if not g.isfinite().all():
+        if not (mean / group["local_lr"] / now.local_steps).isfinite().all():
             log.warning(
                 "round %d: the clients' mean is not finite; the model is kept", self.server.k + 1
             )
             return
         before = copy(self.server)
-        new = self.server.advance(x, -mean)
+        new = self.server.advance(x, -mean, loss=loss)
         if not _fits(new, trained):
             log.warning("round %d: the step is not finite; the model is kept", self.server.k)
             self.server = before
@@ -215,12 +224,21 @@ class ServerBFGS(Optimizer):
 
 def _server(group: Mapping[str, Any]) -> Server:
     """A new server with the settings of a parameter group."""
-    for name in ("lr", "local_lr"):
-        if not 0 < number(name, group[name]) < HUGE:
-            raise InputError(f"{name} must be > 0 and finite, got {name}={group[name]}")
+    local_lr = group["local_lr"]
+    local_steps = group["local_steps"]
+    guard = group["guard"]
+    if guard != "cautious" and (local_lr is None or local_steps is None):
+        raise InputError(
+            f"guard={guard!r} needs local_lr and local_steps, the step and the number of local "
+            "steps that clients use; leave guard out if you do not know them"
+        )
+    alpha = 1.0 if local_lr is None else local_lr
+    for name, value in (("lr", group["lr"]), ("local_lr", alpha)):
+        if not 0 < number(name, value) < HUGE:
+            raise InputError(f"{name} must be > 0 and finite, got {name}={value}")
     fields = {name: group[name] for name in RECORD}
-    record = FedSSO(alpha=group["local_lr"], eta=group["lr"], **fields)
-    return Server(record, group["local_steps"])
+    record = FedSSO(alpha=alpha, eta=group["lr"], **fields)
+    return Server(record, 1.0 if local_steps is None else local_steps)
 
 
 def _defaults(server: Server) -> dict[str, Any]:

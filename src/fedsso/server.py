@@ -7,6 +7,7 @@ change it between rounds: s = x_k - x_{k-1} is then the difference of what the c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -17,19 +18,23 @@ from torch import Tensor
 from .algorithm import Cohort
 from .algorithm.records import stack
 from .algorithm.schedule import at
+from .algorithms.cautious import PATIENCE
 from .algorithms.fedsso import FedSSO, State
 from .errors import MOST, InputError, number
 from .support.linalg import dot
 from .support.trees import named_leaves, tree_map
 
+log = logging.getLogger("fedsso")
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
 
 
 class Server:
     """The state of FedSSO between rounds.
 
-    `local_steps` is tau, the clients' mean number of local steps; `record.alpha` must be the step
-    that they use.
+    Args:
+        record: FedSSO's settings. With guard="cautious" its alpha only sets the unit in which
+            numbers are shown; else it must be the step that clients use.
+        local_steps: tau, the clients' mean number of local steps; likewise.
 
     >>> server = Server(FedSSO(alpha=0.1), local_steps=2)
     >>> server.step(torch.tensor([1.0, 2.0]), torch.tensor([0.8, 1.6]))
@@ -59,20 +64,25 @@ class Server:
         x: Tensor,
         v: Tensor,
         k: int | None = None,
+        loss: float | None = None,
     ) -> Tensor:
         """The next model [d], from this one and from the mean of what the clients made of it.
 
         Neither x nor v is changed.
         """
-        return self.advance(x, v.detach() - x.detach(), k)
+        return self.advance(x, v.detach() - x.detach(), k, loss)
 
     def advance(
         self,
         x: Tensor,
         delta: Tensor,
         k: int | None = None,
+        loss: float | None = None,
     ) -> Tensor:
         """The next model [d], from this one and from the clients' mean update delta = v - x.
+
+        `loss` is the clients' mean training loss of this round, if they report it; the cautious
+        guard looks at it.
 
         It is more precise than `step` where alpha is small: x + delta would round away what counts.
         Rounds count 1, 2, ... unless k says otherwise, since the server may have sat out some. The
@@ -86,11 +96,15 @@ class Server:
                 f"x and v must be vectors of one length, in round {self.k + 1} or later; got "
                 f"{tuple(x.shape)}, {tuple(delta.shape)}, round {k}"
             )
-        cohort = Cohort(self.steps + 1, 1, torch.arange(1), 1.0, self.local_steps)
+        heard = None
+        if loss is not None:
+            heard = torch.tensor([[loss]], dtype=torch.float64, device=x.device)
+        cohort = Cohort(self.steps + 1, 1, torch.arange(1), 1.0, self.local_steps, heard)
         algorithm = stack([self._record_of(k)], x.dtype, x.device)
         with torch.no_grad():
             before = self._at(x)
             self.state = algorithm.server(before, delta.detach().unsqueeze(0), cohort)
+        _tell_falls(before, self.state, k)
         self.k = k
         self.steps += 1
         return self.state.x[0].clone()
@@ -159,6 +173,20 @@ class Server:
         self.state = state
         self.k = k
         self.steps = steps
+
+
+def _tell_falls(before: State, after: State, k: int) -> None:
+    """Say in words if the cautious guard went back."""
+    falls = int(after.net.falls[0, 0])
+    if falls == int(before.net.falls[0, 0]):
+        return
+    log.warning(
+        "FedSSO: round %d: the last step made things worse; going back to an earlier model, and "
+        "B starts anew (%d of %d times, then the server only averages)",
+        k,
+        falls,
+        PATIENCE,
+    )
 
 
 # ---- saved states ----

@@ -50,16 +50,18 @@ from ..algorithm import (
     at_least,
     gram,
     hyper,
+    norm,
     param,
     positive,
+    tree_map,
 )
 from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
-from . import client_step, trust_region
+from . import cautious, client_step, trust_region
 
 log = logging.getLogger("fedsso")
-GUARDS = ("adaptive", "none")
+GUARDS = ("adaptive", "cautious", "none")
 
 
 class Seen(NamedTuple):
@@ -82,6 +84,7 @@ class State(NamedTuple):
     guard: trust_region.Guard
     seen: Seen
     choice: client_step.Choice
+    net: cautious.Net
 
 
 class Message(NamedTuple):
@@ -147,37 +150,35 @@ class FedSSO(Algorithm):
         s = server.s
         guard = server.guard
         choice = server.choice
+        net = server.net
         alpha = at(self.alpha, k, choice.alpha)
+        work = alpha * tau  # FedAvg's step is -work g
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
 
-        work = alpha * tau  # FedAvg's step is -work g
         products = gram(s, y, g)
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
         if _guarded(self):  # not in the paper: guard="adaptive"
-            guard = trust_region.adapt(guard, products, work, rounds)
+            net = cautious.follow(server.net, products) if _is_cautious(self) else server.net
+            guard = _adapted(self, guard, net, products, work, rounds)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
 
-        unit = work if _guarded(self) else 1.0
+        unit = work if _is_cautious(self) else 1.0  # of B^-1
         form = _form(self, x, k, unit * guard.gamma)
         pair = qn.judge(products, self.lam / unit, self.Lam / unit, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
-        eta = at(self.eta, k)
-        if _guarded(self):
-            move, guard = trust_region.step(guard, eta, work, g, direction)
-        else:
-            one = x.new_ones(x.shape[0], 1, dtype=torch.float64)
-            move = direction.mul_(-(eta * one).to(x.dtype))
+        move, guard = _move(self, guard, at(self.eta, k), work, g, direction)
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)
-        return State(new, g, s, curvature, guard, seen, choice)
+        after = State(new, g, s, curvature, guard, seen, choice, net)
+        return _caught(form, server, after, work, cohort) if _is_cautious(self) else after
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)
@@ -221,6 +222,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         guard=trust_region.start(x),
         seen=_nothing_seen(x),
         choice=client_step.start(x),
+        net=cautious.start(x, kept=_is_cautious(record)),
     )
 
 
@@ -230,8 +232,78 @@ def _chooses(record: FedSSO) -> bool:
 
 
 def _guarded(record: FedSSO) -> bool:
-    """Whether the trust region is in force."""
-    return record.guard == "adaptive"
+    """Whether a guard is in force."""
+    return record.guard != "none"
+
+
+def _is_cautious(record: FedSSO) -> bool:
+    """Whether it is the guard that asks nothing about the clients."""
+    return record.guard == "cautious"
+
+
+def _adapted(
+    record: FedSSO,
+    guard: trust_region.Guard,
+    net: cautious.Net,
+    products: Tensor,
+    work: Scalar,
+    rounds: Tensor,
+) -> trust_region.Guard:
+    """The guard after a look back along the last step."""
+    if _is_cautious(record):
+        return cautious.adapt(guard, net, products, work)
+    return trust_region.adapt(guard, products, work, rounds)
+
+
+def _move(
+    record: FedSSO,
+    guard: trust_region.Guard,
+    eta: Scalar,
+    work: Scalar,
+    g: Tensor,
+    direction: Tensor,
+) -> tuple[Tensor, trust_region.Guard]:
+    """The step [trials, d] from direction = B^-1 g, which is overwritten, and the guard after it.
+
+    It is -eta B^-1 g, cut by the guard.
+    """
+    if _is_cautious(record):
+        return cautious.advance(guard, eta, work, g, direction)
+    t, guard = trust_region.limit(guard, eta, g, direction, cut=_guarded(record))  # t <= eta
+    return direction.mul_(-t.to(g.dtype)), guard
+
+
+def _caught(
+    form: qn.Form,
+    before: State,
+    after: State,
+    work: Scalar,
+    cohort: Cohort,
+) -> State:
+    """The state after a round with guard="cautious".
+
+    Where the last step has misled the server, it goes back to an earlier model and begins anew.
+    """
+    g = after.g
+    lengths = norm(g) / norm(before.g)
+    fell = cautious.misled(before.net, cohort.loss, lengths)
+    averaged = before.x - (work * torch.ones_like(lengths)).to(g.dtype) * g
+    only_averages = before.net.falls >= cautious.PATIENCE
+    x = torch.where(only_averages, averaged, after.x)
+    x = torch.where(fell, before.net.model, x)
+    s = torch.where(fell, 0.0, x - before.x)
+    stretch = norm(s) / (work * norm(g)).clamp(min=trust_region.TINY)
+    net = cautious.remember(after.net, cohort.loss, averaged, stretch, fell)
+
+    def anew(fresh: Tensor, old: Tensor) -> Tensor:
+        """Where the server fell, the fresh value."""
+        if fresh is old:
+            return old
+        return torch.where(fell.view(-1, *[1] * (old.dim() - 1)), fresh, old)
+
+    guard = tree_map(anew, trust_region.start(x), after.guard)
+    curvature = tree_map(anew, form.forget(after.curvature), after.curvature)
+    return after._replace(x=x, s=s, curvature=curvature, guard=guard, net=net)
 
 
 def _form(
@@ -318,6 +390,9 @@ def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:
     told["radius"] = radius if _guarded(record) else radius * torch.nan
     if _guarded(record) and record.form == "bfgs":
         told["gamma"] = server.guard.gamma[:, 0]
+    if _is_cautious(record):
+        told["stretch"] = server.net.stretch[:, 0]
+        told["falls"] = server.net.falls[:, 0]
     if _chooses(record):
         told["alpha"] = alpha
     return told

@@ -1,10 +1,38 @@
-"""PLACEHOLDER DOC
+"""The guard of FedSSO: bounds the server's step and distrusts noisy pairs.
 
+The paper's Algorithm 1 has no guard. Its step -eta B^-1 g can be far too long: in the first
+rounds, when B knows nearly nothing, and after a pair (s, y) that was mostly noise. With
+guard="adaptive" the server therefore keeps a trust region of radius r, and looks back in every
+round at the step s that it took in the round before. The symbols are those of `fedsso.py`.
+
+Looking back. The slope of f along s was g_{k-1}^T s < 0 where the step began, and is g_k^T s where
+it ended. The parabola with these two slopes has its minimum at m times the step:
+
+    theta = g_k^T s / -g_{k-1}^T s,    m = 1 / (1 + theta)
+
+So the step was too short if m > 1, and too long if m < 1. One round alone is never trusted further
+than 1/2 <= m <= 10 in the first four rounds, and 1/2 <= m <= 2 later.
+
+Radius. It begins as the length of FedAvg's step, alpha tau |g|. It is multiplied by m if the last
+step was too long, or if it was cut to the radius. The next step is -t B^-1 g with
+
+    t = min(eta, r / |B^-1 g|)
+
+gamma. If the last step was not cut, its length came from B, so m tells how wrong B was. The form
+`bfgs` starts B from I / gamma, which is what B still is in all directions that no pair has shown.
+The best step would have been -m t B^-1 g, so gamma is multiplied by m t, within 1 <= gamma <= 100.
+
+Damping. A y that hardly points along s is mostly noise. It is drawn towards B s, the y that would
+leave B as it is:
+
+    y  <-  phi y + (1 - phi) B s,    phi = cos(s, y) / 0.3, within 0 <= phi <= 1
+
+The server knows B s without any matrix: since s = -t B^-1 g_{k-1}, it is -t g_{k-1}. Where phi = 0,
+which means that y points away from s, y becomes 0 and the pair does not enter B.
 """
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -14,10 +42,10 @@ from ..support.linalg import gram
 from ..support.trees import Scalar
 
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
-AGREEMENT = float(os.environ.get("RHO", "0.4"))
-GROWTH = float(os.environ.get("GROW", "10"))
-SHRINK = 0.5
-FLATTEST = float(os.environ.get("FLAT", "1000"))  # the largest gamma
+EARLY = 4  # the first rounds, in which radius and gamma may grow faster
+EARLY_GROWTH = 10  # what they may grow by in one of these rounds
+LATE_GROWTH = 2  # and in one of the later rounds
+FLATTEST = 100  # the largest gamma
 TINY = 1e-300  # stands for a direction of length 0
 
 
@@ -25,9 +53,9 @@ class Guard(NamedTuple):
     """The trust region and what the server remembers of its last step; all [trials, 1]."""
 
     radius: Tensor  # r; 0 before the first round
-    gamma: Tensor  # B starts from I / (gamma work), in form bfgs
+    gamma: Tensor  # B starts from I / gamma, in form bfgs
     slope: Tensor  # -g_{k-1}^T s; 0 if there was no step
-    share: Tensor  # B s = -share g_{k-1}
+    share: Tensor  # t: the step was -t B^-1 g_{k-1}
     capped: Tensor  # whether it was cut to the radius
 
 
@@ -44,27 +72,22 @@ def adapt(
     work: Scalar,
     rounds: Tensor,
 ) -> Guard:
-    """New radius and gamma, after a look back along the last step."""
+    """New radius and gamma, after a look back along the last step.
+
+    `products` [trials, 3, 3] holds the inner products of s, y and g. `work` is alpha tau, so that
+    work |g| is the length of FedAvg's step. `rounds` [trials, 1] counts rounds, this one included.
+    """
     sg = products[..., 0, 2:]
-    gy = products[..., 1, 2:]
-    yy = products[..., 1, 1:2]
     gg = products[..., 2, 2:]
-    old = (gg - 2 * gy + yy).clamp(min=0)  # |g_{k-1}|^2
     moved = guard.slope > 0
-    fedavg = work * gg.sqrt()
-    radius = torch.where(guard.radius > 0, guard.radius, fedavg)
-    agreement = torch.where(moved, -sg / guard.slope, AGREEMENT)
-    if os.environ.get("COSINE", "1") == "1":
-        agreement = agreement * (old / gg).sqrt().clamp(max=1).nan_to_num(1.0)
-    growth = torch.full_like(agreement, GROWTH)
-    if os.environ.get("LATE"):
-        growth = torch.where(rounds > 4, float(os.environ["LATE"]), growth)
-    rest = (1 - agreement).clamp(min=TINY)
-    m = torch.minimum((1 - AGREEMENT) / rest, growth).clamp(min=SHRINK)
-    m = torch.where(moved, m, 1.0)
+    radius = torch.where(guard.radius > 0, guard.radius, work * gg.sqrt())
+    theta = torch.where(moved, sg / guard.slope, 0.0)
+    early = theta.new_tensor(1 / EARLY_GROWTH)
+    late = theta.new_tensor(1 / LATE_GROWTH)
+    least = torch.where(rounds > EARLY, late, early)
+    m = 1 / torch.maximum(1 + theta, least).clamp(max=2)
     radius = torch.where((m < 1) | guard.capped, m * radius, radius)
-    radius = torch.maximum(radius, fedavg)
-    factor = torch.where(guard.capped, 1.0, m)
+    factor = torch.where(guard.capped | ~moved, 1.0, m * guard.share)
     gamma = (factor * guard.gamma).clamp(1, FLATTEST)
     return guard._replace(radius=radius, gamma=gamma)
 
@@ -75,6 +98,11 @@ def damp(
     products: Tensor,
     guard: Guard,
 ) -> Tensor:
+    """y [trials, d], drawn towards B s as far as its angle to s calls for; it is overwritten.
+
+    `old` [trials, d] is g_{k-1}, `products` [trials, 3, 3] as in `adapt`. Nothing is known about
+    B s where the last step did not lead downhill: then y becomes 0.
+    """
     ss = products[..., 0, :1]
     sy = products[..., 0, 1:2]
     yy = products[..., 1, 1:2]
@@ -83,28 +111,23 @@ def damp(
     return y.mul_(phi.to(y.dtype)).sub_(rest.to(y.dtype) * old)
 
 
-def step(
+def limit(
     guard: Guard,
     eta: Scalar,
-    work: Scalar,
     g: Tensor,
     direction: Tensor,
+    *,
+    cut: bool,
 ) -> tuple[Tensor, Guard]:
-    """The step [trials, d], and the guard that remembers it."""
-    inner = gram(g, direction)
-    gg = inner[..., 0, :1] * work * work
-    gn = inner[..., 0, 1:] * work
-    nn = inner[..., 1, 1:]
-    one = torch.ones_like(gg)
-    # the part b of the way from u to n at which the step is as long as the radius
-    way = (nn - 2 * gn + gg).clamp(min=TINY)
-    ahead = gn - gg
-    root = (ahead * ahead + way * (guard.radius**2 - gg)).clamp(min=0).sqrt()
-    b = ((root - ahead) / way).clamp(0, 1)
-    fits = nn.sqrt() <= guard.radius
-    b = torch.where(fits, one, b)
-    near = (eta * b).to(g.dtype)
-    far = (eta * (1 - b) * work * one).to(g.dtype)
-    move = direction.mul_(-near).sub_(far * g)
-    slope = eta * (b * gn + (1 - b) * gg) / work
-    return move, guard._replace(slope=slope, share=eta * one, capped=~fits)
+    """The step's share t of the direction B^-1 g, and the guard that remembers this step.
+
+    g and direction are [trials, d], t is [trials, 1]. With cut=False the radius bounds nothing,
+    and t is eta.
+    """
+    slope, square = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, |B^-1 g|^2
+    if cut:
+        longest = guard.radius / square.sqrt().clamp(min=TINY)
+    else:
+        longest = torch.full_like(slope, torch.inf)
+    t = torch.minimum(eta * torch.ones_like(slope), longest)
+    return t, guard._replace(slope=t * slope, share=t, capped=t == longest)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import models
 from ..algorithm import Algorithm, Batch, Cohort
+from ..algorithm.client_optimizer import PLAIN
 from ..algorithm.records import stack
 from ..algorithms import ALGORITHMS, make
 from ..engine.ledger import Ledger

@@ -54,12 +54,12 @@ from ..server import Server
 from . import bounds, privacy, statistics
 from .bounds import Clip, checked
 from .screen import HEAVY, farthest, header, heaviest, holds, scales_of, told_moves
-from .settings import server, split, told
+from .settings import loss, server, split, told
 from .wire import Arrays, Model, Values
 
 log = logging.getLogger("flwr")
 
-OWN = ("eta_l", "local_steps", "buffers", "clip")
+OWN = ("eta_l", "local_steps", "buffers", "clip", "loss_key")
 """The keywords that the strategy takes itself."""
 FEDAVG = tuple(signature(FedAvg).parameters)
 """The keywords of Flower's earlier FedAvg."""
@@ -99,6 +99,7 @@ class LegacyFedSSO(FedAvg):
         local_steps: float | None = None,
         buffers: Collection[int] = (),
         clip: Clip | None = Clip(),  # noqa: B008
+        loss_key: str | None = None,
         **keywords: Any,
     ) -> None:
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
@@ -107,6 +108,7 @@ class LegacyFedSSO(FedAvg):
         self.server = server(eta_l, local_steps, of_record)
         self.buffers = [integer("each of buffers", position, 0) for position in buffers]
         self.clip = checked(clip)
+        self.loss_key = loss_key
         self.sent = {}
 
     def configure_fit(
@@ -146,7 +148,7 @@ class LegacyFedSSO(FedAvg):
         arrays = _named(mean)
         before = model.ravel(self.sent)
         v = model.ravel(arrays)
-        x = self.server.step(before, v, server_round)
+        x = self.server.step(before, v, server_round, loss(metrics, self.loss_key))
         new = [array.numpy() for array in model.record(x, arrays).values()]
         numbers = {
             **self.server.diagnostics(),

@@ -27,6 +27,9 @@ FEDAVG = tuple(signature(FedAvg).parameters)
 RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
 """What is called differently in the simulator or the paper."""
 
+LOSSES = ("train_loss", "train-loss", "training_loss", "loss")
+"""The metrics in which clients usually report their training loss."""
+
 Keywords = dict[str, Any]
 """Keyword arguments by name."""
 
@@ -79,19 +82,23 @@ def server(
 ) -> Server:
     """FedSSO's server, for clients that make `local_steps` steps of size `eta_l`.
 
-    `values` are the other fields of the FedSSO record.
+    `values` are the other fields of the FedSSO record. The default guard is "cautious", which needs
+    neither number: without them the clients' mean update is the unit of all that is shown.
     """
-    if eta_l is None or local_steps is None:
+    fields = {"guard": "cautious", **values}
+    guard = fields["guard"]
+    if guard != "cautious" and (eta_l is None or local_steps is None):
         raise InputError(
-            "FedSSO needs eta_l and local_steps: the step and the number of local steps that "
-            "clients use"
+            f"guard={guard!r} needs eta_l and local_steps, the step and the number of local steps "
+            "that clients use; leave guard out if you do not know them"
         )
     if eta_l == "auto":
         raise _untold()
-    if not isinstance(eta_l, Decay) and not 0 < number("eta_l", eta_l) < HUGE:
+    alpha = 1.0 if eta_l is None else eta_l
+    if not isinstance(alpha, Decay) and not 0 < number("eta_l", alpha) < HUGE:
         raise InputError(f"eta_l, the clients' step, must be > 0 and finite, got eta_l={eta_l}")
-    record = algorithms.FedSSO(alpha=eta_l, **values)
-    return Server(record, local_steps)
+    record = algorithms.FedSSO(alpha=alpha, **fields)
+    return Server(record, 1.0 if local_steps is None else local_steps)
 
 
 def _untold() -> InputError:
@@ -100,6 +107,21 @@ def _untold() -> InputError:
         "eta_l='auto' needs clients that are told their step; give the number that yours use, or "
         'take PhasedStrategy("fedsso") with the package\'s own client app'
     )
+
+
+def loss(metrics: Mapping[str, Any] | None, key: str | None) -> float | None:
+    """The clients' mean training loss, if they report it.
+
+    `key` is the name of the metric; None looks for the usual names.
+
+    >>> loss({"num-examples": 100, "train_loss": 0.5}, None)
+    0.5
+    """
+    for name in LOSSES if key is None else (key,):
+        value = (metrics or {}).get(name)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
 
 
 def told(numbers: Mapping[str, float]) -> dict[str, float]:

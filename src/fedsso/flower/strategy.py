@@ -10,6 +10,9 @@ How the symbols of the paper are called here:
     tau     local_steps   the number of their local steps
     eta     eta           the server's step
     g                     (x - v) / (alpha tau), an estimate of the gradient
+
+Users of Flower seldom know alpha and tau, and their clients may run Adam, momentum or whole epochs.
+So the default here is guard="cautious" (`algorithms/cautious.py`), which needs neither number.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ log = logging.getLogger("flwr")
 
 PATIENCE = 3
 """After this many failures of the inner strategy in a row, its error is raised."""
-OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip")
+OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip", "loss_key")
 """The keywords that the strategy takes itself."""
 STEPPING = (
     flower.FedAdagrad,
@@ -60,18 +63,21 @@ class FedSSO(Recorded):
     """FedSSO as a strategy of Flower, for clients that train as for FedAvg.
 
     Args:
-        eta_l: The size of the clients' local steps. It must be what the clients use.
-        local_steps: The number of local steps that clients make in a round. If it differs among
-            them, give the mean.
+        eta_l: The size of the clients' local steps. It only sets the unit in which numbers are
+            shown, unless guard is "adaptive" or "none": then it must be what the clients use.
+        local_steps: The number of local steps that clients make in a round, the mean if it differs
+            among them; likewise.
         inner: The strategy that averages, FedAvg by default.
         checkpoint_dir: A folder that keeps the whole state after every round, for `resume`.
         buffers: Patterns of the names of arrays that are averaged and never stepped. Arrays of
             integers are always treated so.
         clip: What bounds the influence of one reply. None does not bound it.
+        loss_key: The metric in which clients report their training loss. By default "train_loss",
+            "train-loss", "training_loss" or "loss", if they report one of these.
         **keywords: The fields of `fedsso.FedSSO`, such as eta, form, guard and R, and the keywords
             of FedAvg, such as fraction_train and min_train_nodes.
 
-    >>> strategy = FedSSO(eta_l=0.01, local_steps=5, eta=0.5, fraction_train=1.0)
+    >>> strategy = FedSSO(fraction_train=0.5)
     >>> strategy.name
     'fedsso'
     """
@@ -84,6 +90,8 @@ class FedSSO(Recorded):
     """Patterns of the names of arrays that are averaged and never stepped."""
     clip: Clip | None
     """What bounds the influence of one reply."""
+    loss_key: str | None
+    """The metric in which clients report their training loss. None: one of the usual names."""
 
     def __init__(
         self,
@@ -94,12 +102,14 @@ class FedSSO(Recorded):
         checkpoint_dir: str | Path | None = None,
         buffers: Sequence[str] = BUFFERS,
         clip: Clip | None = Clip(),  # noqa: B008
+        loss_key: str | None = None,
         **keywords: Any,
     ) -> None:
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         self.server = server(eta_l, local_steps, of_record)
         self.inner = _inner(inner, of_fedavg)
         self.buffers = _patterns(buffers)
+        self.loss_key = loss_key
         # A private strategy clips by itself.
         is_private = privacy.private(self.inner) is not None
         self.clip = None if is_private else checked(clip)
@@ -136,12 +146,11 @@ class FedSSO(Recorded):
         """Log the settings of FedSSO and of the strategy inside."""
         privacy.refuse_outside()
         record = self.server.record
-        steps = self.server.local_steps
         reset = record.R or "never"
         folder = self.folder.path if self.folder else "none"
         server_line = "\t│\t├── Server: eta = %s, form = %s, guard = %s"
         log.info("\t├──> FedSSO settings:")
-        log.info("\t│\t├── Clients: eta_l = %s, local_steps = %g", record.alpha, steps)
+        log.info("\t│\t├── Clients: %s", _clients(self.server))
         log.info(server_line, record.eta, record.form, record.guard)
         log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, reset)
         log.info("\t│\t├── Replies: %s", self.clip or "not clipped")
@@ -199,7 +208,7 @@ class FedSSO(Recorded):
         if not reason:
             reason, mean, metrics = self._averaged(k, found)
         if not reason:
-            reason, arrays = self._stepped(k, mean)
+            reason, arrays = self._stepped(k, mean, settings.loss(metrics, self.loss_key))
         numbers = {**found.numbers, "kept": float(bool(reason))}
         if not reason:
             numbers |= self.server.diagnostics()
@@ -271,6 +280,7 @@ class FedSSO(Recorded):
         self,
         k: int,
         mean: ArrayRecord | None,
+        loss: float | None,
     ) -> tuple[str, ArrayRecord | None]:
         """Make FedSSO's step from the inner strategy's model: (why it failed or "", new model).
 
@@ -288,7 +298,7 @@ class FedSSO(Recorded):
         model = self._layout(self._sent)
         before = copy(self.server)
         x_k = model.ravel(self._sent)
-        x = self.server.step(x_k, model.ravel(v), k)
+        x = self.server.step(x_k, model.ravel(v), k, loss)
         new = model.record(x, v)
         if not _are_finite(arrays_of(new)):
             self.server = before
@@ -309,6 +319,14 @@ class FedSSO(Recorded):
             )
         self._model = model
         return model
+
+
+def _clients(server: Server) -> str:
+    """What is known about the clients, in words."""
+    record = server.record
+    if record.guard == "cautious" and record.alpha == 1 and server.local_steps == 1:
+        return "nothing is asked about them"
+    return f"eta_l = {record.alpha}, local_steps = {server.local_steps:g}"
 
 
 def _shapes(arrays: Arrays) -> dict[str, Any]:

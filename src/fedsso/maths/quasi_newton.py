@@ -146,6 +146,9 @@ class Form(Protocol):
     def init(self, x: Tensor) -> Any:
         """The state without pairs."""
 
+    def forget(self, state: Any) -> Any:
+        """The state without pairs, in the memory of an old one."""
+
     def step(
         self,
         state: Any,
@@ -192,6 +195,10 @@ class Bfgs:
         """Room for the pairs of models x [*L, d], and no pair: H = gamma I."""
         return _empty(x, self.pairs, vectors=2, ring=self.pairs)
 
+    def forget(self, state: Pairs) -> Pairs:
+        """No pair; the store stays as it is, since nobody reads slots without a pair."""
+        return _blank(state.store, self.pairs)
+
     def step(
         self,
         state: Pairs,
@@ -205,7 +212,7 @@ class Bfgs:
         """One pass over the store for the products with y and g, one for H g."""
         if reset:  # which keeps the scale
             direction = (self.gamma * g).to(g.dtype)
-            return _blank(state.store, self.pairs), direction
+            return self.forget(state), direction
         state = _append(state, (s, y), verdict)
         of_y, of_g = _project(state, (y, g), k).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
@@ -257,6 +264,10 @@ class Dfp:
         """
         return _empty(x, self.pairs, vectors=3, ring=self.pairs + 1)
 
+    def forget(self, state: Pairs) -> Pairs:
+        """No pair, as in `Bfgs`."""
+        return _blank(state.store, self.pairs)
+
     def step(
         self,
         state: Pairs,
@@ -272,7 +283,7 @@ class Dfp:
         The products of the new pair with y and g are computed on their own.
         """
         if reset:
-            return _blank(state.store, self.pairs), g.clone()
+            return self.forget(state), g.clone()
         old = _project(state, (y, g), k)
         of_h = self._weights(state, old[..., 0, :, :])
         h = _combine(state, of_h, k).add_(y)
@@ -326,6 +337,11 @@ class Dense:
         if size > DENSE_BYTES:
             raise InputError(f"a {d} x {d} matrix needs {size / 1e9:.0f} GB; use form='bfgs'")
         return Matrix(_identity(x.shape, x.dtype, x.device))
+
+    def forget(self, state: Matrix) -> Matrix:
+        """The identity."""
+        matrix = state.matrix
+        return Matrix(_identity(matrix.shape[:-1], matrix.dtype, matrix.device))
 
     def step(
         self,

@@ -1,0 +1,207 @@
+"""The guard of FedSSO for clients of which nothing is known: guard="cautious".
+
+FedSSO takes u = x_k - v_k, what the clients' mean moved, for a multiple of a gradient. It is one if
+clients take a few small steps of plain SGD. Clients may do other things: whole epochs, large steps,
+momentum, Adam, other work at each client. Then u is still what FedAvg steps by, and a step that
+helped, but no gradient. This guard asks nothing about the clients. Its steps begin at FedAvg's
+model v_k and go beyond it only as far as successive updates agree. The symbols are those of
+`fedsso.py`; `work` is alpha tau, so that u = work g. All rules stay the same if g is multiplied by
+a constant, so that nobody need know alpha or tau.
+
+The step. n = B^-1 g is the quasi-Newton step. The server goes from v_k towards x_k - n:
+
+    x_{k+1} = x_k - (1 - b) u - b n
+
+with b = 1 if n is not longer than the radius r, else with the largest b for which the step is not
+longer than r. The radius is never smaller than |u|, so that the worst case, b = 0, is FedAvg.
+
+Agreement. Looking back at the last step s, the server compares the slopes along s:
+
+    a = (g_k^T s) / (g_{k-1}^T s)  min(1, |g_{k-1}| / |g_k|)
+
+a = 1 means that the update still points the same way with the same strength, a = 0 that the step
+has used up all that it promised, or that updates are mostly noise. Where the server wants the
+agreement w, the last step should have been m times as long:
+
+    m = (1 - w) / (1 - a),    within 1/2 <= m <= 10
+
+Radius r and gamma, which says how flat B starts (from I / (gamma work)), are multiplied by m as in
+`trust_region.py`: r if the last step was cut to it or if m < 1, gamma if it was not cut.
+
+What agreement is wanted. If u were a gradient, w = 0 would be right: the step to the lowest point.
+But updates of Adam keep their length when a minimum is near, and those of long local training point
+to each client's own minimum: both tell too late that a step is too long. And a noisy u points
+elsewhere in every round. In all these cases updates do not become shorter. So the server looks at
+q, how long updates are beside those of the round before (a geometric mean, in which the newest
+ratio counts half, the one before a quarter, and so on):
+
+    w = 0.6 (q - 0.5) / (0.9 - 0.5),    within 0 <= w <= 0.6
+
+Updates that are halved in a round are gradients, and w = 0; updates that keep their length are not
+trusted further than 0.6, which means steps of 0.4 times the length that their slopes promise. Both
+numbers come from clients with SGD, momentum and Adam on two tasks, and were tried on a third
+(docs/flower.md).
+
+The net. A step beyond FedAvg's has misled the server if in the next round
+
+- the clients' mean loss is higher than in each of the five rounds before, by more than these
+  differ among themselves, or
+- the update is ten times as long as the one before.
+
+The server then goes back to FedAvg's model of the round with the lowest loss (of the last round,
+where clients report no loss), forgets B, and begins anew. After three times it only averages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..support.linalg import gram
+from ..support.trees import Scalar
+from .trust_region import TINY, Guard
+
+WANTED = 0.6  # the agreement after a step of the right length, if updates keep their length
+STEADY = 0.9  # what an update that keeps its length is at least of the one before
+HALVED = 0.5  # from which on updates shrink as gradients do
+GROWTH = 10.0  # the largest m
+FLATTEST = 100  # the largest gamma
+WINDOW = 5  # rounds that a loss is compared with
+JUMP = 10.0  # how much longer an update may be than the one before
+PATIENCE = 3  # how often the server is misled before it only averages
+
+
+class Net(NamedTuple):
+    """What the server needs to go back; all [trials, ...]."""
+
+    losses: Tensor  # [trials, WINDOW]: the last losses, newest last; infinite before the first
+    lowest: Tensor  # [trials, 1]: the lowest loss since B began
+    model: Tensor  # [trials, d]: FedAvg's model of that round; [trials, 0] with another guard
+    falls: Tensor  # [trials, 1]: how often the server went back
+    stretch: Tensor  # [trials, 1]: the length of the last step, in lengths of FedAvg's
+    trend: Tensor  # [trials, 1]: mean of log(|g_k| / |g_{k-1}|), the newest counting half
+
+
+def start(x: Tensor, *, kept: bool) -> Net:
+    """The net before the first round from the models x [trials, d]."""
+    zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
+    endless = zero.new_full((x.shape[0], WINDOW), torch.inf)
+    model = x if kept else x[:, :0]
+    return Net(
+        losses=endless, lowest=zero + torch.inf, model=model, falls=zero, stretch=zero, trend=zero
+    )
+
+
+def follow(net: Net, products: Tensor) -> Net:
+    """The net that knows how long this round's update is beside the one before."""
+    yy = products[..., 1, 1:2]
+    yg = products[..., 1, 2:]
+    gg = products[..., 2, 2:]
+    before = (gg - 2 * yg + yy).clamp(min=0)  # |g_{k-1}|^2
+    change = (gg / before).log() / 2
+    known = change.isfinite()
+    trend = torch.where(known, (net.trend + change.nan_to_num(0.0)) / 2, net.trend)
+    return net._replace(trend=trend)
+
+
+def wanted(net: Net) -> Tensor:
+    """The agreement that the server wants after a step, [trials, 1]."""
+    shrink = net.trend.exp()
+    return WANTED * ((shrink - HALVED) / (STEADY - HALVED)).clamp(0, 1)
+
+
+def adapt(guard: Guard, net: Net, products: Tensor, work: Scalar) -> Guard:
+    """New radius and gamma, after a look back along the last step.
+
+    `products` [trials, 3, 3] holds the inner products of s, y and g.
+    """
+    target = wanted(net)
+    sg = products[..., 0, 2:]
+    yy = products[..., 1, 1:2]
+    yg = products[..., 1, 2:]
+    gg = products[..., 2, 2:]
+    before = (gg - 2 * yg + yy).clamp(min=0)  # |g_{k-1}|^2
+    moved = guard.slope > 0
+    slower = (before / gg).sqrt().clamp(max=1).nan_to_num(1.0)
+    agreement = torch.where(moved, -sg / guard.slope * slower, target)
+    m = ((1 - target) / (1 - agreement).clamp(min=TINY)).clamp(0.5, GROWTH)
+    fedavg = work * gg.sqrt()
+    radius = torch.where((m < 1) | guard.capped, m * guard.radius, guard.radius)
+    factor = torch.where(guard.capped, 1.0, m)
+    gamma = (factor * guard.gamma).clamp(1, FLATTEST)
+    return guard._replace(radius=torch.maximum(radius, fedavg), gamma=gamma)
+
+
+def advance(
+    guard: Guard,
+    eta: Scalar,
+    work: Scalar,
+    g: Tensor,
+    direction: Tensor,
+) -> tuple[Tensor, Guard]:
+    """The step [trials, d], and the guard that remembers it.
+
+    g and direction = B^-1 g are [trials, d]; direction is overwritten. `share` is such that
+    B s = -share g_{k-1} along s: u^T B u, which nobody knows, is taken for |u|^4 / u^T n, the least
+    that it can be.
+    """
+    inner = gram(g, direction)
+    uu = work * work * inner[..., 0, :1]
+    un = work * inner[..., 0, 1:]
+    nn = inner[..., 1, 1:]
+    way = (nn - 2 * un + uu).clamp(min=TINY)  # |n - u|^2
+    ahead = un - uu  # u^T (n - u)
+    root = (ahead * ahead + way * (guard.radius**2 - uu)).clamp(min=0).sqrt()
+    fits = nn.sqrt() <= guard.radius
+    b = torch.where(fits, 1.0, ((root - ahead) / way).clamp(0, 1))
+    slope = b * un + (1 - b) * uu  # u^T of the step
+    bent = b * b * un + 2 * b * (1 - b) * uu + (1 - b) ** 2 * uu * uu / un.clamp(min=TINY)
+    near = (eta * b).to(g.dtype)
+    far = (eta * (1 - b) * work).to(g.dtype)
+    move = direction.mul_(-near).sub_(far * g)
+    share = eta * bent / slope.clamp(min=TINY)
+    return move, guard._replace(slope=eta * slope / work, share=share, capped=~fits)
+
+
+def misled(net: Net, loss: Tensor | None, lengths: Tensor) -> Tensor:
+    """Whether the last step has misled the server, [trials, 1].
+
+    `loss` [trials, 1] is what the clients report, `lengths` [trials, 1] is |g_k| / |g_{k-1}|.
+    """
+    long = lengths > JUMP
+    if loss is not None:
+        highest = net.losses.amax(-1, keepdim=True)
+        lowest = net.losses.amin(-1, keepdim=True)
+        long = long | ~loss.isfinite() | (loss > 2 * highest - lowest)
+    return long & (net.stretch > 1)
+
+
+def remember(
+    net: Net,
+    loss: Tensor | None,
+    averaged: Tensor,
+    stretch: Tensor,
+    fell: Tensor,
+) -> Net:
+    """The net after a round: `averaged` [trials, d] is FedAvg's model of this round.
+
+    Where the server fell, the losses so far say nothing about what is to come.
+    """
+    better = torch.ones_like(fell)
+    lowest = net.lowest
+    losses = net.losses
+    if loss is not None:
+        losses = torch.cat((losses[:, 1:], loss), -1)
+        better = loss <= net.lowest
+        lowest = torch.minimum(loss, net.lowest)
+    keep = better & ~fell
+    return Net(
+        losses=torch.where(fell, torch.inf, losses),
+        lowest=torch.where(fell, torch.inf, lowest),
+        model=torch.where(keep, averaged, net.model),
+        falls=net.falls + fell,
+        stretch=torch.where(fell, 0.0, stretch),
+        trend=torch.where(fell, 0.0, net.trend),
+    )
