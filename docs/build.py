@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from fedsso.algorithm.records import fields_of
-from fedsso.algorithms import ALGORITHMS, client_step, trust_region
+from fedsso.algorithms import ALGORITHMS, cautious, client_step, trust_region
 from fedsso.data import PARTITIONS, TABLES, all_options, datasets, load
 from fedsso.engine.settings import options
 from fedsso.errors import MOST
@@ -54,6 +54,7 @@ SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 BESIDE = {
     "fedsso": {
         'The guard: guard="adaptive"': trust_region,
+        'The guard: guard="cautious"': cautious,
         'The client step: alpha="auto"': client_step,
     },
 }

@@ -84,7 +84,7 @@ def test_it_is_the_servers_step_on_the_parameters_in_order(
     inert = nn.Parameter(still.clone(), requires_grad=False)
     optimizer = ServerBFGS([*params[:frozen], inert, *params[frozen:]], 0.2, 3)
     server, x = (
-        Server(FedSSO(alpha=0.2), 3),
+        Server(FedSSO(alpha=0.2, guard="cautious"), 3),
         torch.cat([p.detach().flatten().to(wide) for p in params]),
     )
     inert.grad, lengths = torch.ones(3), [p.numel() for p in params]
@@ -177,14 +177,14 @@ def test_a_scheduler_sets_the_server_step_of_each_round() -> None:
     steps = [1.0, 0.5, 0.25, 0.125]
     model, optimizer = build()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    twin, server = problem.Net(), Server(FedSSO(alpha=problem.ALPHA), problem.TAU)
+    twin, server = problem.Net(), Server(FedSSO(alpha=problem.ALPHA, guard="cautious"), problem.TAU)
     for eta in steps:
         put_mean(model, flat(model))
         optimizer.step()
         scheduler.step()
         x = flat(twin)
         put_mean(twin, x)
-        server.record = FedSSO(alpha=problem.ALPHA, eta=eta)
+        server.record = FedSSO(alpha=problem.ALPHA, eta=eta, guard="cautious")
         mean = torch.cat([p.grad.flatten() for p in twin.parameters()])
         vector_to_parameters(server.advance(x, -mean), twin.parameters())
         assert torch.equal(flat(model), flat(twin))
@@ -203,12 +203,17 @@ def test_a_scheduler_sets_the_server_step_of_each_round() -> None:
 )
 def test_settings_of_the_group_count_from_the_next_step_on(name: str, value: float) -> None:
     """A change before the first step is the same as making the optimizer with it."""
-    model, optimizer = build()
+    model, optimizer = build(guard="adaptive")
     optimizer.param_groups[0][name] = value
-    given = {"local_lr": problem.ALPHA, "local_steps": problem.TAU, name: value}
+    given = {
+        "local_lr": problem.ALPHA,
+        "local_steps": problem.TAU,
+        "guard": "adaptive",
+        name: value,
+    }
     twin = problem.Net()
     made = ServerBFGS(twin.parameters(), **given)
-    unchanged, plain = build()
+    unchanged, plain = build(guard="adaptive")
     assert go(model, optimizer, 5) == go(twin, made, 5) != go(unchanged, plain, 5)
 
 

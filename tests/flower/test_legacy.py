@@ -139,7 +139,11 @@ def make(
 
 def by_hand(start: Arrays, fit: Fit = trained, **fields: Any) -> list[Arrays]:
     """The same rounds without Flower: exact means and the server's step."""
-    server, model, models = Server(FedSSO(alpha=ETA_L, **fields), TAU), start, [start]
+    server, model, models = (
+        Server(FedSSO(alpha=ETA_L, **{"guard": "cautious", **fields}), TAU),
+        start,
+        [start],
+    )
     for k in range(1, ROUNDS + 1):
         replies = [fit(i, k, model) for i in range(len(ROWS))]
         weights = np.array([n for _, n in replies]) / sum(n for _, n in replies)

@@ -71,6 +71,7 @@ def _strategy(config: UserConfig) -> FedAvg | FedSSO:
     if config["strategy"] == "fedavg":
         return averaging
     return FedSSO(
+        guard="adaptive",  # these clients are known: a few small steps of plain SGD
         eta_l=float(config["alpha"]),
         local_steps=int(config["local-steps"]),
         inner=averaging,

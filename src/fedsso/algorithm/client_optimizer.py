@@ -1,8 +1,8 @@
 """What clients step with: plain SGD, SGD with momentum, Adam or AdamW.
 
 The algorithms of this package are written for clients that run plain SGD. The clients of a real
-federation may run something else. With the run options `client` and `weight_decay` the simulator's
-clients do the same, so that a federation can be rehearsed before it is deployed.
+federation may run something else. With the run options `client` and `client_weight_decay` the
+simulator's clients do the same, so that a federation can be rehearsed before it is deployed.
 
 The formulas and constants are those of `torch.optim`:
 
@@ -12,8 +12,8 @@ The formulas and constants are those of `torch.optim`:
                with m' = m / (1 - 0.9^j) and v' = v / (1 - 0.999^j) in local step j = 1, 2, ...
     adamw      as adam
 
-`weight_decay` adds weight_decay * x to the gradient; adamw instead shrinks x by
-alpha * weight_decay * x. What an optimizer remembers starts anew in every round, as it does where a
+`client_weight_decay` adds decay * x to the gradient; adamw instead shrinks x by
+alpha * decay * x. What an optimizer remembers starts anew in every round, as it does where a
 client builds its optimizer when it is asked to train.
 """
 

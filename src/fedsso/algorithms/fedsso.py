@@ -22,10 +22,11 @@ learns an estimate B of the Hessian from how g changes between rounds, and takes
 -eta B^-1 g. `FedSSO.server` is the paper's Algorithm 1, line by line; B and the update of B are in
 `maths/quasi_newton.py`.
 
-Two parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
-pairs (s, y) that are mostly noise count less: `trust_region.py`. With alpha="auto" the server
-chooses the client step and undoes rounds that explode: `client_step.py`. guard="none" and a number
-for alpha give the paper's algorithm.
+Three parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
+pairs (s, y) that are mostly noise count less: `trust_region.py`. With guard="cautious" steps begin
+at FedAvg's model, so that clients may do anything that FedAvg's clients may: `cautious.py`. With
+alpha="auto" the server chooses the client step and undoes rounds that explode: `client_step.py`.
+guard="none" and a number for alpha give the paper's algorithm.
 """
 
 from __future__ import annotations
@@ -115,8 +116,7 @@ class FedSSO(Algorithm):
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
     guard: str = param(
-        default="adaptive",
-        doc="adaptive: radius, scale, damped pairs; none: the paper's Algorithm 1",
+        default="adaptive", doc="adaptive, cautious (any client) or none (the paper)"
     )
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
@@ -161,9 +161,8 @@ class FedSSO(Algorithm):
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
-        if _guarded(self):  # not in the paper: guard="adaptive"
-            net = cautious.follow(server.net, products) if _is_cautious(self) else server.net
-            guard = _adapted(self, guard, net, products, work, rounds)
+        if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
+            guard, net = _adapted(self, server, products, work, rounds)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
 
@@ -243,16 +242,16 @@ def _is_cautious(record: FedSSO) -> bool:
 
 def _adapted(
     record: FedSSO,
-    guard: trust_region.Guard,
-    net: cautious.Net,
+    server: State,
     products: Tensor,
     work: Scalar,
     rounds: Tensor,
-) -> trust_region.Guard:
-    """The guard after a look back along the last step."""
+) -> tuple[trust_region.Guard, cautious.Net]:
+    """The guard and its net after a look back along the last step."""
     if _is_cautious(record):
-        return cautious.adapt(guard, net, products, work)
-    return trust_region.adapt(guard, products, work, rounds)
+        net = cautious.follow(server.net, products)
+        return cautious.adapt(server.guard, net, products, work), net
+    return trust_region.adapt(server.guard, products, work, rounds), server.net
 
 
 def _move(

@@ -51,6 +51,7 @@ OTHER_NAMES = {  # what other libraries call these options
     "dropout": "drop_rate",
     "random_state": "seed",
     "optimizer": "client",
+    "weight_decay": "client_weight_decay",
     "client_optimizer": "client",
     "compression": "compress",
     "precision": "dtype",
@@ -177,7 +178,7 @@ class Settings:
         "and FedSSO.",
         choices=KINDS,
     )
-    weight_decay: float = option(
+    client_weight_decay: float = option(
         0.0,
         "Weight decay of the clients' optimizer, as in torch.optim; unlike l2 it is not part of "
         "the loss.",
@@ -297,7 +298,7 @@ class Settings:
     @property
     def optimizer(self) -> ClientOptimizer:
         """What clients step with."""
-        return ClientOptimizer(self.client, self.weight_decay)
+        return ClientOptimizer(self.client, self.client_weight_decay)
 
     @property
     def torch_dtype(self) -> torch.dtype:

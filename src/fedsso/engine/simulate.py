@@ -129,11 +129,11 @@ def admit(record: Algorithm, settings: Settings) -> None:
 def _admit_optimizer(record: Algorithm, settings: Settings) -> None:
     """Refuse an algorithm whose formulas hold for plain SGD alone."""
     name = type(record).__name__
-    given = f"client={settings.client!r}, weight_decay={settings.weight_decay:g}"
+    given = f"client={settings.client!r}, client_weight_decay={settings.client_weight_decay:g}"
     if not record.any_client:
         raise InputError(
             f"{name} prescribes what its clients do, got {given}; use client='sgd' and "
-            f"weight_decay=0, or FedAvg, FedAvgM, FedAdam or FedSSO"
+            f"client_weight_decay=0, or FedAvg, FedAvgM, FedAdam or FedSSO"
         )
     if settings.optimizer.is_adam and getattr(record, "alpha", 0) == "auto":
         raise InputError(
