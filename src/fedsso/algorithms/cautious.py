@@ -90,7 +90,12 @@ def start(x: Tensor, *, kept: bool) -> Net:
     endless = zero.new_full((x.shape[0], WINDOW), torch.inf)
     model = x if kept else x[:, :0]
     return Net(
-        losses=endless, lowest=zero + torch.inf, model=model, falls=zero, stretch=zero, trend=zero
+        losses=endless,
+        lowest=endless[:, :1],
+        model=model,
+        falls=zero,
+        stretch=zero,
+        trend=zero,
     )
 
 

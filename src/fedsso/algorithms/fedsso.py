@@ -115,9 +115,7 @@ class FedSSO(Algorithm):
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
-    guard: str = param(
-        default="adaptive", doc="adaptive, cautious (any client) or none (the paper)"
-    )
+    guard: str = param(default="adaptive", doc="adaptive, cautious (any client), none (paper)")
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
 
