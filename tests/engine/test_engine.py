@@ -451,6 +451,7 @@ def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
     losses = result.trace["train_loss"]
     assert losses[end] > 1e3 * losses[1] >= losses[end - 1]
     assert np.isnan(result.trace["test_loss"][end])
+    assert np.isnan(result.trace["test_accuracy"]).all()  # there is none to be 0
     # the model of the round before has that loss already: if it is the last one, the evaluation
     # tells
     last = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 1})

@@ -18,6 +18,7 @@ from fedsso.experiment.trace import Trace
 from fedsso.report import numbers
 from studies import made_up, study, together
 
+NAN = math.nan
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
 GRID = [
     *(FedAvg(alpha=a) for a in (0.1, 1.0)),
@@ -120,6 +121,26 @@ def test_ties_and_no_target_go_by_the_end() -> None:
     assert every.best().runs == SLOW.runs
     assert every.best(0.99).runs == SLOW.runs
     assert (every.working(0.6), every.lasting(0.6)) == (2, 1)
+
+
+def test_a_diverged_run_has_no_accuracy_where_there_is_none() -> None:
+    """Traces of earlier versions have the accuracy 0 after divergence, even for real targets."""
+    sound, lost = setting(trace(NAN, NAN, NAN)), setting(trace(NAN, NAN, 0, diverged=2), alpha=1.0)
+    both = together(sound, lost)
+    assert both.metric() == "test_loss"
+    assert math.isnan(lost.final())
+    assert together(sound, LOST).metric() == "test_accuracy"
+
+
+@pytest.mark.parametrize("select", ["test", "val"])
+def test_a_diverged_setting_does_not_win_a_regression(select: str, quad: Federation) -> None:
+    steps = [FedAvg(alpha=a) for a in (0.001, 0.1, 50.0)]
+    found = sweep(quad, "linear", steps, select=select, rounds=20, device="cpu")
+    assert [one.diverged for one in found.settings()] == [0, 0, 1]
+    assert found.metric() == "test_loss"
+    smallest = min(found.settings()[:2], key=lambda one: one.final("test_loss"))
+    assert found.best().record == smallest.record
+    assert found.winners()["fedavg"].record == smallest.record
 
 
 def test_there_must_be_something_to_choose_by() -> None:

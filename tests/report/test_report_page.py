@@ -785,6 +785,22 @@ def test_a_bare_trace(tmp_path: Path) -> None:
     assert other.label == curve.label
 
 
+@pytest.mark.parametrize("eval_every", [1, 3])
+def test_a_bare_trace_without_an_accuracy_tells_where_it_diverged(
+    eval_every: int, quad: fedsso.Federation, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"rounds": 11, "eval_every": eval_every, "device": "cpu"}
+    for alpha in (0.1, 50.0):
+        run = fedsso.simulate(quad, "linear", fedsso.FedAvg(alpha=alpha), **options)
+        run.trace.save(tmp_path / "trace.csv")
+        (found,) = content([tmp_path / "trace.csv"]).curves[0].traces
+        if run.diverged is None:
+            assert found.diverged is None
+        else:
+            assert found.diverged in (run.diverged, run.diverged + 1)
+    assert run.diverged is not None
+
+
 def test_several_inputs_are_shown_together(runs: fedsso.Results, tmp_path: Path) -> None:
     runs.save(tmp_path / "a")
     AVG.traces[0].save(tmp_path / "b" / "trace.csv")

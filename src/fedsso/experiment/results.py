@@ -301,7 +301,7 @@ class Results(Sequence[Run]):
 
         There is none for real targets, where no prediction is right or wrong.
         """
-        has_accuracy = any(run.final() >= 0 for run in self)
+        has_accuracy = any(run.trace.has_accuracy for run in self)
         return ACCURACY if has_accuracy else LOSS
 
     def winners(self, target: float | None = None) -> dict[str, Setting]:

@@ -120,7 +120,8 @@ class Run:
         """The round in which the run diverged, or None.
 
         A run has diverged if its model or its loss is no longer a finite number, or if the loss
-        has grown far beyond the first one. From that round on its accuracy counts as 0.
+        has grown far beyond the first one. From that round on its accuracy, if it had
+        one, counts as 0.
         """
         return self.trace.diverged
 
@@ -173,7 +174,8 @@ class Run:
             last: How many evaluations to average over; fewer if the run has fewer.
 
         Returns:
-            The mean. After divergence the accuracy is 0 and everything else is NaN.
+            The mean. After divergence the accuracy, where the run had one, is 0, and everything
+            else is NaN.
         """
         return self.trace.final(metric, last)
 

@@ -125,7 +125,8 @@ class Trace:
         """The evaluated rounds and the metric's values there.
 
         Args:
-            metric: The column. After divergence the accuracy is 0 and other metrics are NaN.
+            metric: The column. After divergence the accuracy, where the run had one, is 0, and
+                other metrics are NaN.
 
         Returns:
             Two arrays of the same length.
@@ -133,6 +134,18 @@ class Trace:
         rounds = self["round"]
         evaluated = (rounds % self.eval_every == 0) | (rounds == rounds.max(initial=0))
         return rounds[evaluated], self[metric][evaluated]
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the run was evaluated by its accuracy: there is none for real targets.
+
+        Only the rounds before divergence tell. After it the accuracy is 0 or, in traces of earlier
+        versions, 0 even where there was none before.
+        """
+        values = self[ACCURACY]
+        if self.diverged is not None:
+            values = values[self["round"] < self.diverged]
+        return bool((~np.isnan(values)).any())
 
     def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """The first evaluated round that reaches the target."""
@@ -154,7 +167,7 @@ class Trace:
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
         """The mean of the last evaluations.
 
-        After divergence the accuracy is 0 and everything else is NaN.
+        After divergence the accuracy, where the run had one, is 0, and everything else is NaN.
 
         Args:
             metric: The column.
@@ -201,8 +214,8 @@ def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> f
 
     It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
     forty: a single evaluation goes up and down with the last cohort. A run that stopped early has
-    reached its goal: its last evaluation counts. After divergence the accuracy is 0, and every
-    other metric is not a number.
+    reached its goal: its last evaluation counts. After divergence the accuracy is 0 where the run
+    had one before; every other metric is not a number.
 
     Args:
         trace: The run's trace.
@@ -211,7 +224,7 @@ def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> f
         metric: A column of the trace.
     """
     if trace.diverged is not None:
-        return 0.0 if metric == ACCURACY else float("nan")
+        return 0.0 if metric == ACCURACY and trace.has_accuracy else float("nan")
     # A whole trace has a row for round 0 as well, so it is longer than the rounds.
     if rounds is not None and len(trace) <= rounds:
         return trace.final(metric)

@@ -427,9 +427,20 @@ def _ended(trace: Trace) -> Trace:
     """The trace, with the round in which its run diverged.
 
     A file does not say so, but from that round on the accuracy is 0 and no loss is a number. A
-    round that was not evaluated has the accuracy NaN, so it does not count as diverged.
+    round that was not evaluated has the accuracy NaN, so it does not count as diverged. Without
+    any accuracy, as for real targets, the losses alone tell: such a run has diverged if a round
+    that was to be evaluated has none, and every round after it has none either.
     """
-    going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
+    tested = np.isfinite(trace["test_loss"])
+    if np.isnan(trace["test_accuracy"]).all():
+        # The loss of the round that explodes may be finite, so the round may be one too late.
+        alive = tested | np.isfinite(trace["train_loss"])
+        due = np.flatnonzero(trace["round"] % trace.eval_every == 0)
+        if not len(due) or alive[due[-1]]:
+            return trace
+    else:
+        alive = tested | (trace["test_accuracy"] != 0)
+    going = np.flatnonzero(alive)
     first = int(going[-1]) + 1 if len(going) else len(trace)
     if first == len(trace):
         return trace
