@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, sweep
+from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, simulate, sweep
 from fedsso.errors import InputError
 from fedsso.experiment.execute import Standing, Tenths
 from fedsso.experiment.results import LAST
@@ -261,6 +261,25 @@ def test_a_sweep_counts_its_trials_phase_by_phase(fed: Federation) -> None:
         assert shares == sorted(shares)
         assert (phase[-1].done, shares[-1]) == (trials, 1.0)
         assert all(1 <= now.k <= now.rounds == 6 for now in phase)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_winner_keeps_its_own_options_when_it_is_judged(fed: Federation, jobs: int) -> None:
+    lists: dict[str, Any] = {"local_steps": [8, 1], "batch_size": [None, 4]}
+    options: dict[str, Any] = {**FAST, **lists, "seeds": (0, 1), "select": "val", "jobs": jobs}
+    found = sweep(fed, "mclr", [*GRID[:1], GRID[2]], **options)
+    assert len(found) == 2 * 2 * 4
+    assert found.judged is not None
+    assert len(found.judged) == 2 * 2
+    for name, own in found.algorithms().items():
+        winner, chosen = found.winners()[name], own.best()
+        assert winner.record == chosen.record
+        assert winner.label == chosen.label
+        for option in lists:
+            assert winner.spec.options[option] == chosen.spec.options[option]
+        again = simulate(fed, "mclr", winner.record, **winner.spec.options)
+        assert again.spec.identity == winner.spec.identity
+        assert again.final() == winner.runs[0].final()
 
 
 def test_lines_come_for_every_tenth_of_a_phase() -> None:

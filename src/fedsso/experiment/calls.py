@@ -222,7 +222,9 @@ def sweep(
 
     Returns:
         The runs of the grid, without models. `winners()` has the best setting of each algorithm,
-        `best()` the best of all. Train a winner with `simulate(fed, model, setting.record)`.
+        `best()` the best of all. `simulate(fed, model, setting.record, **setting.spec.options)`
+        trains a setting again, with its first seed and all its run options, and has its model. A
+        loss, metric or start of your own must be given anew, because settings hold only names.
 
     Raises:
         InputError: As for `simulate`; also if `target` is no accuracy, or if there are no rows to
@@ -234,6 +236,10 @@ def sweep(
     >>> results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=5, target=0.8, select="val")
     >>> len(results), sorted(results.winners())
     (12, ['fedavg'])
+    >>> winner = results.winners()["fedavg"]
+    >>> run = fedsso.simulate(fed, "mclr", winner.record, **winner.spec.options)
+    >>> run.final() == winner.runs[0].final()
+    True
     """
     records = grid_of(algorithms)
     every_settings(seeds, options)  # wrong options are told before rows are held out

@@ -69,6 +69,7 @@ def plan(
     records: Sequence[Algorithm],
     seeds: Iterable[int] | None,
     given: Mapping[str, Any],
+    own: Sequence[Mapping[str, Any]] = (),
 ) -> list[Planned]:
     """The runs of a comparison or a sweep, without folders: every record under every seed.
 
@@ -80,6 +81,8 @@ def plan(
         records: The algorithms with their hyper-parameters.
         seeds: The seeds; None: the run option `seed`.
         given: Run options by name; local_steps and batch_size may be lists.
+        own: For each record the only values of the listed options that it runs with, by name.
+            Empty: every record runs with all of them.
 
     Returns:
         The runs in this order: by seed, then by the options that are lists, then by record.
@@ -87,8 +90,14 @@ def plan(
     lists = _lists(given)
     planned: list[Planned] = []
     for settings in every_settings(seeds, given):
+        here = records
+        if own:
+            values = settings.values().items()
+            here = [r for r, o in zip(records, own, strict=True) if o.items() <= values]
+        if not here:
+            continue
         problem = pose(fed, model, settings)
-        for record in records:
+        for record in here:
             spec = specify(problem, model, record, len(planned), list(lists))
             planned.append(Planned(spec, record, problem))
     return planned
@@ -236,13 +245,14 @@ def folder_of(out: Any) -> Path | None:
 
 
 class Question(NamedTuple):
-    """What a sweep asks: which records, on what, with which seeds and run options."""
+    """What a sweep asks: the arguments of `plan`."""
 
     fed: Federation
     model: str | nn.Module
     records: Sequence[Algorithm]
     seeds: Sequence[int]
     options: Mapping[str, Any]
+    own: Sequence[Mapping[str, Any]] = ()
 
 
 def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:

@@ -205,7 +205,7 @@ class Run:
         if self.weights is None:
             raise InputError(
                 "a sweep keeps traces, not models: train this one again with "
-                "fedsso.simulate(fed, model, run.record, seed=..., ...)"
+                "fedsso.simulate(fed, model, run.record, **run.spec.options)"
             )
         return self.weights
 

@@ -22,7 +22,7 @@ from ..errors import InputError, integer
 from ..support.files import check_writable
 from ..support.lock import Lock
 from .execute import Counter, Progress, Standing, begin, chunks
-from .plan import Planned, Question, check, judging, plan
+from .plan import VARIED, Planned, Question, check, judging, plan
 from .results import Results
 from .store import (
     Held,
@@ -86,8 +86,10 @@ def answer(
     results = Results(runs, target=target)
     if select == "test":
         return results
-    winners = [setting.record for setting in results.winners().values()]
-    again = question._replace(records=winners)
+    winners = results.winners().values()
+    # A winner runs with its own local steps and batch size, not with all that were listed.
+    own = [{name: setting.spec.options[name] for name in VARIED} for setting in winners]
+    again = question._replace(records=[setting.record for setting in winners], own=own)
     last = means._replace(phase=CHOSEN)
     return Results(runs, target=target, judged=carry_out(again, plan(*again), last))
 
