@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, simulate, sweep
 from fedsso.errors import InputError
 from fedsso.experiment.execute import Standing, Tenths
-from fedsso.experiment.results import LAST
+from fedsso.experiment.results import LAST, entries
 from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
 from fedsso.report import numbers
+from fedsso.report.page.script import _maps
+from fedsso.report.sweeps import trials_csv
 from studies import made_up, study, together
 
 NAN = math.nan
@@ -188,6 +191,28 @@ def test_maps_of_one_two_and_three_axes() -> None:
     assert (maps[0].down, maps[0].across, maps[0].columns) == ("α", "η", ["0.3", "1"])
     (point,) = together(SLOW).maps(0.6)
     assert (point.rows, point.columns, point.values.tolist()) == ([""], [""], [[2.5]])
+
+
+def test_settings_that_differ_in_run_options_have_places_of_their_own() -> None:
+    def varied(alpha: float, eta: float, steps: int, rounds: int) -> Setting:
+        made = setting(trace(*[0.0] * rounds, 0.9, 0.9), alpha=alpha, eta=eta)
+        options = {"seed": 0, "rounds": 9, "local_steps": steps}
+        return made_up(replace(made.spec, options=options), *made.traces)
+
+    four = [varied(a, 1.0, t, r) for a, t, r in ((0.1, 1, 1), (0.1, 5, 2), (0.7, 1, 3), (0.7, 5, 4))]
+    results = together(*four)
+    assert results.axes() == {"alpha": [0.1, 0.7], "local_steps": [1, 5]}
+    (table,) = results.maps(0.5)
+    assert (table.down, table.across, table.columns) == ("α", "local_steps", ["1", "5"])
+    np.testing.assert_array_equal(table.values, [[1, 2], [3, 4]])
+    assert "local_steps" in trials_csv(results).splitlines()[0]
+    others = [varied(a, 0.3, t, 5) for a in (0.1, 0.7) for t in (1, 5)]
+    maps = together(*four, *others).maps(0.5)
+    assert [one.title for one in maps] == ["fedavg local_steps=1", "fedavg local_steps=5"]
+    np.testing.assert_array_equal(maps[0].values, [[1, 5], [3, 5]])
+    np.testing.assert_array_equal(maps[1].values, [[2, 5], [4, 5]])
+    drawn = list(_maps(entries(results)))
+    assert [one["cells"] for one in drawn] == [[[0, 1], [2, 3]]]
 
 
 # ---- running ----

@@ -25,7 +25,6 @@ import numpy as np
 
 from ..errors import InputError, one_of
 from ..support.files import to_toml
-from .grids import tried
 from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
@@ -338,15 +337,31 @@ class Results(Sequence[Run]):
         return sum(not setting.diverged for setting in reach)
 
     def axes(self) -> dict[str, list[Any]]:
-        """The hyper-parameters of one algorithm's grid that have several values.
+        """What has several values in one algorithm's grid: its axes.
 
         Call it on the results of one algorithm, as `algorithms()` returns them.
 
         Returns:
-            The values of each axis in their order, by the name of the field.
+            The values of each axis in their order, by its name. Hyper-parameters come first, then
+            run options such as `local_steps`, and whatever else tells the settings apart.
+
+        >>> import fedsso
+        >>> fed = fedsso.load("digits", clients=5, partition="iid")
+        >>> steps = fedsso.grid("fedavg", {"alpha": [0.01, 0.1]})
+        >>> fedsso.sweep(fed, "mclr", steps, rounds=2, local_steps=[1, 5]).axes()
+        {'alpha': [0.01, 0.1], 'local_steps': [1, 5]}
         """
-        values = tried([setting.record for setting in self.settings()])
-        return {name: several for name, several in values.items() if len(several) > 1}
+        each = [described(setting.spec) for setting in self.settings()]
+        found: dict[str, list[Any]] = {}
+        for one in each:
+            for name in one:
+                found.setdefault(name, [])
+        for name, values in found.items():
+            for one in each:
+                # A schedule is a dictionary, so that values cannot be put into a set.
+                if one.get(name) not in values:
+                    values.append(one.get(name))
+        return {name: values for name, values in found.items() if len(values) > 1}
 
     # ---- tables, plots, files ----
 
@@ -431,7 +446,8 @@ class Results(Sequence[Run]):
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
 
-        A grid with three axes or more has a map for each combination of the further values.
+        A grid with three axes or more has a map for each combination of the further values. Run
+        options that were varied are axes too, behind the hyper-parameters.
 
         Args:
             target: The accuracy to reach.
@@ -513,6 +529,12 @@ def _told(spec: Spec) -> dict[str, Any]:
     return {"model": spec.model, **options, **(data or {"data": spec.digest[:8]})}
 
 
+def described(spec: Spec) -> dict[str, Any]:
+    """Everything that may differ between settings of one algorithm, hyper-parameters first."""
+    others = {name: value for name, value in _told(spec).items() if name not in spec.hyper}
+    return {**spec.hyper, **others}
+
+
 def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]:
     """The numbers of one run, for `Results.rows`."""
     trace = run.trace
@@ -537,14 +559,14 @@ def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]
 
 
 class _Axis(NamedTuple):
-    """One side of a map: a field of the algorithm, and its values in order."""
+    """One side of a map: an axis of the grid, and its values in order."""
 
     name: str
     values: list[Any]
 
     def place(self, setting: Setting) -> int:
-        """Where a setting stands on this side."""
-        return self.values.index(setting.spec.hyper.get(self.name, ""))
+        """Where a setting stands on this side; on a side without a name there is one place."""
+        return self.values.index(described(setting.spec).get(self.name)) if self.name else 0
 
 
 def _maps(grid: Results, target: float) -> Iterator[Heat]:
@@ -562,8 +584,14 @@ def _maps(grid: Results, target: float) -> Iterator[Heat]:
     for picked in itertools.product(*(side.values for side in further)):
         fixed = {side.name: value for side, value in zip(further, picked, strict=True)}
         told = [f"{_symbol(name)}={_text(value)}" for name, value in fixed.items()]
-        within = [s for s in settings if all(s.spec.hyper[k] == v for k, v in fixed.items())]
-        yield _map(" ".join([settings[0].algorithm, *told]), within, down, across, target)
+        within = []
+        for setting in settings:
+            values = described(setting.spec)
+            if all(values.get(name) == value for name, value in fixed.items()):
+                within.append(setting)
+        # Not all combinations need be there if results of several calls are put together.
+        if within:
+            yield _map(" ".join([settings[0].algorithm, *told]), within, down, across, target)
 
 
 def _map(
@@ -613,7 +641,7 @@ def entries(results: Results) -> list[Entry]:
     for setting in results.settings():
         # Where there is no accuracy, its end is NaN; the page must not average over that.
         ends = tuple(end for end in setting.finals() if not math.isnan(end))
-        found.append(Entry(setting.curve(), setting.spec.hyper, ends=ends))
+        found.append(Entry(setting.curve(), described(setting.spec), ends=ends))
     return found
 
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """A curve, and where it belongs on the page.
 
-    Every algorithm has a map of its grid for each `origin`, and `hyper` places the curve on it. If
-    some entries of an origin lead, its other entries are background: they are on the maps, but in
-    no card, and their curves are drawn only on demand.
+    Every algorithm has a map of its grid for each `origin`. `hyper` places the curve on it: it has
+    the hyper-parameters and whatever else may tell two settings apart. If some entries of an origin
+    lead, its other entries are background: they are on the maps, but in no card, and their curves
+    are drawn only on demand.
 
     Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
     accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the last

@@ -247,7 +247,7 @@ def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
 
     Args:
         title: The heading of the map.
-        within: The hyper-parameters of each setting, by the place of its curve.
+        within: What places each setting on the map (`Entry.hyper`), by the place of its curve.
 
     Yields:
         The map, if there is one. A cell without a setting is None.
