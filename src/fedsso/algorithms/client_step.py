@@ -14,10 +14,14 @@ it is; only if no pair was seen until then, the first one to come decides alone.
 
 Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
 server then goes back to the model before its last step, forgets what the guard knew about step
-lengths, and goes on as in round 1 with a thousandth of alpha. Until a round is sound again, a loss
-10 times the first one counts as an explosion. And from then on the *largest* L of the first rounds
-is used instead of the least: where a loss has run away, its slope hardly changes, so a small L says
-nothing. A run whose alpha cannot become smaller and which has no step to undo has diverged.
+lengths, and goes on as in round 1 with a thousandth of alpha. From then on the *largest* L of the
+first rounds is used instead of the least: where a loss has run away, its slope hardly changes, so a
+small L says nothing. A run whose alpha cannot become smaller and which has no step to undo has
+diverged.
+
+After an undone round, and as long as no round of the run has been sound, a loss 10 times the first
+one counts as an explosion. Later the bound is 1000 again, also after an undone round: the model
+that the server goes back to may have such a loss, which no smaller alpha would mend.
 
 Only runs with the guard are undone: without it the server's steps do not depend on alpha, so a
 smaller one would not mend them.
@@ -84,7 +88,7 @@ def choose(
 def bears(choice: Choice, g: Tensor) -> Tensor:
     """How many times the first loss a round may show, [trials]; g [trials, d] is the last gradient.
 
-    g = 0 means that no round has been sound yet.
+    g = 0 means that no round of the run has been sound yet.
     """
     probing = (choice.undone[:, 0] > 0) & (g == 0).all(-1)
     return torch.where(probing, WARY, BLOW_UP)
