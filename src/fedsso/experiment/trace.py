@@ -3,7 +3,8 @@ seconds.
 
 A row describes its own round; round 0 is the initial model. `train_loss` is the running mean of the
 round's mini-batch losses, `bytes_up` and `bytes_down` are summed over the cohort, `seconds` is wall
-time. Rounds that were not evaluated, and rounds after divergence, hold NaN in the metrics.
+time. Rounds that were not evaluated hold NaN in the metrics. So does everything that is measured
+from the round of divergence on, but for the accuracy: it is 0 there, if the run had one before.
 """
 
 from __future__ import annotations
