@@ -710,6 +710,22 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
         assert f"Fewest rounds to {target:g}" in outline.parts["h3"]
 
 
+@pytest.mark.parametrize("target", [None, 0.6])
+def test_the_goal_of_a_sweep_made_from_python_is_its_target(
+    target: float | None, tmp_path: Path
+) -> None:
+    fed = fedsso.load("digits", clients=3)
+    grid = fedsso.grid("fedavg", {"alpha": [0.1, 0.3]})
+    fedsso.sweep(fed, "mclr", grid, rounds=3, target=target, out=tmp_path, device="cpu")
+    found = content([tmp_path])
+    assert found.goal == (math.inf if target is None else target)
+    data = embedded(page(found))
+    if target is not None:
+        assert data["targets"][int(data["judged"])] == target
+    (tmp_path / "trials.csv").unlink()  # it is written last
+    assert content([tmp_path]).goal is None
+
+
 def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path) -> None:
     command("sweep", *SWEEP, "--select", "val", "--out", tmp_path)
     found = content([tmp_path])

@@ -252,8 +252,9 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
 def _sweep(path: Path, with_data: bool) -> Source:
     """A sweep: all settings of its grids, and those that were chosen.
 
-    A sweep that was called from Python has no sweep.toml. Then its federation is unknown, there
-    is nothing to reproduce it with, and the page chooses a goal of its own.
+    A sweep that was called from Python has no sweep.toml. Then its federation is unknown, and there
+    is nothing to reproduce it with. Its target is in the list of its trials, which is written at
+    the end; until then the page chooses a goal of its own.
     """
     kept = read_sweep(path)
     settings = path / SETTINGS
@@ -262,7 +263,7 @@ def _sweep(path: Path, with_data: bool) -> Source:
     data = next(iter(federations), "")
     curves = [entry._replace(data=data) for entry in _sweep_entries(kept.results)]
     goal = None
-    if table:
+    if table or kept.finished:
         goal = math.inf if kept.results.target is None else kept.results.target
     notes = _sweep_notes(path, kept)
     recipes = _sweep_recipe(path, table)
