@@ -37,6 +37,7 @@ from fedsso import report
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
 from fedsso.report.page import ASSETS, Content, Entry, Holding, Recipe, page
+from fedsso.report.page.view import View
 from fedsso.report.sources import content
 from fedsso.report.tables import Curve
 
@@ -708,6 +709,23 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
         assert data["targets"][int(data["judged"])] == target  # the maps' as well
     if target in (0.5, 0.8):
         assert f"Fewest rounds to {target:g}" in outline.parts["h3"]
+
+
+def test_losses_are_ranked_at_the_end_as_sweeps_do() -> None:
+    """The mean of the last quarter: the last evaluation alone goes up and down."""
+
+    def curve(label: str, *losses: float) -> Entry:
+        same = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0}
+        rows = [
+            {**same, "bytes_down": 0, "round": k, "test_loss": loss}
+            for k, loss in enumerate(losses)
+        ]
+        return Entry(Curve(label, (Trace.from_rows(rows),), "fedavg"))
+
+    lucky, steady = curve("lucky", *[5.0] * 7, 0.5), curve("steady", *[1.0] * 8)
+    view = View(Content([lucky, steady]))
+    assert [item.end for item in view.items] == [2.75, 1.0]
+    assert [item.label for item in view.best(view.front)] == ["steady"]
 
 
 @pytest.mark.parametrize("target", [None, 0.6])

@@ -27,8 +27,8 @@ class Entry(NamedTuple):
     are drawn only on demand.
 
     Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
-    accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the last
-    evaluation counts.
+    accuracies at the end, seed by seed, as a sweep counts them. Where it is empty, the page takes
+    them from the curve, by the same rule (`experiment.trace.at_end`).
     """
 
     curve: Curve

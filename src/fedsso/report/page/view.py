@@ -68,13 +68,12 @@ class Item:
         """How good the curve is at its end; small is good.
 
         This is the final accuracy with a minus sign. Where there is no accuracy, it is the final
-        test loss, or else the training loss.
+        test loss, or else the training loss, both by the rule of `experiment.trace.at_end`.
         """
         if self.final is not None:
             return -self.final
         for name in ("test_loss", "train_loss"):
-            losses = [trace.final(name) for trace in self.curve.traces]
-            mean = float(np.mean(losses))
+            mean = float(np.mean(self.curve.ends(name)))
             if np.isfinite(mean):
                 return mean
         return np.inf
