@@ -392,8 +392,15 @@ def test_a_run_with_an_own_metric_says_so_when_it_is_resumed(
 
     simulate(fed, "mclr", "fedavg", out=tmp_path, metrics=(largest,), **FAST)
     (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(InputError, match="used metrics of your own"):
+    with pytest.raises(InputError, match=r"used metrics of your own.*compare goes on.*another"):
         resume(tmp_path, federation=fed)
+    # What the message says is true: `simulate` refuses the folder, `compare` goes on in its own.
+    with pytest.raises(InputError, match="holds a run already"):
+        simulate(fed, "mclr", "fedavg", out=tmp_path, metrics=(largest,), **FAST)
+    for _ in range(2):
+        (run,) = compare(fed, "mclr", ["fedavg"], out=tmp_path / "c", metrics=(largest,), **FAST)
+        assert len(run.trace) == FAST["rounds"] + 1
+        next((tmp_path / "c").glob(f"*/{CHECKPOINT}")).unlink()
 
 
 def test_federations_from_arrays_and_clients_agree() -> None:

@@ -150,6 +150,7 @@ def _check_own_functions(spec: Spec) -> None:
     for name, values in named.items():
         if any(str(value).startswith("own ") for value in values):
             raise InputError(
-                f"this run used {name} of your own: it can be resumed only by calling simulate "
-                f"again"
+                f"this run used {name} of your own, which its folder does not hold: the same call "
+                f"of fedsso.compare goes on with its runs; a run of fedsso.simulate is begun again, "
+                f"in another folder"
             )
