@@ -199,7 +199,8 @@ def test_settings_that_differ_in_run_options_have_places_of_their_own() -> None:
         options = {"seed": 0, "rounds": 9, "local_steps": steps}
         return made_up(replace(made.spec, options=options), *made.traces)
 
-    four = [varied(a, 1.0, t, r) for a, t, r in ((0.1, 1, 1), (0.1, 5, 2), (0.7, 1, 3), (0.7, 5, 4))]
+    places = ((0.1, 1, 1), (0.1, 5, 2), (0.7, 1, 3), (0.7, 5, 4))
+    four = [varied(alpha, 1.0, steps, rounds) for alpha, steps, rounds in places]
     results = together(*four)
     assert results.axes() == {"alpha": [0.1, 0.7], "local_steps": [1, 5]}
     (table,) = results.maps(0.5)
