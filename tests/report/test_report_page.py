@@ -725,6 +725,27 @@ def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path
         assert lead.curve.traces[0].final() == pytest.approx(said, abs=5e-5)
 
 
+def test_a_sweep_in_memory_has_the_page_of_its_winners(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
+    """Twelve settings, so that the best of each algorithm is drawn first."""
+    grid = []
+    for name in ("fedsso", "fedavg"):
+        grid += fedsso.grid(name, {"alpha": [0.01, 0.03, 0.3], "eta": [0.3, 1.0]})
+    for target, select in ((0.7, "val"), (0.7, "test"), (None, "test")):
+        many = fedsso.sweep(fed, "mclr", grid, rounds=6, target=target, select=select, device="cpu")
+        many.report(tmp_path / "page.html")
+        html = (tmp_path / "page.html").read_text(encoding="utf-8")
+        shown = [curve["label"] for curve in embedded(html)["curves"] if curve["shown"]]
+        assert shown == [best.label for best in many.winners().values()]
+        best = max(setting.final() for setting in (many.judged or many).settings())
+        assert f'<h3>Best final accuracy</h3><p class="value">{best:.4f}</p>' in html
+        assert ("Settings were chosen by held-out training rows" in html) == (select == "val")
+        assert "Fewest rounds to 0.7<" in html or target is None
+        recipes = 2 if select == "val" else 12
+        assert html.count("fedsso run --config") == recipes
+
+
 def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(
     tmp_path: Path,
 ) -> None:

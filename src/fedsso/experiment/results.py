@@ -46,6 +46,11 @@ COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 paper does."""
 LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
+HELD_OUT = (
+    "Settings were chosen by held-out training rows, on which the grids are judged; the best of "
+    "each algorithm was then run on all training rows and is judged by the test rows."
+)
+"""For the reader of a page about a sweep that chose so."""
 
 
 class Setting(NamedTuple):
@@ -451,7 +456,9 @@ class Results(Sequence[Run]):
     ) -> None:
         """Write one interactive HTML page that needs no other file.
 
-        It has curves, tables, grids, the data of each client, and the settings.
+        It has curves, tables, grids, the data of each client, and the settings. The best settings
+        on it are those of `winners`. Where a sweep chose by held-out rows, these lead, as the test
+        rows judge them, and the grid is in the background.
 
         Args:
             path: The page; a file that is there is replaced.
@@ -464,8 +471,13 @@ class Results(Sequence[Run]):
         # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
-        recipes = [recipe(setting) for setting in self.settings()]
-        content = page.Content(entries(self), title, text, targets, (), held, recipes)
+        notes = [] if self.judged is None else [HELD_OUT]
+        # What was run on a part of the training rows cannot be repeated by a command.
+        settings = (self.judged or self).settings()
+        recipes = [recipe(setting) for setting in settings]
+        # Without a target the end decides, as in `best`.
+        goal = math.inf if self.target is None else self.target
+        content = page.Content(entries(self), title, text, targets, notes, held, recipes, goal)
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:
@@ -606,14 +618,23 @@ def _text(value: Any) -> str:
 
 
 def entries(results: Results) -> list[Entry]:
-    """The settings as curves of a report page, with what the page needs to draw their grid."""
+    """The settings as curves of a report page, with what the page needs to draw their grid.
+
+    Where settings were chosen by held-out rows, the chosen ones come first and lead. They were run
+    again on all training rows. They have no place on the maps of the grid, so their `hyper` is
+    empty: the runs on the maps are those by which they were chosen.
+    """
     from ..report.page import Entry
 
     found = []
-    for setting in results.settings():
+    if results.judged is not None:
+        for entry in entries(results.judged):
+            found.append(entry._replace(hyper={}, lead=True))
+    # `curves` tells in the label if a setting was judged by held-out rows.
+    for setting, curve in zip(results.settings(), results.curves(), strict=True):
         # Where there is no accuracy, its end is NaN; the page must not average over that.
         ends = tuple(end for end in setting.finals() if not math.isnan(end))
-        found.append(Entry(setting.curve(), setting.spec.hyper, ends=ends))
+        found.append(Entry(curve, setting.spec.hyper, ends=ends))
     return found
 
 

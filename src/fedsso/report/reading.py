@@ -31,7 +31,7 @@ from ..data import datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
 from ..experiment.reading import Kept, read_sweep
-from ..experiment.results import Results, entries, recipe
+from ..experiment.results import HELD_OUT, Results, entries, recipe
 from ..experiment.revive import federation_of
 from ..experiment.run import Run, is_done, load_run, run_folders
 from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
@@ -260,7 +260,7 @@ def _sweep(path: Path, with_data: bool) -> Source:
     table = read_sealed_toml(settings) if is_file(settings) else {}
     federations = _sweep_data(table, with_data)
     data = next(iter(federations), "")
-    curves = [entry._replace(data=data) for entry in _sweep_entries(kept.results)]
+    curves = [entry._replace(data=data) for entry in entries(kept.results)]
     goal = None
     if table:
         goal = math.inf if kept.results.target is None else kept.results.target
@@ -297,31 +297,8 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
             f"are not shown."
         )
     if kept.results.judged is not None:
-        notes.append(
-            "Settings were chosen by held-out training rows, on which the grids are judged; the "
-            "best of each algorithm was then run on all training rows and is judged by the test "
-            "rows."
-        )
+        notes.append(HELD_OUT)
     return notes
-
-
-def _sweep_entries(results: Results) -> list[Entry]:
-    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead.
-
-    The chosen ones were run again on all training rows. They have no place on the maps of the
-    grid, so their `hyper` is empty: the runs on the maps are those by which they were chosen.
-    """
-    found = []
-    if results.judged is not None:
-        for entry in entries(results.judged):
-            found.append(entry._replace(hyper={}, lead=True))
-    held_out = results[0].judged_by == "val"
-    for entry in entries(results):
-        if held_out:
-            shown = f"{entry.curve.label} on held-out rows"
-            entry = entry._replace(curve=entry.curve._replace(label=shown))
-        found.append(entry)
-    return found
 
 
 def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
