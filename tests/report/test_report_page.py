@@ -774,6 +774,26 @@ def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) ->
     assert len(content([tmp_path / "own"]).curves) == 16
 
 
+def own_data() -> fedsso.Federation:
+    """Three clients with two labels, as arrays."""
+    draw = np.random.default_rng(0)
+    rows = [(draw.random((20, 3)), np.arange(20) % 2) for _ in range(3)]
+    return fedsso.Federation.from_clients(rows)
+
+
+@pytest.mark.parametrize("select", ["test", "val"])
+def test_the_data_of_a_sweep_are_those_of_its_runs(select: str, tmp_path: Path) -> None:
+    """Also in a folder in which a sweep of other data has left its settings."""
+    command("sweep", *SWEEP, "--out", tmp_path)
+    fed = own_data()
+    fedsso.sweep(fed, "mclr", ["fedavg"], rounds=6, select=select, out=tmp_path, device="cpu")
+    found = content([tmp_path])
+    assert {entry.data for entry in found.entries} == {"own arrays"}
+    assert found.holdings == []
+    assert found.recipes == []
+    assert any("arrays of your own" in note for note in found.notes)
+
+
 def test_a_run_on_flower(tmp_path: Path) -> None:
     if importlib.util.find_spec("flwr") is None:
         pytest.skip("needs flwr")

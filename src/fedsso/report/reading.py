@@ -252,13 +252,20 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
 def _sweep(path: Path, with_data: bool) -> Source:
     """A sweep: all settings of its grids, and those that were chosen.
 
-    A sweep that was called from Python has no sweep.toml. Then its federation is unknown, there
-    is nothing to reproduce it with, and the page chooses a goal of its own.
+    A sweep that was called from Python has no sweep.toml. Then there is nothing to reproduce it
+    with, and the page chooses a goal of its own. The same holds where a sweep of the command has
+    left its sweep.toml in the folder before.
     """
     kept = read_sweep(path)
     settings = path / SETTINGS
     table = read_sealed_toml(settings) if is_file(settings) else {}
-    federations = _sweep_data(table, with_data)
+    run = (kept.results.judged or kept.results)[0]
+    if run.judged_by == "val":
+        # The runs that are there know the held-out rows only, not the whole federation.
+        federations = _sweep_data(table, with_data)
+    else:
+        table = table if _is_of(table, run.spec) else {}
+        federations = {run.spec.digest: _run_data(run.spec, table)}
     data = next(iter(federations), "")
     curves = [entry._replace(data=data) for entry in entries(kept.results)]
     goal = None
@@ -267,6 +274,26 @@ def _sweep(path: Path, with_data: bool) -> Source:
     notes = _sweep_notes(path, kept)
     recipes = _sweep_recipe(path, table)
     return Source(name_of(path), curves, notes, recipes, federations, goal)
+
+
+def _is_of(table: Mapping[str, Any], spec: Spec) -> bool:
+    """Whether a sweep.toml can be that of a run: data, model and rounds are the same."""
+    asked = table.get("data")
+    if not isinstance(asked, dict):
+        return False
+    # Where the files lie is no part of a run's settings.
+    asked = {key: value for key, value in asked.items() if key != "data_dir"}
+    data = spec.to_toml().get("data")
+    told = (table.get("model"), table.get("rounds"), asked)
+    return told == (spec.model, spec.options["rounds"], data)
+
+
+def _run_data(spec: Spec, table: Mapping[str, Any]) -> Data:
+    """The federation of a sweep's run; its sweep.toml tells the folder of the files, if any."""
+    data = dict(spec.data)
+    if "data_dir" in table.get("data", {}):
+        data["data_dir"] = table["data"]["data_dir"]
+    return Data(data, partial(federation_of, replace(spec, data=data)))
 
 
 def _sweep_notes(path: Path, kept: Kept) -> list[str]:
@@ -311,11 +338,13 @@ def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recip
 
 
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
-    """The federation of a sweep by its digest, as runs have it.
+    """The federation of a sweep by its digest, as its settings file tells it.
 
-    A run's settings hold the digest, a sweep's do not: the federation has to be loaded to know
-    it. With the same key, runs and a sweep on the same data are compared on one page. The
-    settings take the place of the digest where the federation must not or cannot be loaded.
+    It is for a sweep of which there are only runs on a part of the training rows: these do not
+    know the digest of the whole federation, and neither does the file. The federation has to be
+    loaded to know it. With the same key, runs and a sweep on the same data are compared on one
+    page. The settings take the place of the digest where the federation must not or cannot be
+    loaded.
 
     Args:
         table: What sweep.toml holds. Its `data` has the keywords of `load`, but for the name of
