@@ -794,6 +794,16 @@ def test_the_data_of_a_sweep_are_those_of_its_runs(select: str, tmp_path: Path) 
     assert any("arrays of your own" in note for note in found.notes)
 
 
+def test_an_unfinished_sweep_from_python_says_so(fed: fedsso.Federation, tmp_path: Path) -> None:
+    fedsso.sweep(fed, "mclr", [fedsso.FedAvg()], rounds=2, out=tmp_path, device="cpu")
+    assert content([tmp_path]).notes == []
+    (tmp_path / "trials.csv").unlink()  # it is written last
+    (note,) = content([tmp_path]).notes
+    assert "is not finished" in note
+    assert note.endswith(": call `fedsso.sweep` with the same arguments again to complete it.")
+    assert content([tmp_path / "parts"]).notes == []
+
+
 def test_a_run_on_flower(tmp_path: Path) -> None:
     if importlib.util.find_spec("flwr") is None:
         pytest.skip("needs flwr")

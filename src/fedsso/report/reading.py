@@ -304,10 +304,14 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
     """
     notes = []
     settings = path / SETTINGS
-    if not kept.finished and is_file(settings):
+    again = "call `fedsso.sweep` with the same arguments again"
+    if is_file(settings):
+        again = "run the same `fedsso sweep` command again"
+    # Parts that somebody has put elsewhere do not tell whether their sweep is finished.
+    if not kept.finished and is_folder(path / PARTS):
         notes.append(
-            f"The sweep in {path} is not finished, and the trials so far are shown: run the same "
-            f"`fedsso sweep` command again to complete it."
+            f"The sweep in {path} is not finished, and the trials so far are shown: {again} to "
+            f"complete it."
         )
     if is_file(settings) and check_seal(read_bytes(settings)) is None:
         notes.append(
@@ -316,7 +320,7 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
     if kept.missing:
         notes.append(
             f"{kept.missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
-            f"run the same `fedsso sweep` command again to have them."
+            f"{again} to have them."
         )
     if kept.others:
         notes.append(
