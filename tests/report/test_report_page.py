@@ -148,6 +148,15 @@ def test_equal_series_stand_in_the_page_once() -> None:
     assert len(embedded(of(*curves))["arrays"]) == 4 + 3
 
 
+def test_a_seed_without_skipped_pairs_counts_in_their_mean() -> None:
+    seeds = (trace(0.1, 0.2, skipped=1), trace(0.1, 0.3), trace(0.1, 0.4))
+    data = embedded(of(Curve("x", seeds, "fedsso"), AVG))
+    for seed, skipped in enumerate((1, 0, 0)):
+        assert series(data, 0, seed, "skipped").tolist() == [skipped] * 2
+        assert "overridden" not in data["curves"][0]["traces"][seed]["columns"]
+    assert "skipped" not in data["curves"][1]["traces"][0]["columns"]
+
+
 def test_own_metrics_are_metrics() -> None:
     data = embedded(of(Curve("x", (trace(0.1, 0.2, test_f1_score=0.5),), "fedavg")))
     assert {"key": "test_f1_score", "name": "f1 score"} in data["metrics"]

@@ -116,9 +116,15 @@ def _curve(
     `rounds` has one entry for each target: mean rounds, or None unless every seed gets there.
     `lost` counts the seeds that diverged. Names of columns are those of the trace.
     """
+    every = item.curve.traces
+    # A seed without such pairs counts as 0 in the mean, if another seed has some.
+    counts = []
+    for name in COUNTS:
+        if any(trace[name].any() for trace in every):
+            counts.append(name)
     traces = []
-    for trace in item.curve.traces:
-        columns = _columns(trace, arrays)
+    for trace in every:
+        columns = _columns(trace, counts, arrays)
         traces.append({"diverged": trace.diverged, "columns": columns})
     return {
         "label": item.label,
@@ -133,10 +139,16 @@ def _curve(
     }
 
 
-def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
+def _columns(trace: Trace, counts: Sequence[str], arrays: _Arrays) -> dict[str, int]:
     """The columns that hold something; bytes and seconds are summed up over the rounds.
 
-    A column without a finite value is left out, and so are counts that are 0 in every round.
+    A column without a finite value is left out.
+
+    Args:
+        trace: One seed.
+        counts: Those of `COUNTS` that are not 0 in every round of every seed of the curve. The
+            others are left out.
+        arrays: The series of the page.
 
     Returns:
         The place of each column in the list of series, by its name.
@@ -154,8 +166,8 @@ def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
     for name, column in trace.columns.items():
         if not _is_drawn(name):
             continue
-        told = column if name in COUNTS else np.isfinite(column)
-        if told.any():
+        told = name in counts if name in COUNTS else np.isfinite(column).any()
+        if told:
             found[name] = column
     return {name: arrays.add(column) for name, column in found.items()}
 
