@@ -208,6 +208,29 @@ def test_cards_without_fedavg_accuracy_or_bytes() -> None:
     assert embedded(html)["axes"] == ["round"]
 
 
+def test_without_any_accuracy_the_test_loss_takes_its_place(tmp_path: Path) -> None:
+    """Real targets: the table, a card and the maps have the loss at the end."""
+    draw = np.random.default_rng(0)
+    clients = [(draw.random((20, 3)), draw.random(20)) for _ in range(3)]
+    fed = fedsso.Federation.from_clients(clients)
+    grid = fedsso.grid("fedavg", {"alpha": [0.001, 0.003, 0.01, 0.03]})
+    many = fedsso.sweep(fed, "linear", grid, rounds=5, seeds=(0, 1), device="cpu")
+    best = many.best()
+    told = many.table().splitlines()
+    assert told[0] == "| algorithm | megabytes | final test loss |"
+    assert len(told) == 2 + 4
+    assert f"| {best.final('test_loss'):.4g}" in "".join(told)
+    many.report(tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    cards = re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', html)
+    assert cards[0] == ("Smallest final test loss", f"{best.final('test_loss'):.4g}")
+    assert re.findall(r'class="best" data-value="(.*?)"', html) == [str(best.final("test_loss"))]
+    data = embedded(html)
+    assert (data["final"], data["judged"]) == ("final test loss", "final")
+    ends = [setting.final("test_loss") for setting in many.settings()]
+    assert [curve["final"] for curve in data["curves"]] == ends
+
+
 def test_the_table_is_that_of_report() -> None:
     outline = Outline(of(SSO, AVG, LOST, targets=[0.5, 0.8]))
     rows = report.rounds_table([SSO, AVG, LOST], [0.5, 0.8])

@@ -30,7 +30,7 @@ from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
-from .trace import Trace, at_end
+from .trace import LOSS, Trace, at_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
 paper does."""
-LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 HELD_OUT = (
     "Settings were chosen by held-out training rows, on which the grids are judged; the best of "
@@ -372,7 +371,8 @@ class Results(Sequence[Run]):
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
         for the whole federation and in both directions. With several seeds a cell is "mean ±
         standard deviation"; a dash stands for a target that is not reached. The final accuracy is
-        that of `Setting.final`, by which sweeps choose.
+        that of `Setting.final`, by which sweeps choose; where there is no accuracy, the final test
+        loss takes its place.
 
         Args:
             targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the

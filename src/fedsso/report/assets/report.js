@@ -331,7 +331,7 @@
     const cells = data.maps.flatMap((map) => map.cells.flat()).filter((i) => i !== null);
     const values = cells.map(judge).filter((v) => v !== null);
     const final = state.judged === "final";
-    const scaled = (v) => (final ? -v : Math.log(Math.max(v, 0.5)));
+    const scaled = (v) => (!final ? Math.log(Math.max(v, 0.5)) : data.final.endsWith("loss") ? v : -v);
     const [low, high] = [Math.min(...values.map(scaled)), Math.max(...values.map(scaled))];
     return (v) => (high > low ? (scaled(v) - low) / (high - low) : 0);
   }
@@ -339,7 +339,11 @@
   function drawMap(node, map) {
     const t = theme();
     const share = badness();
-    const digits = state.judged === "final" ? 3 : null;
+    const final = state.judged === "final";
+    const write = (v) => {
+      if (!final) return String(Math.round(v * 10) / 10);
+      return (data.final.endsWith("loss") ? String(Number(v.toPrecision(3))) : v.toFixed(3)).replace(/^0/, "");
+    };
     const z = [];
     const text = { x: [], y: [], text: [], color: [], hover: [], custom: [] };
     map.cells.forEach((row, r) => {
@@ -347,7 +351,7 @@
         if (i === null) return null;
         const value = judge(i);
         const curve = data.curves[i];
-        const shown = value === null ? "–" : digits ? value.toFixed(digits).replace(/^0/, "") : String(Math.round(value * 10) / 10);
+        const shown = value === null ? "–" : write(value);
         text.x.push(c);
         text.y.push(r);
         text.text.push(curve.lost ? `${value === null ? "" : shown}×` : shown);
@@ -548,7 +552,7 @@
       const change = (value) => () => { state.judged = value; redraw(); };
       data.targets.forEach((target, i) =>
         choice("judged", "judged", `rounds to ${target}`, String(i) === state.judged, change(String(i))));
-      choice("judged", "judged", "final accuracy", state.judged === "final", change("final"));
+      choice("judged", "judged", data.final, state.judged === "final", change("final"));
       data.maps.forEach((map) => panel(maps, map.title, "", (node) => drawMap(node, map), `${5 + 1.9 * map.rows.length}rem`));
     }
     const seen = section("diagnostics", data.diagnostics.length).querySelector(".panels");

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..tables import FINAL, FINAL_LOSS
 from .sections import dashes
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def data(view: View) -> dict[str, Any]:
     - `curves`: one dictionary for each item of the view, in their order
     - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty
     - `targets`: the accuracies of the table, and `judged`: what maps show at first
+    - `final`: what the number `final` of a curve is, by the name of the table's last column
     - `maps`, `holdings`: what is drawn below the tables
     - `arrays`: the series, to which the others refer by their places
     """
@@ -73,6 +75,7 @@ def data(view: View) -> dict[str, Any]:
         "diagnostics": _diagnostics(present),
         "targets": view.targets,
         "judged": _judged(view),
+        "final": FINAL_LOSS if view.by_loss else FINAL,
         "maps": list(_maps(view.content.entries)),
         "holdings": [_holding(one, arrays) for one in view.content.holdings],
         "arrays": arrays.texts,
@@ -133,7 +136,7 @@ def _curve(
         "dash": dashes(item.look, 2.2),
         "shown": item in view.shown,
         "rounds": [item.hits[target] for target in view.targets],
-        "final": item.final,
+        "final": item.loss if view.by_loss else item.final,
         "lost": len(item.numbers["diverged"]),
         "traces": traces,
     }

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...version import __version__
+from ..tables import FINAL
 from .view import FEW
 
 if TYPE_CHECKING:
     from ..styles import Style
-    from ..tables import Curve, Numbers
+    from ..tables import Curve
     from .content import Recipe
     from .view import Item, View
 
@@ -127,7 +128,8 @@ def cards(view: View) -> Iterator[str]:
 def _findings(view: View) -> Iterator[str]:
     """The cards that compare settings: the best final accuracy, the fewest rounds, and the bytes.
 
-    A card is left out where there is nothing to compare: no accuracy, or no target that is
+    Without any accuracy, the smallest final test loss takes the place of the best accuracy. A card
+    is left out where there is nothing to compare: neither of the two, or no target that is
     reached.
     """
     judged = [item for item in view.front if item.final is not None]
@@ -135,6 +137,10 @@ def _findings(view: View) -> Iterator[str]:
         # `end` is the accuracy with a minus sign, so that the least is the best.
         best = min(judged, key=lambda item: item.end)
         yield _card("Best final accuracy", f"{best.final:.4f}", best.label, best.look)
+    known = [item for item in view.front if item.loss is not None]
+    if view.by_loss and known:
+        best = min(known, key=lambda item: item.end)
+        yield _card("Smallest final test loss", f"{best.loss:.4g}", best.label, best.look)
     if view.target is not None:
         yield _fastest(view, view.target)
         yield from _saved(view, view.target)
@@ -277,7 +283,7 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
     """
     names = list(items[0].row)
     head = "".join(_header(name) for name in names)
-    cells = [_values(item.numbers) for item in items]
+    cells = [_values(item, view.by_loss) for item in items]
     # Numbers of different data sets do not compare, so no cell is the best of its column.
     rivals = [] if view.apart else cells
     top = []
@@ -303,23 +309,25 @@ def _header(name: str) -> str:
     The best comes first: few rounds, few bytes, much accuracy. The button is for the script: a
     click sorts the rows by the `data-value` of their cells.
     """
-    first = "descending" if name == "final accuracy" else "ascending"
+    first = "descending" if name == FINAL else "ascending"
     button = f'<button type="button">{escape(name)}</button>'
     return f'<th scope="col" aria-sort="none" data-first="{first}">{button}</th>'
 
 
-def _values(one: Numbers) -> list[Cell]:
+def _values(item: Item, by_loss: bool) -> list[Cell]:
     """What a row is sorted by, cell by cell: numbers where the text has more than a number.
 
     A mean over some of the seeds does not count: a setting must reach a target with all of them.
+    `by_loss` tells that the last column is the final test loss, not the final accuracy.
     """
+    one = item.numbers
     cells: list[Cell] = [one["label"]]
     for stat in one["rounds_to"].values():
         whole = stat["count"] == one["seeds"]
         cells.append(stat["mean"] if whole else None)
     cost = one["megabytes"]
     cells.append(None if cost is None else cost["mean"])
-    cells.append(one["final_accuracy"]["mean"])
+    cells.append(item.loss if by_loss else item.final)
     return cells
 
 
@@ -332,7 +340,7 @@ def _best(name: str, values: Sequence[Cell]) -> float | None:
     if len(values) < 2 or name == "megabytes":
         return None
     found = [value for value in values if isinstance(value, int | float)]
-    if name == "final accuracy":
+    if name == FINAL:
         return max(found, default=None)
     return min(found, default=None)
 
