@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -479,6 +480,26 @@ def test_the_command_repeats_the_run(
     command(*told.recipes[1].command.split()[1:], "--out", tmp_path / "b")
     ours = [run.final() for run in runs if run.spec.algorithm == "fedavg"]
     assert [run.final() for run in fedsso.load_runs(tmp_path / "b")] == ours
+
+
+def test_what_no_file_can_hold_has_no_command(fed: fedsso.Federation, tmp_path: Path) -> None:
+    def f1(outputs: Any, targets: Any) -> Any:
+        return (outputs.argmax(-1) == targets).float().mean()
+
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    short: dict[str, Any] = {"rounds": 1, "device": "cpu"}
+    for i, (run, said) in enumerate(
+        (
+            (fedsso.simulate(fed, net, "fedavg", **short), "holds a module of one&#x27;s own"),
+            (fedsso.simulate(fed, "mclr", "fedavg", metrics=[f1], **short), "holds metrics of"),
+            (fedsso.simulate(own_data(), "mclr", "fedavg", **short), "holds data of"),
+        )
+    ):
+        run.save(tmp_path / str(i))
+        html = page(content([tmp_path / str(i)]))
+        assert "fedsso run --config" not in html
+        assert f"No command repeats this, because no file {said}" in html
+        assert "algorithm = &quot;fedavg&quot;" in html
 
 
 def test_python_and_the_command_write_the_same_curves(

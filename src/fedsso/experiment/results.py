@@ -639,7 +639,7 @@ def entries(results: Results) -> list[Entry]:
 
 
 def recipe(setting: Setting, path: str = SPEC) -> Recipe:
-    """A setting's TOML, and the command that repeats it.
+    """A setting's TOML, and the command that repeats it, or why there is no such command.
 
     Args:
         setting: The setting; its file is that of the first seed.
@@ -647,10 +647,35 @@ def recipe(setting: Setting, path: str = SPEC) -> Recipe:
     """
     from ..report.page import Recipe
 
+    text = to_toml(setting.spec.to_toml())
+    own = _own(setting.spec)
+    if own:
+        why = (
+            f"No command repeats this, because no file holds {' and '.join(own)} of one's own: "
+            f"call fedsso from Python."
+        )
+        return Recipe(setting.label, text, why=why)
     seeds = setting.seeds
     several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
     command = f"fedsso run --config {quote(path)}{several}"
-    return Recipe(setting.label, to_toml(setting.spec.to_toml()), command)
+    return Recipe(setting.label, text, command)
+
+
+def _own(spec: Spec) -> list[str]:
+    """What the run took from Python that no file of settings can hold, in words."""
+    found = []
+    if not spec.data:
+        found.append("data")
+    if spec.model == "own":
+        found.append("a module")
+    # `specify` writes such objects as "own" and a name.
+    words = {"loss": "a loss", "init": "an initial model", "metrics": "metrics"}
+    for name, word in words.items():
+        value = spec.options[name]
+        values = value if isinstance(value, tuple | list) else [value]
+        if any(str(one).startswith("own ") for one in values):
+            found.append(word)
+    return found
 
 
 def holding(fed: Federation) -> Holding | None:

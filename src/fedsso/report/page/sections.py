@@ -61,8 +61,8 @@ def recipes(every: Sequence[Recipe]) -> str:
 
 
 def _recipe(recipe: Recipe) -> str:
-    """One block of settings, below the command that takes them."""
-    command = ""
+    """One block of settings, below the command that takes them, or why there is no command."""
+    command = f'<p class="hint">{escape(recipe.why)}</p>' if recipe.why else ""
     if recipe.command:
         how = f"Save the settings below as {escape(recipe.file)}, then:"
         code = f"<pre><code>{escape(recipe.command)}</code></pre>"
