@@ -241,6 +241,17 @@ def test_axes_and_metrics_change_what_is_drawn(window: Window, small: Path) -> N
     assert window.run(kind) == ["log", "linear"]
 
 
+def test_the_goal_of_a_sweep_is_marked_and_named(window: Window, tmp_path: Path) -> None:
+    """Also where a target just above it is, whose name would overlap, and on a grid line."""
+    curve = Curve("fedsso", (synthetic(0.4, 0, True),), "fedsso")
+    write(tmp_path / "goal.html", Content([Entry(curve)], targets=[0.5, 0.91], goal=0.9))
+    window.open(tmp_path / "goal.html")
+    look = "const look = document.getElementById('chart').layout; "
+    assert window.run(look + "return look.annotations.map(a => a.text)") == ["0.9", "0.5"]
+    lines = window.run(look + "return look.shapes.map(s => [s.y0, s.layer])")
+    assert lines == [[0.5, "above"], [0.9, "above"], [0.91, "above"]]
+
+
 def test_curvature_follows_the_legend(window: Window, small: Path) -> None:
     window.open(small)
     titles = "return [...document.querySelectorAll('#diagnostics h3')].map(h => h.textContent)"

@@ -257,13 +257,13 @@
     return logY ? [Math.log10(low) - 0.05, Math.log10(high) + 0.05] : [low - 0.03 * (high - low), high];
   }
 
-  // The targets whose names do not overlap, the highest first.
+  // The targets whose names do not overlap: the goal, then the others, the highest first.
   function apart(targets, traces) {
     const values = traces.flatMap((one) => one.y).filter((v) => v !== null);
     const span = values.reduce((a, b) => Math.max(a, b), -Infinity) - values.reduce((a, b) => Math.min(a, b), Infinity);
-    const found = [];
+    const found = targets.filter((y) => y === data.goal);
     [...targets].reverse().forEach((y) => {
-      if (!found.length || found[found.length - 1] - y > 0.04 * span) found.push(y);
+      if (found.every((other) => Math.abs(other - y) > 0.04 * span)) found.push(y);
     });
     return found;
   }
@@ -282,7 +282,7 @@
       layout: {
         hovermode: shown.length <= 8 ? "x unified" : "closest",
         shapes: targets.map((y) => ({
-          type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "below",
+          type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "above", // below, a grid line hides it
           line: { color: t.soft, width: 1, dash: "dot" },
         })),
         annotations: apart(targets, traces).map((y) => ({

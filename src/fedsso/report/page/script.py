@@ -57,7 +57,8 @@ def data(view: View) -> dict[str, Any]:
 
     - `curves`: one dictionary for each item of the view, in their order
     - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty
-    - `targets`: the accuracies of the table, and `judged`: what maps show at first
+    - `targets`: the accuracies of the table; `goal`: the one that a sweep was to reach, or None;
+      `judged`: what maps show at first
     - `final`: what the number `final` of a curve is, by the name of the table's last column
     - `maps`, `holdings`: what is drawn below the tables
     - `arrays`: the series, to which the others refer by their places
@@ -74,6 +75,7 @@ def data(view: View) -> dict[str, Any]:
         "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
         "diagnostics": _diagnostics(present),
         "targets": view.targets,
+        "goal": view.content.goal if view.content.goal in view.targets else None,
         "judged": _judged(view),
         "final": FINAL_LOSS if view.by_loss else FINAL,
         "maps": list(_maps(view.content.entries)),
