@@ -372,10 +372,17 @@
         marker: { size: 26, color: "rgba(0,0,0,0)" }, hovertext: text.hover, hoverinfo: "text",
       },
     ];
-    const ticks = (labels) => ({ tickvals: labels.map((_, i) => i), ticktext: labels.map(plain), ticks: "", showgrid: false, fixedrange: true });
-    const x = { title: plain(map.across), ...ticks(map.columns), range: [-0.5, map.columns.length - 0.5] };
-    const y = { title: plain(map.down), ...ticks(map.rows), range: [map.rows.length - 0.5, -0.5] };
-    const more = { paper: PAPER / 2 - 12, layout: { margin: { l: 44, r: 8, t: 6, b: 36 }, hovermode: "closest" } };
+    // Below narrow columns only every second or third value is written: turned, they would be cut off.
+    const paper = PAPER / 2 - 12;
+    const wide = (("print" in document.documentElement.dataset ? paper : node.clientWidth) - 60) / map.columns.length;
+    const step = Math.ceil((7 * Math.max(...map.columns.map((label) => label.length)) + 2) / wide);
+    const ticks = (labels, every) => {
+      const places = labels.map((_, i) => i).filter((i) => i % every === 0);
+      return { tickvals: places, ticktext: places.map((i) => plain(labels[i])), ticks: "", showgrid: false, fixedrange: true };
+    };
+    const x = { title: plain(map.across), ...ticks(map.columns, step), range: [-0.5, map.columns.length - 0.5] };
+    const y = { title: plain(map.down), ...ticks(map.rows, 1), range: [map.rows.length - 0.5, -0.5] };
+    const more = { paper, layout: { margin: { l: 44, r: 8, t: 6, b: 36 }, hovermode: "closest" } };
     paint(node, traces, layout(t, x, y, more), { ...CONFIG, displayModeBar: false });
     if (!node.dataset.ready) {
       node.dataset.ready = "yes";
