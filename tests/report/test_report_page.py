@@ -282,6 +282,14 @@ def test_a_grid_becomes_maps() -> None:
     assert embedded(page(Content([e._replace(hyper={"m": 20}) for e in entries])))["maps"] == []
 
 
+def test_maps_show_the_end_where_no_target_is_reached() -> None:
+    entries = [
+        Entry(Curve(str(i), (trace(0.1, 0.2),), "fedavg"), {"alpha": float(i)}) for i in range(4)
+    ]
+    assert embedded(page(Content(entries, targets=[0.9])))["judged"] == "final"
+    assert embedded(page(Content(entries, targets=[0.2, 0.9], goal=0.9)))["judged"] == "0"
+
+
 def test_a_third_axis_that_belongs_to_some_settings_only() -> None:
     """Four steps with each of two guards, one of which has a further setting that stands alone: two
     maps of a line."""
@@ -758,8 +766,10 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
     if target is not None:
         column = outline.parts["button"].index(f"rounds to {target:.2f}") - 1
         assert [own[column] for own in cells] == [row[2] for row in rows]
-        assert data["targets"][int(data["judged"])] == target  # the maps' as well
+    if target == 1:  # the maps show rounds to what is reached, and are not empty
+        assert any(curve["rounds"][int(data["judged"])] for curve in data["curves"])
     if target in (0.5, 0.8):
+        assert data["targets"][int(data["judged"])] == target  # the maps' as well
         assert f"Fewest rounds to {target:g}" in outline.parts["h3"]
 
 

@@ -210,15 +210,12 @@ def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
 def _judged(view: View) -> str:
     """What the maps show at first.
 
-    This is the place of a target to count rounds to, which is the goal or else the highest
-    target. Without targets it is the word "final", for the accuracy at the end.
+    This is the place of the target that the cards compare by, so that some cell has a number. If
+    no setting reaches any target, it is the word "final", for the value at the end.
     """
-    if not view.targets:
+    if view.target is None:
         return "final"
-    goal = view.content.goal
-    if goal in view.targets:
-        return str(view.targets.index(goal))
-    return str(len(view.targets) - 1)
+    return str(view.targets.index(view.target))
 
 
 # ---- maps of grids ----
