@@ -191,6 +191,19 @@ def test_cards_tell_the_main_findings() -> None:
     assert two["Bytes against FedAvg"] == "−62%"  # 2.25 MB against 6 MB
 
 
+def test_of_equally_few_bytes_the_better_end_has_the_card() -> None:
+    worse = Curve("worse", (trace(0.1, 0.8, 0.8),), "fedsso")
+    better = Curve("better", (trace(0.1, 0.8, 0.9),), "fedsso")
+    html = of(worse, better, AVG, targets=[0.8])
+    (card,) = re.findall(r"<h3>Bytes against FedAvg</h3>(.*?)</div>", html)
+    assert "better: 1.5 MB to 0.8, FedAvg 6 MB" in card
+
+
+def test_the_page_says_what_final_means() -> None:
+    told = "Final accuracy: the mean of the last 10 evaluations, of a short run of its last quarter"
+    assert f'<p class="hint">{told}.</p>' in of(SSO)
+
+
 def test_cards_without_fedavg_accuracy_or_bytes() -> None:
     assert "Bytes against FedAvg" not in of(SSO)
     blank = {
@@ -280,6 +293,18 @@ def test_a_grid_becomes_maps() -> None:
     )["maps"]
     assert line["cells"] == [list(range(12))]
     assert embedded(page(Content([e._replace(hyper={"m": 20}) for e in entries])))["maps"] == []
+
+
+def test_a_schedule_on_an_axis_looks_as_in_labels(fed: fedsso.Federation, tmp_path: Path) -> None:
+    steps = [0.1, 0.3, fedsso.Decay(scale=0.5), fedsso.Decay(scale=1.0, shift=2.0)]
+    grid = fedsso.grid("fedavg", {"alpha": steps})
+    many = fedsso.sweep(fed, "mclr", grid, rounds=2, device="cpu")
+    shown = ["0.1", "0.3", "decay(0.5,0,1)", "decay(1,2,1)"]
+    many.report(tmp_path / "page.html")
+    (map_,) = embedded((tmp_path / "page.html").read_text(encoding="utf-8"))["maps"]
+    assert map_["columns"] == shown
+    (heat,) = many.maps(0.5)
+    assert heat.rows == shown
 
 
 def test_maps_show_the_end_where_no_target_is_reached() -> None:

@@ -610,7 +610,9 @@ def _symbol(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of an axis as the map shows it."""
+    """A value of an axis as the map shows it; a schedule looks as in labels."""
+    if isinstance(value, dict):
+        return f"decay({','.join(map(_text, value.values()))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -26,8 +26,8 @@ class Entry(NamedTuple):
     no card, and their curves are drawn only on demand.
 
     Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
-    accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the last
-    evaluation counts.
+    accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the page
+    counts them by the same rule.
     """
 
     curve: Curve

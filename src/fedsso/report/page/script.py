@@ -336,7 +336,13 @@ def _symbol(name: str) -> str:
 
 
 def _tidy(value: Any) -> str:
-    """A number with four figures at most, anything else as it is written."""
+    """A number with four figures at most, a schedule as in labels, the rest as it is written.
+
+    >>> _tidy({"scale": 0.1, "shift": 0.0, "power": 1.0})
+    'decay(0.1,0,1)'
+    """
+    if isinstance(value, dict):
+        return f"decay({','.join(map(_tidy, value.values()))})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...experiment.trace import LAST
 from ...version import __version__
 from ..tables import FINAL
 from .view import FEW
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
     from .content import Recipe
     from .view import Item, View
 
-ENDS = (
-    "The final accuracy of a sweep's setting is that of the sweep's table: "
-    "the mean of the last evaluations."
-)
+ENDS = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 BASE = "fedavg"  # the algorithm whose bytes the others are compared with
 
@@ -178,11 +176,10 @@ def _saved(view: View, target: float) -> Iterator[str]:
 
     There is no card where bytes were not counted, or where only one side reaches the target. The
     value is the change in per cent: −62 % if the other setting needs 38 bytes where FedAvg needs
-    100.
+    100. Among settings with equally few bytes the best end decides.
     """
     base: list[float] = []  # bytes of FedAvg's settings
-    spent: list[float] = []  # bytes of the others
-    items: list[Item] = []  # the others
+    others: list[tuple[float, float, Item]] = []  # bytes and end of each other setting
     for item in view.front:
         cost = _spent(item.curve, target)
         if not cost:
@@ -190,13 +187,11 @@ def _saved(view: View, target: float) -> Iterator[str]:
         if item.algorithm == BASE:
             base.append(cost)
         else:
-            spent.append(cost)
-            items.append(item)
-    if not base or not spent:
+            others.append((cost, item.end, item))
+    if not base or not others:
         return
     usual = min(base)
-    least = min(spent)
-    best = items[spent.index(least)]
+    least, _, best = min(others, key=lambda one: one[:2])
     # With a true minus sign, which is as wide as the plus sign.
     share = f"{least / usual - 1:+.0%}".replace("-", "−")
     text = f"{best.label}: {_size(least)} to {target:g}, FedAvg {_size(usual)}"
@@ -254,10 +249,9 @@ def tables(view: View) -> str:
 
     Where not all are drawn at first, those that are come first, and the whole is folded up.
     """
-    said = ""
-    if any(item.entry.ends for item in view.items):
-        said = f'<p class="hint">{ENDS}</p>'
     every = view.items
+    name = list(every[0].row)[-1]
+    said = f'<p class="hint">{name.capitalize()}: {ENDS}.</p>'
     if len(view.shown) == len(every):
         return said + _table(view, every, "Rounds to an accuracy")
     title = "Drawn at first"
