@@ -340,9 +340,12 @@
     const t = theme();
     const share = badness();
     const final = state.judged === "final";
+    const paper = PAPER / 2 - 12;
+    const wide = (("print" in document.documentElement.dataset ? paper : node.clientWidth) - 60) / map.columns.length;
+    const figures = wide < 30 ? 2 : 3; // three overlap on a phone
     const write = (v) => {
       if (!final) return String(Math.round(v * 10) / 10);
-      return (data.final.endsWith("loss") ? String(Number(v.toPrecision(3))) : v.toFixed(3)).replace(/^0/, "");
+      return (data.final.endsWith("loss") ? String(Number(v.toPrecision(figures))) : v.toFixed(figures)).replace(/^0/, "");
     };
     const z = [];
     const text = { x: [], y: [], text: [], color: [], hover: [], custom: [] };
@@ -373,12 +376,12 @@
       },
     ];
     // Below narrow columns only every second or third value is written: turned, they would be cut off.
-    const paper = PAPER / 2 - 12;
-    const wide = (("print" in document.documentElement.dataset ? paper : node.clientWidth) - 60) / map.columns.length;
-    const step = Math.ceil((7 * Math.max(...map.columns.map((label) => label.length)) + 2) / wide);
+    const short = (label) => (label.length > 16 ? `${label.slice(0, 15)}…` : label);
+    const step = Math.ceil((7 * Math.max(...map.columns.map((label) => short(label).length)) + 2) / wide);
     const ticks = (labels, every) => {
       const places = labels.map((_, i) => i).filter((i) => i % every === 0);
-      return { tickvals: places, ticktext: places.map((i) => plain(labels[i])), ticks: "", showgrid: false, fixedrange: true };
+      const texts = places.map((i) => plain(short(labels[i])));
+      return { tickvals: places, ticktext: texts, ticklabeloverflow: "allow", ticks: "", showgrid: false, fixedrange: true };
     };
     const x = { title: plain(map.across), ...ticks(map.columns, step), range: [-0.5, map.columns.length - 0.5] };
     const y = { title: plain(map.down), ...ticks(map.rows, 1), range: [map.rows.length - 0.5, -0.5] };
