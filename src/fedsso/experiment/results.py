@@ -29,7 +29,7 @@ from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
-from .trace import Trace, at_end
+from .trace import LOSS, Trace, at_end
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
 paper does."""
-LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
+HELD_OUT = (
+    "Settings were chosen by held-out training rows, on which the grids are judged; the best of "
+    "each algorithm was then run on all training rows and is judged by the test rows."
+)
+"""For the reader of a page about a sweep that chose so."""
 
 
 class Setting(NamedTuple):
@@ -382,7 +386,8 @@ class Results(Sequence[Run]):
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
         for the whole federation and in both directions. With several seeds a cell is "mean ±
         standard deviation"; a dash stands for a target that is not reached. The final accuracy is
-        that of `Setting.final`, by which sweeps choose.
+        that of `Setting.final`, by which sweeps choose; where there is no accuracy, the final test
+        loss takes its place.
 
         Args:
             targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the
@@ -467,7 +472,9 @@ class Results(Sequence[Run]):
     ) -> None:
         """Write one interactive HTML page that needs no other file.
 
-        It has curves, tables, grids, the data of each client, and the settings.
+        It has curves, tables, grids, the data of each client, and the settings. The best settings
+        on it are those of `winners`. Where a sweep chose by held-out rows, these lead, as the test
+        rows judge them, and the grid is in the background.
 
         Args:
             path: The page; a file that is there is replaced.
@@ -480,8 +487,13 @@ class Results(Sequence[Run]):
         # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
-        recipes = [recipe(setting) for setting in self.settings()]
-        content = page.Content(entries(self), title, text, targets, (), held, recipes)
+        notes = [] if self.judged is None else [HELD_OUT]
+        # What was run on a part of the training rows cannot be repeated by a command.
+        settings = (self.judged or self).settings()
+        recipes = [recipe(setting) for setting in settings]
+        # Without a target the end decides, as in `best`.
+        goal = math.inf if self.target is None else self.target
+        content = page.Content(entries(self), title, text, targets, notes, held, recipes, goal)
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:
@@ -626,7 +638,9 @@ def _symbol(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of an axis as the map shows it."""
+    """A value of an axis as the map shows it; a schedule looks as in labels."""
+    if isinstance(value, dict):
+        return f"decay({','.join(map(_text, value.values()))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -634,19 +648,28 @@ def _text(value: Any) -> str:
 
 
 def entries(results: Results) -> list[Entry]:
-    """The settings as curves of a report page, with what the page needs to draw their grid."""
+    """The settings as curves of a report page, with what the page needs to draw their grid.
+
+    Where settings were chosen by held-out rows, the chosen ones come first and lead. They were run
+    again on all training rows. They have no place on the maps of the grid, so their `hyper` is
+    empty: the runs on the maps are those by which they were chosen.
+    """
     from ..report.page import Entry
 
     found = []
-    for setting in results.settings():
+    if results.judged is not None:
+        for entry in entries(results.judged):
+            found.append(entry._replace(hyper={}, lead=True))
+    # `curves` tells in the label if a setting was judged by held-out rows.
+    for setting, curve in zip(results.settings(), results.curves(), strict=True):
         # Where there is no accuracy, its end is NaN; the page must not average over that.
         ends = tuple(end for end in setting.finals() if not math.isnan(end))
-        found.append(Entry(setting.curve(), described(setting.spec), ends=ends))
+        found.append(Entry(curve, described(setting.spec), ends=ends))
     return found
 
 
 def recipe(setting: Setting, path: str = SPEC) -> Recipe:
-    """A setting's TOML, and the command that repeats it.
+    """A setting's TOML, and the command that repeats it, or why there is no such command.
 
     Args:
         setting: The setting; its file is that of the first seed.
@@ -654,10 +677,35 @@ def recipe(setting: Setting, path: str = SPEC) -> Recipe:
     """
     from ..report.page import Recipe
 
+    text = to_toml(setting.spec.to_toml())
+    own = _own(setting.spec)
+    if own:
+        why = (
+            f"No command repeats this, because no file holds {' and '.join(own)} of one's own: "
+            f"call fedsso from Python."
+        )
+        return Recipe(setting.label, text, why=why)
     seeds = setting.seeds
     several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
     command = f"fedsso run --config {quote(path)}{several}"
-    return Recipe(setting.label, to_toml(setting.spec.to_toml()), command)
+    return Recipe(setting.label, text, command)
+
+
+def _own(spec: Spec) -> list[str]:
+    """What the run took from Python that no file of settings can hold, in words."""
+    found = []
+    if not spec.data:
+        found.append("data")
+    if spec.model == "own":
+        found.append("a module")
+    # `specify` writes such objects as "own" and a name.
+    words = {"loss": "a loss", "init": "an initial model", "metrics": "metrics"}
+    for name, word in words.items():
+        value = spec.options[name]
+        values = value if isinstance(value, tuple | list) else [value]
+        if any(str(one).startswith("own ") for one in values):
+            found.append(word)
+    return found
 
 
 def holding(fed: Federation) -> Holding | None:

@@ -36,6 +36,7 @@ WORSE = 1.1  # a loss this many times the first is worth a word
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
 COUNTS = ("round", "bytes_up", "bytes_down")
 ACCURACY = "test_accuracy"
+LOSS = "test_loss"
 LAST = 10  # evaluations whose mean is the value at the end, at most
 
 

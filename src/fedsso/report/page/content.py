@@ -43,12 +43,14 @@ class Recipe(NamedTuple):
     """Settings to reproduce, and the command that takes them from `file`, where there is one.
 
     With a command, the page tells the reader to save `text` under the name `file` and to call it.
+    Without one, `why` may say why there is none.
     """
 
     title: str
     text: str
     command: str = ""
     file: str = "spec.toml"
+    why: str = ""
 
 
 class Holding(NamedTuple):
