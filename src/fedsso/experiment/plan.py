@@ -104,17 +104,22 @@ def every_settings(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> lis
         given: Run options by name; local_steps and batch_size may be lists.
 
     Raises:
-        InputError: A name is unknown, a value is out of its range, or there is no such device,
-            loss or metric.
+        InputError: A name is unknown, a value is out of its range or listed twice, or there is no
+            such device, loss or metric.
     """
     lists = _lists(given)
-    found = []
+    found: list[Settings] = []
     for seed in seeds_of(seeds, given):
         for values in itertools.product(*lists.values()):
             varied = dict(zip(lists, values, strict=True))
             settings = settings_of({**given, **varied, "seed": seed})
             check_names(settings)
             found.append(settings)
+    # Compared as they are read: 10 and numpy's 10 are the same batch size.
+    different = {(one.seed, one.local_steps, one.batch_size) for one in found}
+    if len(different) < len(found):
+        told = " and ".join(f"{name}={list(values)}" for name, values in lists.items())
+        raise InputError(f"{told} must list different values; give several seeds to repeat a run")
     return found
 
 

@@ -230,11 +230,15 @@ class Results(Sequence[Run]):
         """The settings in the order of their first runs, with the seeds of each together.
 
         Runs belong to one setting if data, model, algorithm, hyper-parameters and run options are
-        the same, the seed and the device aside. Their labels tell them apart.
+        the same, the seed and the device aside. Their labels tell them apart. A run that occurs
+        twice counts once: it would look like another seed, and make the deviation too small.
         """
         groups: dict[str, list[Run]] = {}
+        seen: set[str] = set()
         for run in self:
-            groups.setdefault(run.spec.point, []).append(run)
+            if run.spec.identity not in seen:
+                seen.add(run.spec.identity)
+                groups.setdefault(run.spec.point, []).append(run)
         labels = _labels([runs[0].spec for runs in groups.values()])
         return [
             Setting(label, tuple(runs)) for label, runs in zip(labels, groups.values(), strict=True)
