@@ -14,6 +14,7 @@ from fedsso import (
     Results,
     compare,
     load_runs,
+    simulate,
     sweep,
 )
 
@@ -36,3 +37,38 @@ def test_a_run_that_lies_in_two_folders_is_one_seed(fed: Federation, tmp_path: P
 def test_an_option_lists_different_values(fed: Federation) -> None:
     with pytest.raises(InputError, match=r"batch_size=\[10, 10\] must list different values"):
         sweep(fed, "mclr", [FedAvg()], batch_size=[10, 10], **FAST)
+
+
+# ---- a folder holds one kind of results ----
+
+
+CALLS: dict[str, Any] = {"a run": simulate, "a comparison": compare, "a sweep": sweep}
+
+
+@pytest.mark.parametrize("first", CALLS)
+@pytest.mark.parametrize("second", CALLS)
+def test_a_folder_holds_one_kind(
+    first: str, second: str, fed: Federation, tmp_path: Path
+) -> None:
+    CALLS[first](fed, "mclr", FedAvg(), out=tmp_path, **FAST)
+    if first == second:
+        return
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=f"holds {first} already.*choose another folder"):
+        CALLS[second](fed, "mclr", FedAvg(), out=tmp_path, **FAST)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(load_runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["table.md", "trials.csv"])
+def test_a_sweep_leaves_tables_of_others(fed: Federation, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("my own")
+    with pytest.raises(InputError, match=f"{name} is there already and would be replaced"):
+        sweep(fed, "mclr", [FedAvg()], out=tmp_path, **FAST)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(name, "my own")]
+
+
+def test_a_sweep_may_be_called_again(fed: Federation, tmp_path: Path) -> None:
+    for alpha in (0.1, 0.1, 0.3):
+        found = sweep(fed, "mclr", [FedAvg(alpha=alpha)], out=tmp_path, **FAST)
+        assert [run.record for run in load_runs(tmp_path)] == [run.record for run in found]

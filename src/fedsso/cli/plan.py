@@ -26,6 +26,7 @@ from ..experiment.plan import (
 )
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
+from ..experiment.store import PARTS
 from ..models import MODELS
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
-# what run and compare leave, beside the specs
-OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
+# What run and compare leave, beside the specs; and the parts of a sweep, which would hide a run.
+OF_RUNS = (PARTS, PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
 
 
 class Plan(NamedTuple):
@@ -198,7 +199,7 @@ def begin(
     Args:
         made: The plan.
         save: Where the settings in force are written, or None.
-        leaves: Patterns of the names that the command will write into the folder, beside specs.
+        leaves: Patterns of the names that must not be in the folder, beside specs.
 
     Raises:
         InputError: Something is in the way, or the folder cannot be written.

@@ -21,6 +21,7 @@ from ..engine.settings import with_options
 from ..errors import integer
 from ..support.lock import locked
 from .execute import Progress, execute, printer
+from .folders import COMPARISON, RUN, SWEEP, check_kind
 from .plan import (
     Planned,
     Question,
@@ -77,7 +78,7 @@ def simulate(
             and stays as it is.
         algorithm: A name, or a record such as `FedSSO(alpha=0.1)`.
         out: A folder in which the run is kept; `fedsso.resume` completes it after a kill. It must
-            not hold a run already.
+            not hold a run, a comparison or a sweep already.
         progress: True prints a line that tells how far it is. A function is called after every
             round, as progress(label, round, rounds, numbers).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
@@ -101,6 +102,7 @@ def simulate(
     record = record_of(algorithm)
     problem = pose(fed, model, settings_of(options))
     folder = folder_of(out)
+    check_kind(folder, RUN)
     planned = [Planned(specify(problem, model, record), record, problem, folder)]
     check(planned)
     return run_planned(planned, folder, progress, checkpoint_every, fresh=True)[0]
@@ -131,7 +133,7 @@ def compare(
         seeds: Each algorithm runs once for each of these. Left out: the run option `seed`;
             both together are refused.
         out: A folder in which every run has a folder with its model; a second call goes on after
-            a kill.
+            a kill. It must not hold a single run or a sweep.
         progress: As for `simulate`.
 
     Returns:
@@ -148,6 +150,7 @@ def compare(
     (4, 2)
     """
     root = folder_of(out)
+    check_kind(root, COMPARISON)
     planned = below(plan(fed, model, records_of(algorithms), seeds, options), root)
     check(planned)
     return run_planned(planned, root, progress)
@@ -211,7 +214,8 @@ def sweep(
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
         out: A folder in which all traces and settings are kept in a few files, but no models. The
-            same call goes on after a kill.
+            same call goes on after a kill. It must not hold runs, nor a table.md or trials.csv of
+            your own.
         jobs: Processes that share the work. Their number changes no result.
         minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
         progress: True prints a line with the trials that are done and the round of the batch under
@@ -236,12 +240,13 @@ def sweep(
     (12, ['fedavg'])
     """
     records = grid_of(algorithms)
+    root = folder_of(out)
+    check_kind(root, SWEEP)
     every_settings(seeds, options)  # wrong options are told before rows are held out
     chosen = seeds_of(seeds, options)
     options.pop("seed", None)  # it is among the chosen seeds
     question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
-    root = folder_of(out)
     means = Means(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )
