@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedsso
 from fedsso import (
     FedAvg,
     Federation,
@@ -72,3 +74,34 @@ def test_a_sweep_may_be_called_again(fed: Federation, tmp_path: Path) -> None:
     for alpha in (0.1, 0.1, 0.3):
         found = sweep(fed, "mclr", [FedAvg(alpha=alpha)], out=tmp_path, **FAST)
         assert [run.record for run in load_runs(tmp_path)] == [run.record for run in found]
+
+
+# ---- algorithms of one's own ----
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """Averages under another name, which is not in the registry."""
+
+
+def test_a_sweep_with_a_folder_wants_registered_algorithms(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called(*args: Any) -> None:
+        raise AssertionError("it must be refused before it trains")
+
+    grid = [Mine(alpha=0.1), Mine(alpha=0.3)]
+    with pytest.raises(InputError, match=r"mine is not registered.*ALGORITHMS\['mine'\]"):
+        sweep(fed, "mclr", grid, out=tmp_path / "x", progress=called, **FAST)
+    assert not (tmp_path / "x").exists()
+    monkeypatch.setitem(fedsso.algorithms.ALGORITHMS, "mine", Mine)
+    sweep(fed, "mclr", grid, out=tmp_path / "x", **FAST)
+    assert load_runs(tmp_path / "x").best().record in grid
+
+
+def test_a_sweep_without_a_folder_chooses_among_own_algorithms(fed: Federation) -> None:
+    found = sweep(fed, "mclr", [Mine(alpha=0.1), Mine(alpha=0.3)], select="val", **FAST)
+    best = found.winners()["mine"]
+    assert best.spec.hyper["alpha"] in (0.1, 0.3)
+    with pytest.raises(InputError, match=r"mine is not registered.*ALGORITHMS\['mine'\]"):
+        best.record  # noqa: B018

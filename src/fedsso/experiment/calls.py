@@ -27,6 +27,7 @@ from .plan import (
     Question,
     below,
     check,
+    check_registered,
     complete_plan,
     every_settings,
     folder_of,
@@ -247,6 +248,8 @@ def sweep(
     options.pop("seed", None)  # it is among the chosen seeds
     question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
+    if root is not None:
+        check_registered(planned)
     means = Means(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )

@@ -307,9 +307,7 @@ def check(planned: Sequence[Planned]) -> None:
     left, reasons = suited(planned)
     for reason in reasons.values():
         raise InputError(reason)
-    for run in left:
-        if run.folder is not None:
-            _check_registered(run.record, run.spec.algorithm)
+    check_registered([run for run in left if run.folder is not None])
 
 
 def suited(planned: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
@@ -360,16 +358,17 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _check_registered(record: Algorithm, name: str) -> None:
-    """Refuse to keep a run of an algorithm that is not in the registry.
+def check_registered(planned: Sequence[Planned]) -> None:
+    """Refuse to keep runs of an algorithm that is not in the registry.
 
-    Its settings name the algorithm, and nobody could find it by that name when they are read.
+    Their settings name the algorithm, and nobody could find it by that name when they are read.
     """
-    if ALGORITHMS.get(name) is not type(record):
-        raise InputError(
-            f"{name} is not registered, so its run could not be read back; set "
-            f"fedsso.algorithms.ALGORITHMS[{name!r}] first"
-        )
+    for run in planned:
+        if ALGORITHMS.get(run.spec.algorithm) is not type(run.record):
+            raise InputError(
+                f"{run.spec.algorithm} is not registered, so its run could not be read back; set "
+                f"fedsso.algorithms.ALGORITHMS[{run.spec.algorithm!r}] first"
+            )
 
 
 # ---- folders of runs ----
