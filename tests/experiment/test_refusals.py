@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,15 @@ def test_a_sweep_without_a_folder_chooses_among_own_algorithms(fed: Federation) 
     assert best.spec.hyper["alpha"] in (0.1, 0.3)
     with pytest.raises(InputError, match=r"mine is not registered.*ALGORITHMS\['mine'\]"):
         best.record  # noqa: B018
+
+
+# ---- processes, seeds ----
+
+
+def test_a_script_without_the_guard_of_its_main_part_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    call = 'fedsso.sweep(fed, "mclr", ["fedavg"], seeds=[0, 1], rounds=1, device="cpu", jobs=2)'
+    script.write_text(f'import fedsso\nfed = fedsso.load("digits", clients=3)\n{call}\n')
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert 'below `if __name__ == "__main__":`' in last

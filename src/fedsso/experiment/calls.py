@@ -217,7 +217,9 @@ def sweep(
         out: A folder in which all traces and settings are kept in a few files, but no models. The
             same call goes on after a kill. It must not hold runs, nor a table.md or trials.csv of
             your own.
-        jobs: Processes that share the work. Their number changes no result.
+        jobs: Processes that share the work. Their number changes no result. With more than one, a
+            script must call the sweep below `if __name__ == "__main__":`, because every process
+            imports the script.
         minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
         progress: True prints a line with the trials that are done and the round of the batch under
             way. A function is called after every round of a batch, as for `simulate`; the label
