@@ -119,3 +119,9 @@ def test_a_script_without_the_guard_of_its_main_part_is_told(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
     assert 'below `if __name__ == "__main__":`' in last
+
+
+@pytest.mark.parametrize("call", [compare, sweep])
+def test_seeds_may_come_from_a_generator(call: Any, fed: Federation) -> None:
+    found = call(fed, "mclr", [FedAvg()], seeds=(seed for seed in range(2)), **FAST)
+    assert found.best().seeds == (0, 1)

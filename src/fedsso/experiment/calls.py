@@ -245,9 +245,9 @@ def sweep(
     records = grid_of(algorithms)
     root = folder_of(out)
     check_kind(root, SWEEP)
-    every_settings(seeds, options)  # wrong options are told before rows are held out
-    chosen = seeds_of(seeds, options)
+    chosen = seeds_of(seeds, options)  # once: a generator is empty afterwards
     options.pop("seed", None)  # it is among the chosen seeds
+    every_settings(chosen, options)  # wrong options are told before rows are held out
     question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
     if root is not None:
