@@ -21,3 +21,15 @@ def test_a_run_is_not_written_beside_a_sweep(name: str, tmp_path: Path) -> None:
     told = command(name, *SMALL, "--out", tmp_path, code=2).stderr
     assert "holds a sweep already; choose another folder" in told
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_an_accuracy_is_no_column(name: str, tmp_path: Path) -> None:
+    told = command(name, *SMALL, "--target", 0.9, code=2).stderr
+    assert "if it is an accuracy to reach, write --targets 0.9" in told
+    (tmp_path / "a.csv").write_text("age,ill\n1,0\n2,1\n")
+    own = ("--dataset", "csv", "--files", tmp_path)
+    assert "write --targets 0.9" in command(name, *own, "--target", 0.9, code=2).stderr
+    told = command(name, *own, "--target", "sick", code=2).stderr
+    assert "unknown column 'sick'" in told
+    assert "--targets" not in told

@@ -177,7 +177,11 @@ def _federation(
         given: Options of the data on the command line. With some, other data are meant.
     """
     wish = settings.data.given()
-    fed = load(wish.pop("dataset", settings.data.dataset), **wish)
+    try:
+        fed = load(wish.pop("dataset", settings.data.dataset), **wish)
+    except InputError as error:
+        _check_column(given.get("target"), error)
+        raise
     say(repr(fed))
     for note in fed.notes:
         say(f"note: {note}")
@@ -185,6 +189,23 @@ def _federation(
     if recorded and not given and recorded != fed.digest():
         log.warning("the data have changed since %s was written: this is another run", config)
     return fed
+
+
+def _check_column(column: str | None, error: InputError) -> None:
+    """Tell of --targets if the column to predict, which is --target here, is a number.
+
+    Args:
+        column: What was given as --column or --target, or None.
+        error: Why the data could not be loaded.
+    """
+    try:
+        float(column or "none")
+    except ValueError:
+        return
+    raise InputError(
+        f"--target {column} names the column to predict; if it is an accuracy to reach, write "
+        f"--targets {column} ({error})"
+    ) from error
 
 
 def begin(
