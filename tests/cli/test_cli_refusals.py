@@ -33,3 +33,16 @@ def test_an_accuracy_is_no_column(name: str, tmp_path: Path) -> None:
     told = command(name, *own, "--target", "sick", code=2).stderr
     assert "unknown column 'sick'" in told
     assert "--targets" not in told
+
+
+def test_targets_must_be_within_reach(tmp_path: Path) -> None:
+    stop = (*SMALL, "--stop-at", 0.5)
+    for name, option in (("run", "--targets"), ("compare", "--targets"), ("sweep", "--target")):
+        told = command(name, *stop, option, 0.9, code=2).stderr
+        assert "stop_at=0.5 does not reach the target 0.9" in told
+    rows = "\n".join(f"{i},{i}.5" for i in range(20))
+    (tmp_path / "a.csv").write_text(f"age,dose\n{rows}\n")
+    own = ("--dataset", "csv", "--files", tmp_path, "--column", "dose", "--rounds", 2)
+    for option, what in (("--targets", "a target"), ("--stop-at", "stop_at")):
+        told = command("run", *own, option, 0.5, code=2).stderr
+        assert f"{what} is an accuracy, which the loss mse does not have" in told

@@ -125,3 +125,14 @@ def test_a_script_without_the_guard_of_its_main_part_is_told(tmp_path: Path) -> 
 def test_seeds_may_come_from_a_generator(call: Any, fed: Federation) -> None:
     found = call(fed, "mclr", [FedAvg()], seeds=(seed for seed in range(2)), **FAST)
     assert found.best().seeds == (0, 1)
+
+
+# ---- targets ----
+
+
+def test_a_target_must_be_within_reach(fed: Federation, quad: Federation) -> None:
+    with pytest.raises(InputError, match=r"ends at stop_at=0.5 does not reach the target 0.9"):
+        sweep(fed, "mclr", [FedAvg()], target=0.9, stop_at=0.5, **FAST)
+    sweep(fed, "mclr", [FedAvg()], target=0.5, stop_at=0.5, **FAST)
+    with pytest.raises(InputError, match=r"stop_at is an accuracy.*mse does not have"):
+        simulate(quad, "mclr", FedAvg(), stop_at=0.5, **FAST)

@@ -19,7 +19,7 @@ from ..experiment.plan import (
     SELECT,
     Planned,
     Question,
-    check_target,
+    check_reachable,
     every_settings,
     judging,
     suited,
@@ -100,8 +100,7 @@ def plan(
         raise InputError(next(iter(left_out.values())))
     if not kept:
         raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
-    if isinstance(settings, Sweep):
-        check_target(settings.target, kept)
+    check_reachable(targets_of(settings), kept)
     # From here on, what cannot run is forgotten: processes that plan again must not meet it.
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))

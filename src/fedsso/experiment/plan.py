@@ -286,13 +286,34 @@ def judging(fed: Federation, select: str) -> Federation:
 
 
 def check_target(target: float | None, planned: Sequence[Planned]) -> None:
-    """Refuse a target that is no accuracy, or one for models that have none."""
+    """Refuse a target of a sweep that is no accuracy, or that its trials cannot reach."""
     if target is None:
         return
     if not 0 < number("target", target) <= 1:
         raise InputError(f"target is an accuracy in (0, 1], got target={target!r}")
-    if any(run.problem.loss is mse for run in planned):
-        raise InputError("a target is an accuracy, which the loss mse does not have; leave it out")
+    check_reachable([target], planned)
+
+
+def check_reachable(targets: Sequence[float], planned: Sequence[Planned]) -> None:
+    """Refuse accuracies that runs cannot reach, because they have none or end before it.
+
+    Args:
+        targets: Accuracies in (0, 1].
+        planned: The runs that are to reach them.
+    """
+    if not targets:
+        return
+    for run in planned:
+        if run.problem.loss is mse:
+            raise InputError(
+                "a target is an accuracy, which the loss mse does not have; leave it out"
+            )
+        stop = run.settings.stop_at
+        if stop is not None and max(targets) > stop:
+            raise InputError(
+                f"a run that ends at stop_at={stop:g} does not reach the target {max(targets):g}; "
+                f"leave stop_at out, or raise it to the target"
+            )
 
 
 # ---- what cannot run is refused ----

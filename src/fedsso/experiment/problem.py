@@ -31,7 +31,7 @@ from ..engine.simulate import Job
 from ..errors import InputError
 from ..objective.backend import Backend, buffers_into, buffers_of, ravel, unravel_into
 from ..objective.choose import objective
-from ..objective.losses import cross_entropy, row_loss
+from ..objective.losses import cross_entropy, mse, row_loss
 from ..support.fingerprint import describe
 from ..support.intake import Damaged, read_bytes
 from ..support.seal import check as check_seal
@@ -128,9 +128,14 @@ class Problem(Job):
         The model predicts two rows, and the loss and its gradient are computed for them.
 
         Raises:
-            InputError: One of them raised something. The message has the text of that error.
+            InputError: One of them raised something; the message has the text of that error. Or
+                `stop_at` is set where there is no accuracy.
         """
         self._check_batches()
+        if self.loss is mse and self.settings.stop_at is not None:
+            raise InputError(
+                "stop_at is an accuracy, which the loss mse does not have; leave it out"
+            )
         try:
             f, x, batch = self._sample()
             outputs = f.predict(x, batch.x).shape[-2]
