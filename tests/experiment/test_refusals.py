@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import fedsso
 from fedsso import (
@@ -136,3 +138,35 @@ def test_a_target_must_be_within_reach(fed: Federation, quad: Federation) -> Non
     sweep(fed, "mclr", [FedAvg()], target=0.5, stop_at=0.5, **FAST)
     with pytest.raises(InputError, match=r"stop_at is an accuracy.*mse does not have"):
         simulate(quad, "mclr", FedAvg(), stop_at=0.5, **FAST)
+
+
+# ---- functions of one's own ----
+
+
+@pytest.mark.parametrize("result", [None, "high", np.zeros(2), torch.zeros(2)], ids=repr)
+@pytest.mark.parametrize("call", [simulate, compare, sweep])
+def test_a_metric_returns_a_number(
+    call: Any, result: Any, fed: Federation, tmp_path: Path
+) -> None:
+    def score(z: Any, y: Any) -> Any:  # noqa: ARG001
+        return result
+
+    with pytest.raises(InputError, match=r"the metric score failed .* returns a number"):
+        call(fed, "mclr", FedAvg(), metrics=[score], out=tmp_path / "a", **FAST)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_metric_may_need_more_rows_than_two(fed: Federation) -> None:
+    def score(z: Any, y: Any) -> float:  # noqa: ARG001
+        if len(y) < 3:
+            raise ValueError("too few rows")
+        return 0.5
+
+    assert simulate(fed, "mclr", FedAvg(), metrics=[score], **FAST).final("test_score") == 0.5
+
+
+@pytest.mark.parametrize("call", [simulate, compare, sweep])
+def test_progress_is_a_function(call: Any, fed: Federation, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="progress must be True, False or a function"):
+        call(fed, "mclr", FedAvg(), progress="yes", out=tmp_path / "a", **FAST)
+    assert not (tmp_path / "a").exists()

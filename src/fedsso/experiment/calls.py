@@ -177,9 +177,10 @@ def run_planned(
         fresh: Whether the beginning of the same run in its folder is an error. `simulate` wants
             that; `compare` goes on instead.
     """
+    show = printer(progress)  # first: what cannot be called is refused before anything is written
     with locked([root]):
         prepare(planned, fresh=fresh)
-        return Results(execute(planned, progress, every))
+        return Results(execute(planned, show or False, every))
 
 
 @with_options

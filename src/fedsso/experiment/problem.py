@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from .. import models
 from ..algorithm import Batch
 from ..data.federation import Federation
-from ..engine.metrics import Metric, metric
+from ..engine.evaluate import Evaluator
+from ..engine.gather import Gather
+from ..engine.metrics import METRICS, Metric, metric
 from ..engine.rounds import Rounds
 from ..engine.simulate import Job
 from ..errors import InputError
@@ -123,9 +125,10 @@ class Problem(Job):
             ) from error
 
     def check(self) -> None:
-        """Find an unsuitable device, engine, module or loss before any work.
+        """Find an unsuitable device, engine, module, loss or metric before any work.
 
-        The model predicts two rows, and the loss and its gradient are computed for them.
+        The model predicts two rows, and the loss and its gradient are computed for them. Metrics of
+        the user's own are computed as well.
 
         Raises:
             InputError: One of them raised something; the message has the text of that error. Or
@@ -145,6 +148,7 @@ class Problem(Job):
                     "per class"
                 )
             f.value_and_grad(x, batch)
+            self._check_metrics(f, x)
         except InputError:
             raise
         except Exception as error:  # a user's module or loss may raise anything
@@ -153,6 +157,44 @@ class Problem(Job):
                 f"the model does not take samples of shape {shape}, or the loss its outputs: "
                 f"{error}"
             ) from error
+
+    def _check_metrics(self, f: Backend, x: Tensor) -> None:
+        """Refuse a metric of the user's own that fails, or whose result is not one number.
+
+        Args:
+            f: The objective on the CPU.
+            x: The initial model [1, 1, d].
+        """
+        fed = self.fed.to("cpu")
+        rows = fed.test_rows
+        device = self.settings.torch_device
+        own = {name: one for name, one in self.metrics.items() if one not in METRICS.values()}
+        for name, one in own.items() if len(rows) else ():
+
+            def there(z: Tensor, y: Tensor, one: Metric = one) -> Tensor:
+                """The metric where it will be computed, which may have tensors on that device."""
+                return one(z.to(device), y.to(device)).cpu()
+
+            evaluate = Evaluator(f, fed, Gather(fed, x.dtype), {name: there})
+            try:
+                self._try_metric(evaluate, x[0], rows)
+            except Exception as error:
+                raise InputError(
+                    f"the metric {name} failed ({error}); it takes outputs [rows, classes] and "
+                    f"targets [rows], and returns a number"
+                ) from error
+
+    @torch.no_grad()
+    def _try_metric(self, evaluate: Evaluator, x: Tensor, rows: Tensor) -> None:
+        """Compute a metric on two rows; if that fails, on all of them, where it must not fail.
+
+        Two rows may have the same label, which some metrics cannot bear.
+        """
+        buffers = buffers_of(self.module)[None]
+        try:
+            evaluate(x, buffers, rows[[0, -1]])
+        except Exception:
+            evaluate(x, buffers, rows)
 
     def _check_batches(self) -> None:
         """Refuse a batch of one row where there is BatchNorm, which cannot be trained on it.
