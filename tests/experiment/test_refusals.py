@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,46 @@ def test_a_target_must_be_within_reach(fed: Federation, quad: Federation) -> Non
     sweep(fed, "mclr", [FedAvg()], target=0.5, stop_at=0.5, **FAST)
     with pytest.raises(InputError, match=r"stop_at is an accuracy.*mse does not have"):
         simulate(quad, "mclr", FedAvg(), stop_at=0.5, **FAST)
+
+
+QUESTIONS: dict[str, Callable[[Results, Any], Any]] = {
+    "table": lambda found, target: found.table([target]),
+    "one number": lambda found, target: found.table(target),
+    "rows": lambda found, target: found.rows([target]),
+    "best": lambda found, target: found.best(target),
+    "winners": lambda found, target: found.winners(target),
+    "maps": lambda found, target: found.maps(target),
+    "report": lambda found, target: found.report("page.html", targets=[target]),
+    "plot": lambda found, target: found.plot("a.png", targets=[target]),
+    "rounds": lambda found, target: found.settings()[0].rounds(target),
+    "rounds_to": lambda found, target: found[0].rounds_to(target),
+    "last_below": lambda found, target: found[0].last_below(target),
+    "bytes_to": lambda found, target: found[0].bytes_to(target),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> Results:
+    return compare(fedsso.load("digits", clients=3), "mclr", ["fedavg"], **FAST)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_target_in_per_cent_is_told(
+    name: str, found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"a target is an accuracy above 0 and at most 1.*got 90"):
+        QUESTIONS[name](found, 90)
+    with pytest.raises(InputError, match=r"target must be a number"):
+        QUESTIONS[name](found, "x")
+    assert list(tmp_path.iterdir()) == []
+    QUESTIONS[name](found, 0.5)
+
+
+def test_one_target_is_a_list_of_one_and_other_metrics_have_any_values(found: Results) -> None:
+    assert found.table(0.5) == found.table([0.5])
+    assert found.rows(0.5) == found.rows([0.5])
+    assert found[0].rounds_to(1.5, "test_loss") == 0
 
 
 # ---- functions of one's own ----

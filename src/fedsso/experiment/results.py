@@ -30,7 +30,7 @@ from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
-from .trace import Trace, at_end
+from .trace import Trace, accuracies, at_end, check_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,6 +123,7 @@ class Setting(NamedTuple):
                 the last evaluated round below it, as the paper counts.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, ACCURACY)
         return [counted(trace, target) for trace in self.traces]
 
     def mean_rounds(self, target: float, count: str = "first hit", metric: str = ACCURACY) -> float:
@@ -136,6 +137,7 @@ class Setting(NamedTuple):
             metric: The column of the trace.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, metric)
         found = [counted(trace, target, metric) for trace in self.traces]
         return float(np.mean([math.inf if rounds is None else rounds for rounds in found]))
 
@@ -320,6 +322,8 @@ class Results(Sequence[Run]):
         Returns:
             The settings by the names of the algorithms.
         """
+        if target is not None:
+            accuracies([target])
         if self.judged is not None:
             return {setting.algorithm: setting for setting in self.judged.settings()}
         return {name: own.best(target) for name, own in self.algorithms().items()}
@@ -365,7 +369,7 @@ class Results(Sequence[Run]):
             found.append(setting.curve(f"{setting.label} on held-out rows" if held_out else ""))
         return found
 
-    def table(self, targets: Sequence[float] | None = None) -> str:
+    def table(self, targets: float | Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown.
 
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
@@ -374,19 +378,22 @@ class Results(Sequence[Run]):
         that of `Setting.final`, by which sweeps choose.
 
         Args:
-            targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the
-                sweep.
+            targets: Accuracies in (0, 1], or one of them. Left out, they are some that suit, and
+                that of the sweep.
+
+        Raises:
+            InputError: A target is no accuracy, such as 90 where 0.9 was meant.
         """
         from ..report import tables
 
         curves = self.curves()
-        chosen = targets
+        chosen = [] if targets is None else accuracies(targets)
         if not chosen:
             own = [] if self.target is None else [self.target]
             chosen = sorted({*tables.default_targets(curves), *own})
         return tables.markdown(tables.rounds_table(curves, chosen))
 
-    def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+    def rows(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """One row of plain numbers for each run, seeds of a setting together.
 
         Args:
@@ -398,9 +405,10 @@ class Results(Sequence[Run]):
             of 0.9 also "first hit 0.9" and "last below 0.9".
         """
         found = []
+        chosen = accuracies(targets)
         for setting in self.settings():
             for run in setting.runs:
-                found.append(_row(setting, run, targets))
+                found.append(_row(setting, run, chosen))
         return found
 
     def to_pandas(self) -> pd.DataFrame:
@@ -420,7 +428,9 @@ class Results(Sequence[Run]):
                 frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
-    def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
+    def plot(
+        self, path: str | Path, *, targets: float | Sequence[float] = (), title: str = ""
+    ) -> None:
         """Draw accuracy and loss over rounds, with the seeds as a band.
 
         Args:
@@ -430,7 +440,7 @@ class Results(Sequence[Run]):
         """
         from ..report import plot
 
-        plot(self.curves(), path, title=title, targets=targets)
+        plot(self.curves(), path, title=title, targets=accuracies(targets))
 
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
@@ -440,6 +450,7 @@ class Results(Sequence[Run]):
         Args:
             target: The accuracy to reach.
         """
+        accuracies([target])
         found: list[Heat] = []
         for own in self.algorithms().values():
             found.extend(_maps(own, target))
@@ -451,7 +462,7 @@ class Results(Sequence[Run]):
         *,
         title: str = "",
         text: str = "",
-        targets: Sequence[float] | None = None,
+        targets: float | Sequence[float] | None = None,
     ) -> None:
         """Write one interactive HTML page that needs no other file.
 
@@ -465,11 +476,12 @@ class Results(Sequence[Run]):
         """
         from ..report import page
 
+        chosen = None if targets is None else accuracies(targets)
         # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
         recipes = [recipe(setting) for setting in self.settings()]
-        content = page.Content(entries(self), title, text, targets, (), held, recipes)
+        content = page.Content(entries(self), title, text, chosen, (), held, recipes)
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:

@@ -31,7 +31,7 @@ from ..support.files import write_atomic
 from ..support.intake import Damaged, inside, is_file, is_folder, read_text
 from ..support.lock import Lock
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
-from .trace import Trace
+from .trace import Trace, check_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +133,7 @@ class Run:
             target: The value to reach from below, for an accuracy in (0, 1].
             metric: The column of the trace.
         """
+        check_accuracy(target, metric)
         return self.trace.rounds_to(target, metric)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -148,6 +149,7 @@ class Run:
         Returns:
             The round; None if the run ends below the target, -1 if no round is below it.
         """
+        check_accuracy(target, metric)
         return self.trace.last_below(target, metric)
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -160,6 +162,7 @@ class Run:
         Returns:
             Bytes in both directions, the round of the hit included; None if no round reaches it.
         """
+        check_accuracy(target, metric)
         return self.trace.bytes_to(target, metric)
 
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
@@ -181,7 +184,7 @@ class Run:
         """The trace as a data frame, one row for each round."""
         return self.trace.to_pandas()
 
-    def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
+    def plot(self, path: str | Path, *, targets: float | Sequence[float] = ()) -> None:
         """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix.
 
         Args:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, integer, unknown
+from ..errors import InputError, integer, number, unknown
 from ..support.files import write_atomic
 from ..support.intake import read_text
 
@@ -194,6 +194,30 @@ class Trace:
             return None
         spent = self["round"] <= hit
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
+
+
+def accuracies(targets: float | Iterable[float]) -> list[float]:
+    """Target accuracies as a list; one number stands for itself.
+
+    Raises:
+        InputError: One of them is no number in (0, 1], such as 90 where per cent were meant.
+
+    >>> accuracies(0.9)
+    [0.9]
+    """
+    # The room `report` imports this one, so it can only be imported when it is needed.
+    from ..report.page.content import check_targets
+
+    several = targets if isinstance(targets, Iterable) else [targets]
+    found = [number("target", target) for target in several]
+    check_targets(found)
+    return found
+
+
+def check_accuracy(target: float, metric: str) -> None:
+    """Refuse a target that no accuracy can reach; other metrics may have any values."""
+    if metric == ACCURACY:
+        accuracies([target])
 
 
 def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> float:
