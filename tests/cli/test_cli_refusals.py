@@ -46,3 +46,18 @@ def test_targets_must_be_within_reach(tmp_path: Path) -> None:
     for option, what in (("--targets", "a target"), ("--stop-at", "stop_at")):
         told = command("run", *own, option, 0.5, code=2).stderr
         assert f"{what} is an accuracy, which the loss mse does not have" in told
+
+
+def test_a_sweep_of_python_is_told_and_taken_over(tmp_path: Path) -> None:
+    fed = load("digits", clients=3)
+    sweep(fed, "mclr", [FedAvg(alpha=0.1), FedAvg(alpha=0.3)], target=0.2, out=tmp_path, **FAST)
+    assert "call the sweep again" in command("resume", tmp_path, code=2).stderr
+    same = ("sweep", *SMALL, "--algorithms", "fedavg", "--out", tmp_path)
+    listed = (tmp_path / "trials.csv").read_bytes()
+    for other in ("--alpha", 0.1, "--target", 0.2), ("--alpha", "0.1,0.3", "--target", 0.3):
+        told = command(*same, *other, code=2).stderr
+        assert "table.md is there already" in told
+    assert (tmp_path / "trials.csv").read_bytes() == listed
+    command(*same, "--alpha", "0.1,0.3", "--target", 0.2)
+    assert (tmp_path / "trials.csv").read_bytes() == listed
+    assert (tmp_path / "sweep.toml").is_file()

@@ -21,6 +21,7 @@ from fedsso import (
     Results,
     compare,
     load_runs,
+    resume,
     simulate,
     sweep,
 )
@@ -79,6 +80,12 @@ def test_a_sweep_may_be_called_again(fed: Federation, tmp_path: Path) -> None:
     for alpha in (0.1, 0.1, 0.3):
         found = sweep(fed, "mclr", [FedAvg(alpha=alpha)], out=tmp_path, **FAST)
         assert [run.record for run in load_runs(tmp_path)] == [run.record for run in found]
+
+
+def test_a_sweep_is_called_again_not_resumed(fed: Federation, tmp_path: Path) -> None:
+    sweep(fed, "mclr", [FedAvg()], out=tmp_path, **FAST)
+    with pytest.raises(InputError, match=r"holds a sweep.*call the sweep again.*out="):
+        resume(tmp_path, federation=fed)
 
 
 # ---- algorithms of one's own ----

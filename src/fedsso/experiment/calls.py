@@ -21,7 +21,7 @@ from ..engine.settings import with_options
 from ..errors import integer
 from ..support.lock import locked
 from .execute import Progress, execute, printer
-from .folders import COMPARISON, RUN, SWEEP, check_kind
+from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep
 from .plan import (
     Planned,
     Question,
@@ -288,8 +288,8 @@ def resume(
         All runs of the folder, those that were finished before among them.
 
     Raises:
-        InputError: The folder holds no run, or the data or the model are not those of the run. A
-            run with a loss, a metric or a start of your own cannot be resumed from its folder
+        InputError: The folder holds no run or a sweep, or the data or the model are not those of
+            the run. A run with a loss, a metric or a start of your own cannot be resumed from its folder
             alone, because functions and tensors are not kept. The same call of `compare` goes
             on; `simulate` begins again, in another folder.
 
@@ -301,6 +301,7 @@ def resume(
     Results(1 runs, 1 settings of fedavg)
     """
     complete_plan(Path(folder))
+    check_no_sweep(Path(folder))
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
     batches: dict[str, list[Path]] = {}  # runs of one problem, which go on batched as they began
     for one, spec in found.items():

@@ -41,6 +41,20 @@ def check_kind(folder: Path | None, kind: str) -> None:
         _check_tables(folder)
 
 
+def check_no_sweep(folder: Path) -> None:
+    """Refuse the folder of a sweep where runs are to be resumed, and say how to go on with it.
+
+    Raises:
+        InputError: The folder holds a sweep and no runs.
+    """
+    runs = (*MARKS[RUN], *MARKS[COMPARISON])
+    if _has(folder, MARKS[SWEEP]) and not _has(folder, runs):
+        raise InputError(
+            f"{folder} holds a sweep, which is not resumed: call the sweep again, with the same "
+            f"arguments and out={str(folder)!r}; what is finished is not run again"
+        )
+
+
 def _check_tables(folder: Path) -> None:
     """Refuse a table or a list of trials that no sweep has written into the folder."""
     # The room `report` imports this one, so it can only be imported when it is needed.
