@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from console import fedsso as command
-from fedsso import FedAvg, load, sweep
+from fedsso import FedAvg, InputError, load, load_runs, sweep
+from fedsso.cli import sweep as module
 
 SMALL = ["--clients", "3", "--rounds", "2", "--device", "cpu"]
 FAST: dict[str, Any] = {"rounds": 2, "device": "cpu"}
@@ -61,3 +62,23 @@ def test_a_sweep_of_python_is_told_and_taken_over(tmp_path: Path) -> None:
     command(*same, "--alpha", "0.1,0.3", "--target", 0.2)
     assert (tmp_path / "trials.csv").read_bytes() == listed
     assert (tmp_path / "sweep.toml").is_file()
+
+
+def test_a_new_sweep_removes_the_list_of_the_old_one_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ("sweep", *SMALL, "--algorithms", "fedavg", "--out", tmp_path)
+    command(*grid, "--alpha", "0.1,0.3")
+
+    def stopped(*_: Any) -> None:
+        raise InputError("stopped before it trains")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "answer", stopped)
+        command(*grid, "--alpha", "0.1,0.3", code=2)
+        assert (tmp_path / "trials.csv").is_file()  # the same sweep
+        command(*grid, "--alpha", "0.1", code=2)
+    assert not (tmp_path / "trials.csv").exists()
+    assert not (tmp_path / "table.md").exists()
+    command(*grid, "--alpha", "0.1")
+    assert len(load_runs(tmp_path)) == 1

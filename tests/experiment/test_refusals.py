@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedsso
+from console import fedsso as command
 from fedsso import (
     FedAvg,
     Federation,
@@ -86,6 +87,18 @@ def test_a_sweep_is_called_again_not_resumed(fed: Federation, tmp_path: Path) ->
     sweep(fed, "mclr", [FedAvg()], out=tmp_path, **FAST)
     with pytest.raises(InputError, match=r"holds a sweep.*call the sweep again.*out="):
         resume(tmp_path, federation=fed)
+
+
+def test_another_sweep_leaves_no_settings_or_pictures_of_the_first(tmp_path: Path) -> None:
+    fed = fedsso.load("digits", clients=3)
+    first = ("--algorithms", "fedavg", "--alpha", "0.1,0.3", "--device", "cpu", "--out", tmp_path)
+    command("sweep", "--clients", 3, "--rounds", 2, *first)
+    names = ("sweep.toml", "curves.png", "grid.png")
+    sweep(fed, "mclr", [FedAvg(alpha=0.1), FedAvg(alpha=0.3)], out=tmp_path, **FAST)
+    assert all((tmp_path / name).is_file() for name in names)  # it is the same sweep
+    (tmp_path / "grid.png").write_text("my own")
+    sweep(fed, "mclr", [FedAvg(alpha=0.1)], out=tmp_path, **FAST)
+    assert [(tmp_path / name).is_file() for name in names] == [False, False, True]
 
 
 # ---- algorithms of one's own ----

@@ -138,6 +138,9 @@ def _same_trials(made: Plan, folder: Path) -> bool:
 def _settle(path: Path, settings: bytes) -> None:
     """Write the settings; another sweep's are replaced, which is said.
 
+    Its table and its list of trials go first. Whoever reads the folder while this sweep is under
+    way would otherwise find the trials of the one and the settings of the other.
+
     Args:
         path: The settings file of the folder.
         settings: Its new content, sealed.
@@ -148,6 +151,8 @@ def _settle(path: Path, settings: bytes) -> None:
             "note: the folder held other settings; its traces stay, its tables and pictures are "
             "replaced"
         )
+        for name in (TRIALS, sweeps.TABLE):
+            path.with_name(name).unlink(missing_ok=True)
     write_atomic(path, settings)
 
 

@@ -21,7 +21,7 @@ from ..engine.settings import with_options
 from ..errors import integer
 from ..support.lock import locked
 from .execute import Progress, execute, printer
-from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep
+from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep, forget_other
 from .plan import (
     Planned,
     Question,
@@ -260,8 +260,9 @@ def sweep(
         results = answer(question, planned, means, target, select)
         if root is not None:
             # The room `report` imports this one, so it can only be imported when it is needed.
-            from ..report.sweeps import write
+            from ..report.sweeps import trials_csv, write
 
+            forget_other(root, trials_csv(results))
             write(root, results)
         return results
 

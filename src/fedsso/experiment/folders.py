@@ -10,9 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import InputError
+from ..support import picture, seal
+from ..support.intake import is_file, read_bytes
 from .plan import PLAN
 from .spec import SPEC
-from .store import PARTS, TRIALS
+from .store import PARTS, SETTINGS, TRIALS
 
 RUN, COMPARISON, SWEEP = "a run", "a comparison", "a sweep"
 # What a folder of each kind holds, as patterns of names.
@@ -65,6 +67,25 @@ def _check_tables(folder: Path) -> None:
             raise InputError(
                 f"{folder / name} is there already and would be replaced; choose another folder"
             )
+
+
+def forget_other(folder: Path, listed: str) -> None:
+    """Remove the settings file and the pictures of another sweep, which would look like this one's.
+
+    `fedsso.sweep` writes neither. Files that fedsso did not write are left alone.
+
+    Args:
+        folder: The folder of the sweep, which the caller has locked.
+        listed: The new content of trials.csv. If the old one is the same, so is the sweep.
+    """
+    from ..report.sweeps import CURVES, GRID
+
+    if is_file(folder / TRIALS) and read_bytes(folder / TRIALS) == listed.encode():
+        return
+    for name, mark in ((SETTINGS, seal.MARK), (CURVES, picture.MARK), (GRID, picture.MARK)):
+        path = folder / name
+        if is_file(path) and mark.encode() in read_bytes(path):
+            path.unlink()
 
 
 def _has(folder: Path, patterns: tuple[str, ...] | list[str]) -> bool:
