@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedsso
 from console import fedsso as command
@@ -19,8 +20,11 @@ from fedsso import (
     FedAvg,
     Federation,
     InputError,
+    OutOfTime,
     Results,
+    Simulation,
     compare,
+    load_run,
     load_runs,
     resume,
     simulate,
@@ -231,3 +235,79 @@ def test_progress_is_a_function(call: Any, fed: Federation, tmp_path: Path) -> N
     with pytest.raises(InputError, match="progress must be True, False or a function"):
         call(fed, "mclr", FedAvg(), progress="yes", out=tmp_path / "a", **FAST)
     assert not (tmp_path / "a").exists()
+
+
+# ---- arguments of the wrong kind ----
+
+
+WRONG: dict[str, tuple[Callable[[Federation], Any], str]] = {
+    "minutes": (
+        lambda fed: sweep(fed, "mclr", FedAvg(), minutes="2", **FAST),  # type: ignore[arg-type]
+        "minutes must be a number, got minutes='2'",
+    ),
+    "no algorithm": (
+        lambda fed: Simulation(fed, "mclr", None),  # type: ignore[arg-type]
+        "an algorithm is a name or a record .*got None",
+    ),
+    "a class": (
+        lambda fed: Simulation(fed, "mclr", FedAvg),  # type: ignore[arg-type]
+        "an algorithm is a name or a record .*got <class",
+    ),
+    "an empty list": (
+        lambda fed: Simulation(fed, "mclr", []),
+        "at least one algorithm is needed, got an empty list",
+    ),
+    "no federation": (
+        lambda fed: sweep(None, "mclr", FedAvg(), **FAST),  # type: ignore[arg-type]  # noqa: ARG005
+        "a federation is needed, got None",
+    ),
+    "a list of names": (
+        lambda fed: fedsso.grid(["fedavg"]),  # type: ignore[arg-type]  # noqa: ARG005
+        r"one algorithm: give its name, got \['fedavg'\]",
+    ),
+    "values": (
+        lambda fed: fedsso.grid("fedavg", [0.1]),  # type: ignore[arg-type]  # noqa: ARG005
+        r"values must be a dictionary.*got \[0.1\]",
+    ),
+    "results": (
+        lambda fed: Results([1]),  # type: ignore[list-item]  # noqa: ARG005
+        "results are made of runs and settings, got 1",
+    ),
+    "a lazy layer": (
+        lambda fed: simulate(fed, nn.Sequential(nn.LazyLinear(3)), FedAvg(), **FAST),
+        r"layer 0 has no size yet \(LazyLinear\); call the model once",
+    ),
+    "load_runs": (lambda fed: load_runs(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
+    "load_run": (lambda fed: load_run(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
+    "resume": (lambda fed: resume(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kind_is_told_in_a_sentence(name: str, fed: Federation) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        call(fed)
+
+
+def test_data_and_models_of_a_folder_are_of_their_kind(fed: Federation, tmp_path: Path) -> None:
+    simulate(fed, "mclr", FedAvg(), out=tmp_path, **FAST)
+    with pytest.raises(InputError, match="a federation is needed, got 'x'"):
+        load_run(tmp_path, federation="x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="model must be an nn.Module object, got 'x'"):
+        load_run(tmp_path, model="x")  # type: ignore[arg-type]
+    (tmp_path / "checkpoint.safetensors").unlink()
+    with pytest.raises(InputError, match="a federation is needed, got 'x'"):
+        resume(tmp_path, federation="x")  # type: ignore[arg-type]
+
+
+def test_a_sweep_whose_time_is_up_says_how_to_go_on(fed: Federation, tmp_path: Path) -> None:
+    for out, how in ((None, "give it more minutes, or out="), (tmp_path, "call it again to go on")):
+        with pytest.raises(OutOfTime, match=f"1 of 1 parts are left; {how}"):
+            sweep(fed, "mclr", FedAvg(), minutes=1e-9, out=out, **FAST)
+
+
+def test_a_lazy_layer_with_its_size_is_a_layer(fed: Federation) -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(fed.x[:2].float())
+    assert len(simulate(fed, model, FedAvg(), **FAST).trace) == 3

@@ -43,10 +43,11 @@ from .plan import (
 from .problem import pose
 from .results import Results
 from .revive import problem_of, specify
-from .run import Run, is_done, load_run, run_folders
+from .run import Run, is_done, load_run, path_of, run_folders
 from .spec import SPEC, Spec
 from .store import PARTS
 from .sweep import Means, answer, deadline_of
+from .workers import OutOfTime
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
@@ -257,7 +258,12 @@ def sweep(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )
     with locked([root]):
-        results = answer(question, planned, means, target, select)
+        try:
+            results = answer(question, planned, means, target, select)
+        except OutOfTime as late:
+            later = "out= to keep what is done and go on later"
+            how = "call it again to go on" if root else f"give it more minutes, or {later}"
+            raise OutOfTime(f"{late}; {how}") from None
         if root is not None:
             # The room `report` imports this one, so it can only be imported when it is needed.
             from ..report.sweeps import trials_csv, write
@@ -301,8 +307,9 @@ def resume(
     ...     fedsso.resume(folder)  # it is finished: there is nothing left to do
     Results(1 runs, 1 settings of fedavg)
     """
-    complete_plan(Path(folder))
-    check_no_sweep(Path(folder))
+    folder = path_of(folder)
+    complete_plan(folder)
+    check_no_sweep(folder)
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
     batches: dict[str, list[Path]] = {}  # runs of one problem, which go on batched as they began
     for one, spec in found.items():
@@ -312,7 +319,7 @@ def resume(
         batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)
     ]
     if unfinished:
-        with locked([Path(folder)]):
+        with locked([folder]):
             planned = _planned_again(unfinished, found, federation, model)
             execute(planned, progress, CHECKPOINT_EVERY)
     else:

@@ -33,7 +33,7 @@ from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
 from .grids import grid
-from .problem import Problem, check_names, pose
+from .problem import Problem, check_federation, check_names, pose
 from .revive import specify
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
 
@@ -273,6 +273,7 @@ def judging(fed: Federation, select: str) -> Federation:
     Raises:
         InputError: There are no such rows.
     """
+    check_federation(fed)
     if not len(fed.test_rows):
         raise InputError("there are no test rows to judge by: it takes test_fraction above 0")
     if one_of("choice of rows: select", select, SELECT) == "test":

@@ -226,13 +226,11 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     Raises:
         InputError: A name is unknown, or the loss cannot be used with these targets.
     """
-    if not isinstance(fed, Federation):
-        raise InputError(
-            f"a federation is needed, got {fed!r}; make one with fedsso.load or "
-            f"Federation.from_clients"
-        )
+    check_federation(fed)
     if not isinstance(model, str | nn.Module):
         raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
+    if isinstance(model, nn.Module):
+        _check_sizes(model)
     wish = _chosen_loss(fed, settings)
     if isinstance(model, str):
         module = build_model(model, fed, seed=settings.seed, loss=wish)
@@ -241,6 +239,26 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     module = module.to(settings.torch_dtype)  # first: a start in float64 keeps all its digits
     initialise(module, settings.init, model, fed, settings.seed)
     return Problem(fed, module, row_loss(wish), _metrics(settings.metrics), settings)
+
+
+def check_federation(fed: object) -> None:
+    """Refuse what is no federation."""
+    if not isinstance(fed, Federation):
+        raise InputError(
+            f"a federation is needed, got {fed!r}; make one with fedsso.load or "
+            f"Federation.from_clients"
+        )
+
+
+def _check_sizes(model: nn.Module) -> None:
+    """Refuse a module with lazy layers, which get their sizes from the first batch they see."""
+    lazy = nn.modules.lazy.LazyModuleMixin
+    for name, part in model.named_modules():
+        if isinstance(part, lazy) and part.has_uninitialized_params():
+            raise InputError(
+                f"the layer {name or type(part).__name__} has no size yet ({type(part).__name__}); "
+                f"call the model once with a batch of samples, or give it its sizes"
+            )
 
 
 def check_names(settings: Settings) -> None:

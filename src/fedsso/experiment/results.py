@@ -193,9 +193,14 @@ class Results(Sequence[Run]):
             runs: Runs and settings, in any mixture.
             target: The accuracy that a sweep was to reach.
             judged: The best settings of a sweep, run again and evaluated on the test rows.
+
+        Raises:
+            InputError: Something else is among them.
         """
         self._runs: list[Run] = []
         for one in runs:
+            if not isinstance(one, Run | Setting):
+                raise InputError(f"results are made of runs and settings, got {one!r}")
             self._runs.extend(one.runs if isinstance(one, Setting) else [one])
         self.target = target
         self.judged = judged

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -338,7 +339,7 @@ def load_run(
     ...     fedsso.load_run(folder).final() == run.final()
     True
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
             f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
@@ -362,6 +363,8 @@ def load_run(
         _trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged
     )
     if model is not None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be an nn.Module object, got {model!r}")
         _same_size(model, saved)
     live = None
     if federation is not None:
@@ -370,6 +373,13 @@ def load_run(
         live = problem_of(spec, federation, model, trained=True)
     weights = Weights(saved["model"], saved["buffers"], saved.get("personal"))
     return Run(spec, trace, weights, live, model)
+
+
+def path_of(folder: object) -> Path:
+    """The folder that a caller names; an InputError if it is neither a text nor a path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"the folder of a run must be a path, got {folder!r}")
+    return Path(folder)
 
 
 def _check_finished(saved: Mapping[str, Tensor]) -> int | None:

@@ -50,7 +50,7 @@ class OutOfTime(Exception):
     ...     results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=2, minutes=1e-9)
     ... except OutOfTime as late:
     ...     print(late)
-    1 of 1 parts are left
+    1 of 1 parts are left; give it more minutes, or out= to keep what is done and go on later
     """
 
 
