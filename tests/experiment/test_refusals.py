@@ -60,9 +60,7 @@ CALLS: dict[str, Any] = {"a run": simulate, "a comparison": compare, "a sweep": 
 
 @pytest.mark.parametrize("first", CALLS)
 @pytest.mark.parametrize("second", CALLS)
-def test_a_folder_holds_one_kind(
-    first: str, second: str, fed: Federation, tmp_path: Path
-) -> None:
+def test_a_folder_holds_one_kind(first: str, second: str, fed: Federation, tmp_path: Path) -> None:
     CALLS[first](fed, "mclr", FedAvg(), out=tmp_path, **FAST)
     if first == second:
         return
@@ -116,7 +114,7 @@ class Mine(FedAvg):
 def test_a_sweep_with_a_folder_wants_registered_algorithms(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def called(*args: Any) -> None:
+    def called(*_: Any) -> None:
         raise AssertionError("it must be refused before it trains")
 
     grid = [Mine(alpha=0.1), Mine(alpha=0.3)]
@@ -210,9 +208,7 @@ def test_one_target_is_a_list_of_one_and_other_metrics_have_any_values(found: Re
 
 @pytest.mark.parametrize("result", [None, "high", np.zeros(2), torch.zeros(2)], ids=repr)
 @pytest.mark.parametrize("call", [simulate, compare, sweep])
-def test_a_metric_returns_a_number(
-    call: Any, result: Any, fed: Federation, tmp_path: Path
-) -> None:
+def test_a_metric_returns_a_number(call: Any, result: Any, fed: Federation, tmp_path: Path) -> None:
     def score(z: Any, y: Any) -> Any:  # noqa: ARG001
         return result
 
@@ -294,7 +290,7 @@ def test_data_and_models_of_a_folder_are_of_their_kind(fed: Federation, tmp_path
     simulate(fed, "mclr", FedAvg(), out=tmp_path, **FAST)
     with pytest.raises(InputError, match="a federation is needed, got 'x'"):
         load_run(tmp_path, federation="x")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="model must be an nn.Module object, got 'x'"):
+    with pytest.raises(InputError, match=r"model must be an nn.Module object, got 'x'"):
         load_run(tmp_path, model="x")  # type: ignore[arg-type]
     (tmp_path / "checkpoint.safetensors").unlink()
     with pytest.raises(InputError, match="a federation is needed, got 'x'"):
@@ -304,7 +300,7 @@ def test_data_and_models_of_a_folder_are_of_their_kind(fed: Federation, tmp_path
 def test_a_sweep_whose_time_is_up_says_how_to_go_on(fed: Federation, tmp_path: Path) -> None:
     for out, how in ((None, "give it more minutes, or out="), (tmp_path, "call it again to go on")):
         with pytest.raises(OutOfTime, match=f"1 of 1 parts are left; {how}"):
-            sweep(fed, "mclr", FedAvg(), minutes=1e-9, out=out, **FAST)
+            sweep(fed, "mclr", [FedAvg()], minutes=1e-9, out=out, **FAST)
 
 
 def test_a_lazy_layer_with_its_size_is_a_layer(fed: Federation) -> None:

@@ -296,9 +296,9 @@ def resume(
 
     Raises:
         InputError: The folder holds no run or a sweep, or the data or the model are not those of
-            the run. A run with a loss, a metric or a start of your own cannot be resumed from its folder
-            alone, because functions and tensors are not kept. The same call of `compare` goes
-            on; `simulate` begins again, in another folder.
+            the run. A run with a loss, a metric or a start of your own cannot be resumed from its
+            folder alone, because functions and tensors are not kept. The same call of `compare`
+            goes on; `simulate` begins again, in another folder.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)

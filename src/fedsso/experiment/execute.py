@@ -138,9 +138,7 @@ def printer(progress: bool | Progress) -> Progress | None:
     if callable(progress):
         return progress
     if progress:
-        raise InputError(
-            f"progress must be True, False or a function, got progress={progress!r}"
-        )
+        raise InputError(f"progress must be True, False or a function, got progress={progress!r}")
     return None
 
 

@@ -252,7 +252,7 @@ def check_federation(fed: object) -> None:
 
 def _check_sizes(model: nn.Module) -> None:
     """Refuse a module with lazy layers, which get their sizes from the first batch they see."""
-    lazy = nn.modules.lazy.LazyModuleMixin
+    lazy: Any = nn.modules.lazy.LazyModuleMixin
     for name, part in model.named_modules():
         if isinstance(part, lazy) and part.has_uninitialized_params():
             raise InputError(

@@ -296,8 +296,8 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
     if not text.endswith("\n"):
         raise InputError(f"line {len(lines) + 1}: the file breaks off")
     columns = {name: array("q" if name in INTEGERS else "d") for name in names}
-    for number, line in enumerate(lines, 2):
-        _parse_line(number, line, columns)
+    for place, line in enumerate(lines, 2):
+        _parse_line(place, line, columns)
     return {name: np.array(columns[name]) for name in dict.fromkeys((*COLUMNS, *names))}
 
 
