@@ -128,10 +128,18 @@ def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -
 
 
 def printer(progress: bool | Progress) -> Progress | None:
-    """What is called after each round: the user's own function, or one that prints a line."""
+    """What is called after each round: the user's own function, or one that prints a line.
+
+    Raises:
+        InputError: It is neither a truth value nor something that can be called.
+    """
     if progress is True:
         return _Line()
-    return progress or None
+    if callable(progress):
+        return progress
+    if progress:
+        raise InputError(f"progress must be True, False or a function, got progress={progress!r}")
+    return None
 
 
 def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:

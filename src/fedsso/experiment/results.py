@@ -29,7 +29,7 @@ from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
-from .trace import LOSS, Trace, at_end
+from .trace import LOSS, Trace, accuracies, at_end, check_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +126,7 @@ class Setting(NamedTuple):
                 the last evaluated round below it, as the paper counts.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, ACCURACY)
         return [counted(trace, target) for trace in self.traces]
 
     def mean_rounds(self, target: float, count: str = "first hit", metric: str = ACCURACY) -> float:
@@ -139,6 +140,7 @@ class Setting(NamedTuple):
             metric: The column of the trace.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, metric)
         found = [counted(trace, target, metric) for trace in self.traces]
         return float(np.mean([math.inf if rounds is None else rounds for rounds in found]))
 
@@ -194,9 +196,14 @@ class Results(Sequence[Run]):
             runs: Runs and settings, in any mixture.
             target: The accuracy that a sweep was to reach.
             judged: The best settings of a sweep, run again and evaluated on the test rows.
+
+        Raises:
+            InputError: Something else is among them.
         """
         self._runs: list[Run] = []
         for one in runs:
+            if not isinstance(one, Run | Setting):
+                raise InputError(f"results are made of runs and settings, got {one!r}")
             self._runs.extend(one.runs if isinstance(one, Setting) else [one])
         self.target = target
         self.judged = judged
@@ -233,11 +240,15 @@ class Results(Sequence[Run]):
         """The settings in the order of their first runs, with the seeds of each together.
 
         Runs belong to one setting if data, model, algorithm, hyper-parameters and run options are
-        the same, the seed and the device aside. Their labels tell them apart.
+        the same, the seed and the device aside. Their labels tell them apart. A run that occurs
+        twice counts once: it would look like another seed, and make the deviation too small.
         """
         groups: dict[str, list[Run]] = {}
+        seen: set[str] = set()
         for run in self:
-            groups.setdefault(run.spec.point, []).append(run)
+            if run.spec.identity not in seen:
+                seen.add(run.spec.identity)
+                groups.setdefault(run.spec.point, []).append(run)
         labels = _labels([runs[0].spec for runs in groups.values()])
         return [
             Setting(label, tuple(runs)) for label, runs in zip(labels, groups.values(), strict=True)
@@ -319,6 +330,8 @@ class Results(Sequence[Run]):
         Returns:
             The settings by the names of the algorithms.
         """
+        if target is not None:
+            accuracies([target])
         if self.judged is not None:
             return {setting.algorithm: setting for setting in self.judged.settings()}
         return {name: own.best(target) for name, own in self.algorithms().items()}
@@ -380,7 +393,7 @@ class Results(Sequence[Run]):
             found.append(setting.curve(f"{setting.label} on held-out rows" if held_out else ""))
         return found
 
-    def table(self, targets: Sequence[float] | None = None) -> str:
+    def table(self, targets: float | Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown.
 
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
@@ -390,19 +403,22 @@ class Results(Sequence[Run]):
         loss takes its place.
 
         Args:
-            targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the
-                sweep.
+            targets: Accuracies in (0, 1], or one of them. Left out, they are some that suit, and
+                that of the sweep.
+
+        Raises:
+            InputError: A target is no accuracy, such as 90 where 0.9 was meant.
         """
         from ..report import tables
 
         curves = self.curves()
-        chosen = targets
+        chosen = [] if targets is None else accuracies(targets)
         if not chosen:
             own = [] if self.target is None else [self.target]
             chosen = sorted({*tables.default_targets(curves), *own})
         return tables.markdown(tables.rounds_table(curves, chosen))
 
-    def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+    def rows(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """One row of plain numbers for each run, seeds of a setting together.
 
         Args:
@@ -414,9 +430,10 @@ class Results(Sequence[Run]):
             of 0.9 also "first hit 0.9" and "last below 0.9".
         """
         found = []
+        chosen = accuracies(targets)
         for setting in self.settings():
             for run in setting.runs:
-                found.append(_row(setting, run, targets))
+                found.append(_row(setting, run, chosen))
         return found
 
     def to_pandas(self) -> pd.DataFrame:
@@ -436,7 +453,9 @@ class Results(Sequence[Run]):
                 frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
-    def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
+    def plot(
+        self, path: str | Path, *, targets: float | Sequence[float] = (), title: str = ""
+    ) -> None:
         """Draw accuracy and loss over rounds, with the seeds as a band.
 
         Args:
@@ -446,7 +465,7 @@ class Results(Sequence[Run]):
         """
         from ..report import plot
 
-        plot(self.curves(), path, title=title, targets=targets)
+        plot(self.curves(), path, title=title, targets=accuracies(targets))
 
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
@@ -457,6 +476,7 @@ class Results(Sequence[Run]):
         Args:
             target: The accuracy to reach.
         """
+        accuracies([target])
         found: list[Heat] = []
         for own in self.algorithms().values():
             found.extend(_maps(own, target))
@@ -468,7 +488,7 @@ class Results(Sequence[Run]):
         *,
         title: str = "",
         text: str = "",
-        targets: Sequence[float] | None = None,
+        targets: float | Sequence[float] | None = None,
     ) -> None:
         """Write one interactive HTML page that needs no other file.
 
@@ -484,6 +504,7 @@ class Results(Sequence[Run]):
         """
         from ..report import page
 
+        chosen = None if targets is None else accuracies(targets)
         # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
@@ -493,7 +514,7 @@ class Results(Sequence[Run]):
         recipes = [recipe(setting) for setting in settings]
         # Without a target the end decides, as in `best`.
         goal = math.inf if self.target is None else self.target
-        content = page.Content(entries(self), title, text, targets, notes, held, recipes, goal)
+        content = page.Content(entries(self), title, text, chosen, notes, held, recipes, goal)
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:

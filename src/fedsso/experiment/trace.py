@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, integer, unknown
+from ..errors import InputError, integer, number, unknown
 from ..support.files import write_atomic
 from ..support.intake import read_text
 
@@ -211,6 +211,30 @@ class Trace:
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
 
 
+def accuracies(targets: float | Iterable[float]) -> list[float]:
+    """Target accuracies as a list; one number stands for itself.
+
+    Raises:
+        InputError: One of them is no number in (0, 1], such as 90 where per cent were meant.
+
+    >>> accuracies(0.9)
+    [0.9]
+    """
+    # The room `report` imports this one, so it can only be imported when it is needed.
+    from ..report.page.content import check_targets
+
+    several = targets if isinstance(targets, Iterable) else [targets]
+    found = [number("target", target) for target in several]
+    check_targets(found)
+    return found
+
+
+def check_accuracy(target: float, metric: str) -> None:
+    """Refuse a target that no accuracy can reach; other metrics may have any values."""
+    if metric == ACCURACY:
+        accuracies([target])
+
+
 def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> float:
     """A metric at the end of a run: the final accuracy of every table, and what sweeps choose by.
 
@@ -287,8 +311,8 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
     if not text.endswith("\n"):
         raise InputError(f"line {len(lines) + 1}: the file breaks off")
     columns = {name: array("q" if name in INTEGERS else "d") for name in names}
-    for number, line in enumerate(lines, 2):
-        _parse_line(number, line, columns)
+    for place, line in enumerate(lines, 2):
+        _parse_line(place, line, columns)
     return {name: np.array(columns[name]) for name in dict.fromkeys((*COLUMNS, *names))}
 
 
