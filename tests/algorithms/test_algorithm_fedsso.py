@@ -974,7 +974,9 @@ def test_what_an_explosion_leaves(fed: Federation) -> None:
         client_step.SHRINK * float(after.choice.alpha), rel=1e-12
     )
     assert (float(back.choice.L), float(back.choice.undone)) == (np.inf, 1)
-    none = back._replace(g=0 * back.g)  # no round was sound yet
+    # The narrow bound holds only while no round of the run was sound: the model gone back to may
+    # lie beyond it, and then every round would be undone until alpha is too small.
+    none = back._replace(g=0 * back.g)
     assert [float(record.bears(state)) for state in (after, back, none, fresh)] == [
         1000,
         1000,
@@ -988,6 +990,40 @@ def test_what_an_explosion_leaves(fed: Federation) -> None:
         (record.undo(state) or fail())[1].item() for state in (tiny, tiny._replace(s=0 * tiny.s))
     ] == [True, False]
     assert FedSSO(alpha=0.1).undo(after) is None
+
+
+@pytest.mark.parametrize("before", [2, 10])
+def test_the_step_is_chosen_anew_after_an_explosion(
+    before: int, fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next sound round counts as round 1; the four after it choose, with the largest L."""
+    sim = Simulation(fed, "mclr", [FedSSO()], rounds=40, dtype="float64", device="cpu")
+    run(sim, before)
+    with monkeypatch.context() as patch:
+        patch.setattr(sim, "_judge", lambda *_: torch.tensor([False]))
+        run(sim, before + 1)
+    shrunk = float(sim.server.choice.alpha)
+    run(sim, before + 2)
+    assert float(sim.server.choice.alpha) == shrunk
+    assert sim.k - float(sim.server.choice.undone) == 1
+    found, steps = [], []
+    for _ in range(6):
+        old = sim.server
+        run(sim, sim.k + 1)
+        found.append(float((sim.server.g - old.g).norm() / old.s.norm()))
+        steps.append(float(sim.server.choice.alpha))
+        assert float(sim.server.choice.L) == pytest.approx(max(found[:4]), rel=1e-12)
+    tau = sim.settings.local_steps
+    assert steps[3:] == pytest.approx(3 * [min(0.1, 0.2 / (tau * max(found[:4])))], rel=1e-12)
+
+
+def test_a_late_pair_decides_after_an_explosion_too() -> None:
+    """Nobody answers for some rounds after the undone one, so that none of the four has a pair."""
+    choice, _ = client_step.shrink(client_step.start(torch.zeros(1, 3, dtype=torch.float64)))
+    products = torch.eye(3, dtype=torch.float64)[None] * 4.0
+    products[0, 0, 0] = 1.0  # L = 2
+    late = client_step.choose(choice, products, 5.0, torch.tensor([[9.0]]))
+    assert (float(late.L), float(late.alpha)) == (2.0, pytest.approx(0.02))
 
 
 def test_trials_are_undone_each_for_itself() -> None:
@@ -1058,7 +1094,7 @@ def test_a_store_that_does_not_fit_is_lowered_and_logged(
     with caplog.at_level(logging.WARNING, "fedsso"):
         state = FedSSO().server_init(x)
     assert caplog.messages == ["200 pairs of 1000 numbers exceed 2 GB: 24 are held"]
-    assert state.curvature.store.shape[1] == 25
+    assert state.curvature.store.shape[1] == 24
     caplog.clear()
     FedSSO(form="lbfgs", m=5).server_init(x)
     FedSSO(form="bfgs-dense").server_init(x)

@@ -302,6 +302,29 @@ def test_an_interrupted_round_never_began(fed: Federation) -> None:
 
 
 @pytest.mark.parametrize("form", ["bfgs", "dfp", "lbfgs"])
+def test_an_undone_round_leaves_the_pairs_of_a_full_ring(
+    fed: Federation, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**BASE, "dtype": "float64", "rounds": 20}
+    sim = Simulation(fed, "mclr", [FedSSO(form=form, pairs=3, m=3)] * 2, **options)
+    run(sim, 9)
+    assert sim.server.curvature.held.tolist() == [3, 3]
+    with monkeypatch.context() as patch:
+        patch.setattr(sim, "_judge", lambda *_: torch.tensor([True, False]))
+        sim.round()
+    assert sim.server.choice.undone[:, 0].tolist() == [0, 1]
+    again = Simulation(fed, "mclr", [FedSSO(form=form, pairs=3, m=3)] * 2, **options)
+    again.restore({name: value.clone() for name, value in sim.state().items()})
+    for one in (sim, again):
+        one.round()
+        pairs = one.server.curvature
+        slots = [(int(pairs.head[1]) - age) % pairs.store.shape[1] for age in (3, 2, 1)]
+        s, y = pairs.store[1, slots, 0], pairs.store[1, slots, 1]
+        torch.testing.assert_close((s @ y.T).triu(), pairs.gram[1, 0].triu(), rtol=1e-9, atol=0)
+    assert torch.equal(sim.server.x, again.server.x)
+
+
+@pytest.mark.parametrize("form", ["bfgs", "dfp", "lbfgs"])
 def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form: str) -> None:
     """The store of pairs is written in place; taking the round again must not see it."""
     calls = Counter[str]()
@@ -451,6 +474,7 @@ def test_a_loss_that_explodes_counts_as_divergence(quad: Federation) -> None:
     losses = result.trace["train_loss"]
     assert losses[end] > 1e3 * losses[1] >= losses[end - 1]
     assert np.isnan(result.trace["test_loss"][end])
+    assert np.isnan(result.trace["test_accuracy"]).all()  # there is none to be 0
     # the model of the round before has that loss already: if it is the last one, the evaluation
     # tells
     last = simulate(quad, "linear", FedAvg(alpha=3.0), **{**options, "rounds": end - 1})

@@ -156,7 +156,7 @@ def test_a_saved_state_is_a_small_copy() -> None:
     store = state["state"][0]["server.curvature.store"]
     assert (
         store.untyped_storage().nbytes() == 3 * 2 * 7 * 4
-    )  # three slots of s and y, not the ring's 201
+    )  # three slots of s and y, not the ring's 200
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])

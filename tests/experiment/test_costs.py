@@ -81,8 +81,7 @@ def test_bytes_of_the_papers_models(model: str, name: str, total: int) -> None:
 
 
 def test_server_of_fedsso_to_the_byte() -> None:
-    """x, g, s and 201 slots for two vectors (one takes the pairs that are refused): (3 + 402) d
-    numbers of 4 bytes.
+    """x, g, s, 200 slots for two vectors and a copy of one of them: (3 + 402) d numbers of 4 bytes.
 
     In 8 bytes: two Gram matrices 200 x 200, 200 values cur, 2 counters, radius, gamma, slope and
     share, 5 diagnostics, the least steepness, the rounds undone; in 4 the client step; and 1 flag.

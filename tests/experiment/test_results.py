@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, sweep
+from fedsso import FedAvg, Federation, FedSSO, Results, Setting, compare, simulate, sweep
 from fedsso.errors import InputError
 from fedsso.experiment.execute import Standing, Tenths
-from fedsso.experiment.results import LAST
+from fedsso.experiment.results import LAST, entries
 from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
 from fedsso.report import numbers
+from fedsso.report.page.script import _maps
+from fedsso.report.sweeps import trials_csv
 from studies import made_up, study, together
 
+NAN = math.nan
 FAST: dict[str, Any] = {"rounds": 6, "device": "cpu"}
 GRID = [
     *(FedAvg(alpha=a) for a in (0.1, 1.0)),
@@ -122,6 +126,26 @@ def test_ties_and_no_target_go_by_the_end() -> None:
     assert (every.working(0.6), every.lasting(0.6)) == (2, 1)
 
 
+def test_a_diverged_run_has_no_accuracy_where_there_is_none() -> None:
+    """Traces of earlier versions have the accuracy 0 after divergence, even for real targets."""
+    sound, lost = setting(trace(NAN, NAN, NAN)), setting(trace(NAN, NAN, 0, diverged=2), alpha=1.0)
+    both = together(sound, lost)
+    assert both.metric() == "test_loss"
+    assert math.isnan(lost.final())
+    assert together(sound, LOST).metric() == "test_accuracy"
+
+
+@pytest.mark.parametrize("select", ["test", "val"])
+def test_a_diverged_setting_does_not_win_a_regression(select: str, quad: Federation) -> None:
+    steps = [FedAvg(alpha=a) for a in (0.001, 0.1, 50.0)]
+    found = sweep(quad, "linear", steps, select=select, rounds=20, device="cpu")
+    assert [one.diverged for one in found.settings()] == [0, 0, 1]
+    assert found.metric() == "test_loss"
+    smallest = min(found.settings()[:2], key=lambda one: one.final("test_loss"))
+    assert found.best().record == smallest.record
+    assert found.winners()["fedavg"].record == smallest.record
+
+
 def test_there_must_be_something_to_choose_by() -> None:
     with pytest.raises(InputError, match="no runs to choose from"):
         Results([]).best()
@@ -167,6 +191,29 @@ def test_maps_of_one_two_and_three_axes() -> None:
     assert (maps[0].down, maps[0].across, maps[0].columns) == ("α", "η", ["0.3", "1"])
     (point,) = together(SLOW).maps(0.6)
     assert (point.rows, point.columns, point.values.tolist()) == ([""], [""], [[2.5]])
+
+
+def test_settings_that_differ_in_run_options_have_places_of_their_own() -> None:
+    def varied(alpha: float, eta: float, steps: int, rounds: int) -> Setting:
+        made = setting(trace(*[0.0] * rounds, 0.9, 0.9), alpha=alpha, eta=eta)
+        options = {"seed": 0, "rounds": 9, "local_steps": steps}
+        return made_up(replace(made.spec, options=options), *made.traces)
+
+    places = ((0.1, 1, 1), (0.1, 5, 2), (0.7, 1, 3), (0.7, 5, 4))
+    four = [varied(alpha, 1.0, steps, rounds) for alpha, steps, rounds in places]
+    results = together(*four)
+    assert results.axes() == {"alpha": [0.1, 0.7], "local_steps": [1, 5]}
+    (table,) = results.maps(0.5)
+    assert (table.down, table.across, table.columns) == ("α", "local_steps", ["1", "5"])
+    np.testing.assert_array_equal(table.values, [[1, 2], [3, 4]])
+    assert "local_steps" in trials_csv(results).splitlines()[0]
+    others = [varied(a, 0.3, t, 5) for a in (0.1, 0.7) for t in (1, 5)]
+    maps = together(*four, *others).maps(0.5)
+    assert [one.title for one in maps] == ["fedavg local_steps=1", "fedavg local_steps=5"]
+    np.testing.assert_array_equal(maps[0].values, [[1, 5], [3, 5]])
+    np.testing.assert_array_equal(maps[1].values, [[2, 5], [4, 5]])
+    drawn = list(_maps(entries(results)))
+    assert [one["cells"] for one in drawn] == [[[0, 1], [2, 3]]]
 
 
 # ---- running ----
@@ -240,6 +287,25 @@ def test_a_sweep_counts_its_trials_phase_by_phase(fed: Federation) -> None:
         assert shares == sorted(shares)
         assert (phase[-1].done, shares[-1]) == (trials, 1.0)
         assert all(1 <= now.k <= now.rounds == 6 for now in phase)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_winner_keeps_its_own_options_when_it_is_judged(fed: Federation, jobs: int) -> None:
+    lists: dict[str, Any] = {"local_steps": [8, 1], "batch_size": [None, 4]}
+    options: dict[str, Any] = {**FAST, **lists, "seeds": (0, 1), "select": "val", "jobs": jobs}
+    found = sweep(fed, "mclr", [*GRID[:1], GRID[2]], **options)
+    assert len(found) == 2 * 2 * 4
+    assert found.judged is not None
+    assert len(found.judged) == 2 * 2
+    for name, own in found.algorithms().items():
+        winner, chosen = found.winners()[name], own.best()
+        assert winner.record == chosen.record
+        assert winner.label == chosen.label
+        for option in lists:
+            assert winner.spec.options[option] == chosen.spec.options[option]
+        again = simulate(fed, "mclr", winner.record, **winner.spec.options)
+        assert again.spec.identity == winner.spec.identity
+        assert again.final() == winner.runs[0].final()
 
 
 def test_lines_come_for_every_tenth_of_a_phase() -> None:

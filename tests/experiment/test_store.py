@@ -46,9 +46,9 @@ def test_a_part_gives_back_its_traces(tmp_path: Path, runs: Results) -> None:
     for run, trace in zip(runs, traces(tmp_path, runs), strict=True):
         assert (trace.eval_every, trace.diverged) == (run.trace.eval_every, run.diverged)
         assert trace.columns.keys() == run.trace.columns.keys()
-        for exact in ("test_accuracy", "round", "seed", "bytes_up", "bytes_down"):
+        for exact in ("test_accuracy", "test_f1", "round", "seed", "bytes_up", "bytes_down"):
             np.testing.assert_array_equal(trace[exact], run.trace[exact])
-        for rounded in ("test_f1", "test_loss", "train_loss", "grad_norm"):
+        for rounded in ("test_loss", "train_loss", "grad_norm"):
             with np.errstate(over="ignore"):
                 np.testing.assert_array_equal(trace[rounded], run.trace[rounded].astype(np.float32))
 
@@ -179,6 +179,25 @@ def test_a_part_that_contradicts_itself_is_named(
     altered(tmp_path, runs, **changes)
     with pytest.raises(InputError, match=r"is not a whole part of a sweep"):
         traces(tmp_path, runs)
+
+
+def test_a_part_with_rounded_metrics_is_read(tmp_path: Path, runs: Results) -> None:
+    """Earlier versions kept all metrics but the accuracy in single precision."""
+    save_part(tmp_path, list(runs))
+    (path,) = tmp_path.glob("*.npz")
+    with np.load(path) as part:
+        rounded = part["test_f1"].astype(np.float32)
+    altered(tmp_path, runs, test_f1=rounded)
+    for row, trace in zip(rounded, traces(tmp_path, runs), strict=True):
+        np.testing.assert_array_equal(trace["test_f1"], row[: len(trace)])
+
+
+def test_a_metric_that_equals_its_target_reaches_it_in_a_sweep(fed: Federation) -> None:
+    def share(z: object, y: object) -> float:  # noqa: ARG001
+        return 0.7
+
+    found = study(fed, "mclr", [FedAvg()], rounds=2, metrics=[share], device="cpu")
+    assert found[0].rounds_to(0.7, "test_share") == 0
 
 
 def test_a_part_holds_the_settings_of_its_trials(tmp_path: Path, runs: Results) -> None:

@@ -141,8 +141,11 @@ def inverse(name: str, result: Run, k: int, pairs: int = 64) -> np.ndarray:
 
 
 def readable(state: Any) -> tuple[Tensor, ...]:
-    """The parts of a state that a later step may read: all but the bin of the store."""
-    return (state.store[:-1], *state[1:]) if isinstance(state, qn.Pairs) else tuple(state)
+    """The parts of a state that a later step may read: all but the next slot of a spare ring."""
+    if isinstance(state, qn.Pairs) and not state.oldest.numel():
+        ring = torch.arange(len(state.store))
+        return (state.store[ring != state.head], *state[1:])
+    return tuple(state)
 
 
 # ---- the matrices
@@ -574,6 +577,29 @@ def test_store_is_donated_and_everything_else_is_functional(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip((s, y, g), triples[0], strict=True))
 
 
+@pytest.mark.parametrize("trials", [1, 3])
+@pytest.mark.parametrize("name", ["bfgs", "dfp", "lbfgs"])
+def test_a_step_can_be_undone_when_the_ring_is_full(name: str, trials: int) -> None:
+    """The pair of the undone step must not stay in the place of the oldest one."""
+    triples = stacked((trials,), 6, 7, torch.float64)
+    form = qn.form(name, 4, 4)
+    state = run(name, triples[:6], pairs=4, m=4).state
+    twin = qn.Pairs(*(part.clone() for part in state))
+    s, y, g = triples[6]
+    form.step(state, s, y, g, judge(s, y, LAM, LAMB, dual=form.dual), 7, False)  # and back again
+    zero = torch.zeros_like(s)
+    nothing = judge(zero, zero, LAM, LAMB, dual=form.dual)
+    for k in (8, 9):
+        state, found = form.step(state, zero, zero, g, nothing, k, False)
+        twin, expected = form.step(twin, zero, zero, g, nothing, k, False)
+        assert torch.equal(found, expected)
+    for (s, y, g), k in zip(triples[:3], (10, 11, 12), strict=True):
+        verdict = judge(s, y, LAM, LAMB, dual=form.dual)
+        state, found = form.step(state, s, y, g, verdict, k, False)
+        twin, expected = form.step(twin, s, y, g, verdict, k, False)
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", LOW_RANK)
 def test_gram_holds_the_products_of_the_stored_vectors(name: str) -> None:
     k = 6
@@ -682,17 +708,18 @@ def test_blocked_products_are_the_float64_products(shape: tuple[int, ...]) -> No
 def test_capacity_is_bounded_by_two_gigabytes() -> None:
     assert qn.capacity("bfgs", 200, 7850, 4) == 200
     assert qn.capacity("bfgs", 200, 10**7, 4) == 24
-    assert qn.capacity("dfp", 200, 10**7, 4) == 14
+    assert qn.capacity("dfp", 200, 10**7, 4) == 15
     assert qn.capacity("lbfgs", 200, 10**7, 8) == 11
     assert qn.capacity("bfgs", 200, 10**10, 4) == 1
 
 
-def test_init_has_room_for_the_pairs_and_a_bin() -> None:
+def test_init_has_room_for_the_pairs_and_for_one_that_lets_a_step_be_undone() -> None:
     x = torch.zeros(2, 3)
-    assert qn.form("bfgs", 7, 5).init(x).store.shape == (2, 8, 2, 3)
-    assert qn.form("lbfgs", 7, 5).init(x).store.shape == (2, 6, 2, 3)
-    assert qn.form("lbfgs", 4, 5).init(x).store.shape == (2, 5, 2, 3)
-    assert qn.form("dfp", 7, 5).init(x).store.shape == (2, 9, 3, 3)
+    for name, pairs, m, slots in (("bfgs", 7, 5, 7), ("lbfgs", 7, 5, 5), ("lbfgs", 4, 5, 4)):
+        state = qn.form(name, pairs, m).init(x)
+        assert (state.store.shape, state.oldest.shape) == ((2, slots, 2, 3), (2, 2, 3))
+    state = qn.form("dfp", 7, 5).init(x)
+    assert (state.store.shape, state.oldest.shape) == ((2, 8, 3, 3), (2, 0, 3))
 
 
 def test_dual_forms() -> None:

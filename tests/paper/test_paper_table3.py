@@ -35,8 +35,8 @@ def rows(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def kept(pairs: int, d: int) -> int:
-    """x, g, s, the pairs and one spare; in 8 bytes two Gram matrices, cur, 13 scalars; the client
-    step; 1 flag."""
+    """x, g, s, the pairs and a copy of one; in 8 bytes two Gram matrices, cur, 13 scalars; the
+    client step; 1 flag."""
     return 4 * (3 + 2 * (pairs + 1)) * d + 8 * (2 * pairs**2 + pairs + 13) + 4 + 1
 
 

@@ -6,6 +6,7 @@ Screenshots go to build/screenshots.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -239,6 +240,48 @@ def test_axes_and_metrics_change_what_is_drawn(window: Window, small: Path) -> N
     window.click("vertical")
     window.click("horizontal")
     assert window.run(kind) == ["log", "linear"]
+
+
+def test_the_goal_of_a_sweep_is_marked_and_named(window: Window, tmp_path: Path) -> None:
+    """Also where a target just above it is, whose name would overlap, and on a grid line."""
+    curve = Curve("fedsso", (synthetic(0.4, 0, True),), "fedsso")
+    write(tmp_path / "goal.html", Content([Entry(curve)], targets=[0.5, 0.91], goal=0.9))
+    window.open(tmp_path / "goal.html")
+    look = "const look = document.getElementById('chart').layout; "
+    assert window.run(look + "return look.annotations.map(a => a.text)") == ["0.9", "0.5"]
+    lines = window.run(look + "return look.shapes.map(s => [s.y0, s.layer])")
+    assert lines == [[0.5, "above"], [0.9, "above"], [0.91, "above"]]
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_values_below_a_map_of_one_row_can_be_read(
+    window: Window, tmp_path: Path, width: int
+) -> None:
+    """Twelve client steps, as the paper's grid has them: none is turned, cut off or overlapped."""
+    own = (synthetic(0.4, 0, False),)
+    steps = [digit * 10**-power for power in (4, 3, 2, 1) for digit in (1, 3, 7)]
+    entries = [Entry(Curve(f"fedavg {a:g}", own, "fedavg"), {"alpha": a}) for a in steps]
+    write(tmp_path / "line.html", Content(entries))
+    window.open(tmp_path / "line.html", width)
+    window.run("document.getElementById('maps').scrollIntoView()")
+    window.wait("return document.querySelector('#maps .xtitle')")
+    boxes = """
+      const map = document.querySelector('#maps .chart');
+      const edges = node => {
+        const box = node.getBoundingClientRect();
+        return [box.left, box.right, box.top, box.bottom]
+      };
+      const ticks = [...map.querySelectorAll('.xtick text')].map(edges);
+      return [ticks, edges(map.querySelector('.xtitle')), edges(map)]
+    """
+    ticks, title, chart = window.run(boxes)
+    assert len(ticks) >= 4
+    for left, right in itertools.pairwise(ticks):
+        assert left[1] <= right[0]
+    for tick in ticks:
+        assert tick[1] - tick[0] > tick[3] - tick[2]  # wider than high
+        assert tick[3] <= title[2] + 2
+    assert title[3] <= chart[3]
 
 
 def test_curvature_follows_the_legend(window: Window, small: Path) -> None:

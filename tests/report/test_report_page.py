@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -37,6 +38,7 @@ from fedsso import report
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
 from fedsso.report.page import ASSETS, Content, Entry, Holding, Recipe, page
+from fedsso.report.page.view import View
 from fedsso.report.sources import content
 from fedsso.report.tables import Curve
 
@@ -148,6 +150,15 @@ def test_equal_series_stand_in_the_page_once() -> None:
     assert len(embedded(of(*curves))["arrays"]) == 4 + 3
 
 
+def test_a_seed_without_skipped_pairs_counts_in_their_mean() -> None:
+    seeds = (trace(0.1, 0.2, skipped=1), trace(0.1, 0.3), trace(0.1, 0.4))
+    data = embedded(of(Curve("x", seeds, "fedsso"), AVG))
+    for seed, skipped in enumerate((1, 0, 0)):
+        assert series(data, 0, seed, "skipped").tolist() == [skipped] * 2
+        assert "overridden" not in data["curves"][0]["traces"][seed]["columns"]
+    assert "skipped" not in data["curves"][1]["traces"][0]["columns"]
+
+
 def test_own_metrics_are_metrics() -> None:
     data = embedded(of(Curve("x", (trace(0.1, 0.2, test_f1_score=0.5),), "fedavg")))
     assert {"key": "test_f1_score", "name": "f1 score"} in data["metrics"]
@@ -181,6 +192,19 @@ def test_cards_tell_the_main_findings() -> None:
     assert two["Bytes against FedAvg"] == "−62%"  # 2.25 MB against 6 MB
 
 
+def test_of_equally_few_bytes_the_better_end_has_the_card() -> None:
+    worse = Curve("worse", (trace(0.1, 0.8, 0.8),), "fedsso")
+    better = Curve("better", (trace(0.1, 0.8, 0.9),), "fedsso")
+    html = of(worse, better, AVG, targets=[0.8])
+    (card,) = re.findall(r"<h3>Bytes against FedAvg</h3>(.*?)</div>", html)
+    assert "better: 1.5 MB to 0.8, FedAvg 6 MB" in card
+
+
+def test_the_page_says_what_final_means() -> None:
+    told = "Final accuracy: the mean of the last 10 evaluations, of a short run of its last quarter"
+    assert f'<p class="hint">{told}.</p>' in of(SSO)
+
+
 def test_cards_without_fedavg_accuracy_or_bytes() -> None:
     assert "Bytes against FedAvg" not in of(SSO)
     blank = {
@@ -197,6 +221,29 @@ def test_cards_without_fedavg_accuracy_or_bytes() -> None:
     assert "Best final" not in html
     assert "0 of 1" in html
     assert embedded(html)["axes"] == ["round"]
+
+
+def test_without_any_accuracy_the_test_loss_takes_its_place(tmp_path: Path) -> None:
+    """Real targets: the table, a card and the maps have the loss at the end."""
+    draw = np.random.default_rng(0)
+    clients = [(draw.random((20, 3)), draw.random(20)) for _ in range(3)]
+    fed = fedsso.Federation.from_clients(clients)
+    grid = fedsso.grid("fedavg", {"alpha": [0.001, 0.003, 0.01, 0.03]})
+    many = fedsso.sweep(fed, "linear", grid, rounds=5, seeds=(0, 1), device="cpu")
+    best = many.best()
+    told = many.table().splitlines()
+    assert told[0] == "| algorithm | megabytes | final test loss |"
+    assert len(told) == 2 + 4
+    assert f"| {best.final('test_loss'):.4g}" in "".join(told)
+    many.report(tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    cards = re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', html)
+    assert cards[0] == ("Smallest final test loss", f"{best.final('test_loss'):.4g}")
+    assert re.findall(r'class="best" data-value="(.*?)"', html) == [str(best.final("test_loss"))]
+    data = embedded(html)
+    assert (data["final"], data["judged"]) == ("final test loss", "final")
+    ends = [setting.final("test_loss") for setting in many.settings()]
+    assert [curve["final"] for curve in data["curves"]] == ends
 
 
 def test_the_table_is_that_of_report() -> None:
@@ -247,6 +294,26 @@ def test_a_grid_becomes_maps() -> None:
     )["maps"]
     assert line["cells"] == [list(range(12))]
     assert embedded(page(Content([e._replace(hyper={"m": 20}) for e in entries])))["maps"] == []
+
+
+def test_a_schedule_on_an_axis_looks_as_in_labels(fed: fedsso.Federation, tmp_path: Path) -> None:
+    steps = [0.1, 0.3, fedsso.Decay(scale=0.5), fedsso.Decay(scale=1.0, shift=2.0)]
+    grid = fedsso.grid("fedavg", {"alpha": steps})
+    many = fedsso.sweep(fed, "mclr", grid, rounds=2, device="cpu")
+    shown = ["0.1", "0.3", "decay(0.5,0,1)", "decay(1,2,1)"]
+    many.report(tmp_path / "page.html")
+    (map_,) = embedded((tmp_path / "page.html").read_text(encoding="utf-8"))["maps"]
+    assert map_["columns"] == shown
+    (heat,) = many.maps(0.5)
+    assert heat.rows == shown
+
+
+def test_maps_show_the_end_where_no_target_is_reached() -> None:
+    entries = [
+        Entry(Curve(str(i), (trace(0.1, 0.2),), "fedavg"), {"alpha": float(i)}) for i in range(4)
+    ]
+    assert embedded(page(Content(entries, targets=[0.9])))["judged"] == "final"
+    assert embedded(page(Content(entries, targets=[0.2, 0.9], goal=0.9)))["judged"] == "0"
 
 
 def test_a_third_axis_that_belongs_to_some_settings_only() -> None:
@@ -447,6 +514,26 @@ def test_the_command_repeats_the_run(
     command(*told.recipes[1].command.split()[1:], "--out", tmp_path / "b")
     ours = [run.final() for run in runs if run.spec.algorithm == "fedavg"]
     assert [run.final() for run in fedsso.load_runs(tmp_path / "b")] == ours
+
+
+def test_what_no_file_can_hold_has_no_command(fed: fedsso.Federation, tmp_path: Path) -> None:
+    def f1(outputs: Any, targets: Any) -> Any:
+        return (outputs.argmax(-1) == targets).float().mean()
+
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    short: dict[str, Any] = {"rounds": 1, "device": "cpu"}
+    for i, (run, said) in enumerate(
+        (
+            (fedsso.simulate(fed, net, "fedavg", **short), "holds a module of one&#x27;s own"),
+            (fedsso.simulate(fed, "mclr", "fedavg", metrics=[f1], **short), "holds metrics of"),
+            (fedsso.simulate(own_data(), "mclr", "fedavg", **short), "holds data of"),
+        )
+    ):
+        run.save(tmp_path / str(i))
+        html = page(content([tmp_path / str(i)]))
+        assert "fedsso run --config" not in html
+        assert f"No command repeats this, because no file {said}" in html
+        assert "algorithm = &quot;fedavg&quot;" in html
 
 
 def test_python_and_the_command_write_the_same_curves(
@@ -705,9 +792,44 @@ def test_the_winners_are_those_of_the_sweeps_table(target: float | None, tmp_pat
     if target is not None:
         column = outline.parts["button"].index(f"rounds to {target:.2f}") - 1
         assert [own[column] for own in cells] == [row[2] for row in rows]
-        assert data["targets"][int(data["judged"])] == target  # the maps' as well
+    if target == 1:  # the maps show rounds to what is reached, and are not empty
+        assert any(curve["rounds"][int(data["judged"])] for curve in data["curves"])
     if target in (0.5, 0.8):
+        assert data["targets"][int(data["judged"])] == target  # the maps' as well
         assert f"Fewest rounds to {target:g}" in outline.parts["h3"]
+
+
+def test_losses_are_ranked_at_the_end_as_sweeps_do() -> None:
+    """The mean of the last quarter: the last evaluation alone goes up and down."""
+
+    def curve(label: str, *losses: float) -> Entry:
+        same = {"trial": 0, "seed": 0, "overridden": 0, "skipped": 0, "bytes_up": 0}
+        rows = [
+            {**same, "bytes_down": 0, "round": k, "test_loss": loss}
+            for k, loss in enumerate(losses)
+        ]
+        return Entry(Curve(label, (Trace.from_rows(rows),), "fedavg"))
+
+    lucky, steady = curve("lucky", *[5.0] * 7, 0.5), curve("steady", *[1.0] * 8)
+    view = View(Content([lucky, steady]))
+    assert [item.end for item in view.items] == [2.75, 1.0]
+    assert [item.label for item in view.best(view.front)] == ["steady"]
+
+
+@pytest.mark.parametrize("target", [None, 0.6])
+def test_the_goal_of_a_sweep_made_from_python_is_its_target(
+    target: float | None, tmp_path: Path
+) -> None:
+    fed = fedsso.load("digits", clients=3)
+    grid = fedsso.grid("fedavg", {"alpha": [0.1, 0.3]})
+    fedsso.sweep(fed, "mclr", grid, rounds=3, target=target, out=tmp_path, device="cpu")
+    found = content([tmp_path])
+    assert found.goal == (math.inf if target is None else target)
+    data = embedded(page(found))
+    if target is not None:
+        assert data["targets"][int(data["judged"])] == target
+    (tmp_path / "trials.csv").unlink()  # it is written last
+    assert content([tmp_path]).goal is None
 
 
 def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path) -> None:
@@ -723,6 +845,27 @@ def test_a_sweep_chosen_by_held_out_rows_leads_with_the_test_rows(tmp_path: Path
     for row, lead in zip(table, leads, strict=True):
         said = float(row.split("|")[3])  # of six rounds the last evaluation alone is the end
         assert lead.curve.traces[0].final() == pytest.approx(said, abs=5e-5)
+
+
+def test_a_sweep_in_memory_has_the_page_of_its_winners(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
+    """Twelve settings, so that the best of each algorithm is drawn first."""
+    grid = []
+    for name in ("fedsso", "fedavg"):
+        grid += fedsso.grid(name, {"alpha": [0.01, 0.03, 0.3], "eta": [0.3, 1.0]})
+    for target, select in ((0.7, "val"), (0.7, "test"), (None, "test")):
+        many = fedsso.sweep(fed, "mclr", grid, rounds=6, target=target, select=select, device="cpu")
+        many.report(tmp_path / "page.html")
+        html = (tmp_path / "page.html").read_text(encoding="utf-8")
+        shown = [curve["label"] for curve in embedded(html)["curves"] if curve["shown"]]
+        assert shown == [best.label for best in many.winners().values()]
+        best = max(setting.final() for setting in (many.judged or many).settings())
+        assert f'<h3>Best final accuracy</h3><p class="value">{best:.4f}</p>' in html
+        assert ("Settings were chosen by held-out training rows" in html) == (select == "val")
+        assert "Fewest rounds to 0.7<" in html or target is None
+        recipes = 2 if select == "val" else 12
+        assert html.count("fedsso run --config") == recipes
 
 
 def test_what_was_judged_by_held_out_rows_says_so_before_the_sweep_is_finished(
@@ -751,6 +894,36 @@ def test_another_sweeps_trials_in_the_folder_are_not_mixed_in(tmp_path: Path) ->
     assert sum("rounds=4" in label for label in labels) == 8
     shutil.move(tmp_path / "parts", tmp_path / "own")  # parts alone
     assert len(content([tmp_path / "own"]).curves) == 16
+
+
+def own_data() -> fedsso.Federation:
+    """Three clients with two labels, as arrays."""
+    draw = np.random.default_rng(0)
+    rows = [(draw.random((20, 3)), np.arange(20) % 2) for _ in range(3)]
+    return fedsso.Federation.from_clients(rows)
+
+
+@pytest.mark.parametrize("select", ["test", "val"])
+def test_the_data_of_a_sweep_are_those_of_its_runs(select: str, tmp_path: Path) -> None:
+    """Also in a folder in which a sweep of other data has left its settings."""
+    command("sweep", *SWEEP, "--out", tmp_path)
+    fed = own_data()
+    fedsso.sweep(fed, "mclr", ["fedavg"], rounds=6, select=select, out=tmp_path, device="cpu")
+    found = content([tmp_path])
+    assert {entry.data for entry in found.entries} == {"own arrays"}
+    assert found.holdings == []
+    assert found.recipes == []
+    assert any("arrays of your own" in note for note in found.notes)
+
+
+def test_an_unfinished_sweep_from_python_says_so(fed: fedsso.Federation, tmp_path: Path) -> None:
+    fedsso.sweep(fed, "mclr", [fedsso.FedAvg()], rounds=2, out=tmp_path, device="cpu")
+    assert content([tmp_path]).notes == []
+    (tmp_path / "trials.csv").unlink()  # it is written last
+    (note,) = content([tmp_path]).notes
+    assert "is not finished" in note
+    assert note.endswith(": call `fedsso.sweep` with the same arguments again to complete it.")
+    assert content([tmp_path / "parts"]).notes == []
 
 
 def test_a_run_on_flower(tmp_path: Path) -> None:
@@ -783,6 +956,22 @@ def test_a_bare_trace(tmp_path: Path) -> None:
     assert curve.traces[0].eval_every == 3
     (other,) = content([tmp_path / "fedavg-home" / "trace.csv"]).curves
     assert other.label == curve.label
+
+
+@pytest.mark.parametrize("eval_every", [1, 3])
+def test_a_bare_trace_without_an_accuracy_tells_where_it_diverged(
+    eval_every: int, quad: fedsso.Federation, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"rounds": 11, "eval_every": eval_every, "device": "cpu"}
+    for alpha in (0.1, 50.0):
+        run = fedsso.simulate(quad, "linear", fedsso.FedAvg(alpha=alpha), **options)
+        run.trace.save(tmp_path / "trace.csv")
+        (found,) = content([tmp_path / "trace.csv"]).curves[0].traces
+        if run.diverged is None:
+            assert found.diverged is None
+        else:
+            assert found.diverged in (run.diverged, run.diverged + 1)
+    assert run.diverged is not None
 
 
 def test_several_inputs_are_shown_together(runs: fedsso.Results, tmp_path: Path) -> None:

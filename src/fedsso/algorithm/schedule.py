@@ -5,7 +5,8 @@
 
 The constants printed in Theorem 2.1 make its own condition beta u > 1 fail, where
 u = kappa mu^2 / (N L); corrected ones are the default. In Theorem 3.1 the printed alpha_1 makes the
-denominator of the bound vanish, so k + 1 replaces k. `printed=True` gives the paper's text.
+denominator of the bound vanish, so k + 1 replaces k, in alpha and in eta: both stay steps of one
+round. `printed=True` gives the paper's text.
 
 A field of type `Step` takes a number or a `Decay`. Algorithms ask `at(step, k)` for the step size
 of round k, and so need not know which of the two it is. All fields of a schedule may differ
@@ -173,10 +174,14 @@ def theorem_3(
 ) -> tuple[Decay, Decay]:
     """(alpha, eta) of Theorem 3.1, for an f that is L-smooth and need not be convex.
 
+    With alpha_1 as printed, the theorem's bound is infinite. Both schedules therefore begin with
+    what the paper prints for round 2: the rounds of both are shifted, so that a run follows the
+    paper's from its second round on.
+
     Args:
         L: Smoothness of f.
         tau: Local steps of a client in a round.
-        printed: Give the client step as the paper prints it, with which its bound is infinite.
+        printed: Give both steps as the paper prints them: eta_1 = 1 instead of 1/sqrt(2), too.
 
     Returns:
         The schedules of the client step alpha, which falls like 1/k, and of the server step eta,
@@ -187,6 +192,8 @@ def theorem_3(
 
     >>> alpha, eta = theorem_3(L=1.0, tau=5)
     >>> eta(3)
+    0.5
+    >>> theorem_3(L=1.0, tau=5, printed=True)[1](4)
     0.5
     """
     _check_positive(L=L, tau=tau)

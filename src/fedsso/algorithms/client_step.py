@@ -14,10 +14,14 @@ it is; only if no pair was seen until then, the first one to come decides alone.
 
 Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
 server then goes back to the model before its last step, forgets what the guard knew about step
-lengths, and goes on as in round 1 with a thousandth of alpha. Until a round is sound again, a loss
-10 times the first one counts as an explosion. And from then on the *largest* L of the first rounds
-is used instead of the least: where a loss has run away, its slope hardly changes, so a small L says
+lengths, and goes on as in round 1 with a thousandth of alpha: the next sound round counts as round
+1, and the four after it choose alpha again. From then on the *largest* L of these rounds is used
+instead of the least: where a loss has run away, its slope hardly changes, so a small L says
 nothing. A run whose alpha cannot become smaller and which has no step to undo has diverged.
+
+After an undone round, and as long as no round of the run has been sound, a loss 10 times the first
+one counts as an explosion. Later the bound is 1000 again, also after an undone round: the model
+that the server goes back to may have such a loss, which no smaller alpha would mend.
 
 Only runs with the guard are undone: without it the server's steps do not depend on alpha, so a
 smaller one would not mend them.
@@ -45,7 +49,7 @@ class Choice(NamedTuple):
 
     alpha: Tensor  # the client step of the next round
     L: Tensor  # the steepness it was chosen by; infinite before the first pair
-    undone: Tensor  # how many rounds were undone
+    undone: Tensor  # rounds that do not count: those undone, and the sound ones before them
 
 
 def start(x: Tensor) -> Choice:
@@ -64,7 +68,7 @@ def choose(
     """The client step of the next round.
 
     `products` [trials, 3, 3] holds the inner products of s, y and g, `rounds` [trials, 1] counts
-    rounds, this one included and those that were undone left out.
+    rounds, this one included and those of `choice.undone` left out.
     """
     ss = products[..., 0, :1]
     yy = products[..., 1, 1:2]
@@ -74,17 +78,20 @@ def choose(
     largest = torch.maximum(found, choice.L)
     least = torch.minimum(found, choice.L)
     wanted = torch.where(wary & choice.L.isfinite(), largest, least)
-    counts = (ss > 0) & (~late | choice.L.isinf() & ~wary)
+    counts = (ss > 0) & (~late | choice.L.isinf())
     L = torch.where(counts, wanted, choice.L)
     alpha = (DRIFT / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
     stays = L.isinf() | late & (L == choice.L)
-    return choice._replace(alpha=torch.where(stays, choice.alpha, alpha), L=L)
+    # An undone round leaves no step: the first sound one after it counts as round 1.
+    first = wary & choice.L.isinf() & (ss == 0)
+    undone = choice.undone + torch.where(first, rounds - 1, 0.0)
+    return Choice(torch.where(stays, choice.alpha, alpha), L, undone)
 
 
 def bears(choice: Choice, g: Tensor) -> Tensor:
     """How many times the first loss a round may show, [trials]; g [trials, d] is the last gradient.
 
-    g = 0 means that no round has been sound yet.
+    g = 0 means that no round of the run has been sound yet.
     """
     probing = (choice.undone[:, 0] > 0) & (g == 0).all(-1)
     return torch.where(probing, WARY, BLOW_UP)

@@ -19,13 +19,14 @@ from ..experiment.plan import (
     SELECT,
     Planned,
     Question,
-    check_target,
+    check_reachable,
     every_settings,
     judging,
     suited,
 )
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
+from ..experiment.store import PARTS
 from ..models import MODELS
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
-# what run and compare leave, beside the specs
-OF_RUNS = (PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
+# What run and compare leave, beside the specs; and the parts of a sweep, which would hide a run.
+OF_RUNS = (PARTS, PICTURE, TRACE, CHECKPOINT, f"*/{TRACE}", f"*/{CHECKPOINT}")
 
 
 class Plan(NamedTuple):
@@ -99,8 +100,7 @@ def plan(
         raise InputError(next(iter(left_out.values())))
     if not kept:
         raise InputError(f"no algorithm can run here: {next(iter(left_out.values()))}")
-    if isinstance(settings, Sweep):
-        check_target(settings.target, kept)
+    check_reachable(targets_of(settings), kept)
     # From here on, what cannot run is forgotten: processes that plan again must not meet it.
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))
@@ -176,7 +176,11 @@ def _federation(
         given: Options of the data on the command line. With some, other data are meant.
     """
     wish = settings.data.given()
-    fed = load(wish.pop("dataset", settings.data.dataset), **wish)
+    try:
+        fed = load(wish.pop("dataset", settings.data.dataset), **wish)
+    except InputError as error:
+        _check_column(given.get("target"), error)
+        raise
     say(repr(fed))
     for note in fed.notes:
         say(f"note: {note}")
@@ -184,6 +188,23 @@ def _federation(
     if recorded and not given and recorded != fed.digest():
         log.warning("the data have changed since %s was written: this is another run", config)
     return fed
+
+
+def _check_column(column: str | None, error: InputError) -> None:
+    """Tell of --targets if the column to predict, which is --target here, is a number.
+
+    Args:
+        column: What was given as --column or --target, or None.
+        error: Why the data could not be loaded.
+    """
+    try:
+        float(column or "none")
+    except ValueError:
+        return
+    raise InputError(
+        f"--target {column} names the column to predict; if it is an accuracy to reach, write "
+        f"--targets {column} ({error})"
+    ) from error
 
 
 def begin(
@@ -198,7 +219,7 @@ def begin(
     Args:
         made: The plan.
         save: Where the settings in force are written, or None.
-        leaves: Patterns of the names that the command will write into the folder, beside specs.
+        leaves: Patterns of the names that must not be in the folder, beside specs.
 
     Raises:
         InputError: Something is in the way, or the folder cannot be written.

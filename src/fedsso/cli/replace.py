@@ -13,6 +13,7 @@ from shlex import quote
 from ..errors import InputError
 from ..experiment.plan import PLAN
 from ..experiment.spec import SPEC
+from ..experiment.store import PARTS
 from ..support.intake import read_bytes
 from ..support.lock import Lock
 
@@ -60,7 +61,7 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
 
     Args:
         out: The folder, which need not be there.
-        leaves: Patterns of the names that the command writes into it.
+        leaves: Patterns of the names that the command writes into it, or that would hide them.
     """
     if not out:
         raise InputError("--out must name a folder, got an empty name")
@@ -72,6 +73,8 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
             f"completes a run)"
         )
     foreign = _held(out, leaves)
+    if foreign and foreign[0].name == PARTS:
+        raise InputError(f"{out} holds a sweep already; choose another folder for --out")
     if foreign:
         raise InputError(
             f"{foreign[0]} is there already and would be replaced; choose another folder for --out"

@@ -17,6 +17,7 @@ import typer
 
 from ..data.sources import FOLDER
 from ..errors import InputError
+from ..experiment.folders import check_no_sweep
 from ..experiment.plan import below, complete_plan, folder_of
 from ..experiment.run import is_done, run_folders
 from ..experiment.spec import SPEC, Spec
@@ -163,6 +164,7 @@ def _runs_below(folder: Path) -> list[Path]:
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
         raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
     complete_plan(folder)
+    check_no_sweep(folder)  # one of Python's, which has no settings file
     return run_folders(folder)
 
 

@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import InputError
+from ..experiment.reading import read_sweep
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
 from ..experiment.sweep import Means, answer
@@ -84,7 +85,7 @@ def sweep(
         raise InputError(
             "--minutes needs --out, the folder where the work is kept until the next call"
         )
-    begin(made, save_config, _foreign(settings.out))
+    begin(made, save_config, _foreign(made))
     out = None if settings.out is None else Path(settings.out)
     with nullcontext() if out is None else Lock(out):
         if out is not None:
@@ -100,26 +101,45 @@ def sweep(
     judge([setting.curve() for setting in found.winners().values()], targets_of(settings))
 
 
-def _foreign(out: str | None) -> Sequence[str]:
+def _foreign(made: Plan) -> Sequence[str]:
     """Patterns of the files that must not be there; in the folder of a sweep they are its own.
 
     Args:
-        out: The folder, or None.
+        made: The plan, whose settings name the folder, or none.
 
     Returns:
-        Nothing for the folder of a sweep, which is recognised by its settings file.
+        Nothing for the folder of a sweep. One of a command is recognised by its settings file, one
+        of Python by its trials, which must be those of the plan.
     """
+    out = made.settings.out
     path = Path(out or "") / SETTINGS
     if out and path.is_file():
         with suppress(InputError):
             ours = MARK.encode() in read_bytes(path) or read_toml(path).keys() >= OWN_KEYS
             return () if ours else (SETTINGS,)
         return (SETTINGS,)
+    if out and _same_trials(made, Path(out)):
+        return ()
     return (sweeps.TABLE, TRIALS, sweeps.CURVES, sweeps.GRID)
+
+
+def _same_trials(made: Plan, folder: Path) -> bool:
+    """Whether a folder holds the finished sweep of a plan, as `fedsso.sweep` has left it."""
+    if not ((folder / PARTS).is_dir() and (folder / TRIALS).is_file()):
+        return False
+    with suppress(InputError):
+        found = read_sweep(folder).results
+        there = {run.spec.identity for run in found}
+        planned = {run.spec.identity for run in made.planned}
+        return there == planned and found.target == made.settings.target
+    return False  # it cannot be read
 
 
 def _settle(path: Path, settings: bytes) -> None:
     """Write the settings; another sweep's are replaced, which is said.
+
+    Its table and its list of trials go first. Whoever reads the folder while this sweep is under
+    way would otherwise find the trials of the one and the settings of the other.
 
     Args:
         path: The settings file of the folder.
@@ -131,6 +151,8 @@ def _settle(path: Path, settings: bytes) -> None:
             "note: the folder held other settings; its traces stay, its tables and pictures are "
             "replaced"
         )
+        for name in (TRIALS, sweeps.TABLE):
+            path.with_name(name).unlink(missing_ok=True)
     write_atomic(path, settings)
 
 

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..report.tables import default_targets, numbers, rounds_table
+from ..report.tables import default_targets, final_text, numbers, rounds_table
 from ..support.exits import DIVERGED
 from ..version import __version__
 from .screen import print_json, print_table, say, tell, visible
@@ -193,9 +193,9 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
         table.add_column(name, justify="right")
     for curve in curves:
         # One table for each target: megabytes are told for the highest target of a table only.
-        rows = [rounds_table([curve], [target])[0] for target in targets or [1.0]]
-        cells = [_cell(list(row.values())) for row in rows[: len(targets)]]
-        cells.append(rows[0]["final accuracy"])
+        rows = [rounds_table([curve], [target])[0] for target in targets]
+        cells = [_cell(list(row.values())) for row in rows]
+        cells.append(final_text(numbers([curve], [])[0]))
         for name in measured:
             ends = curve.ends(name)
             cells.append(f"{sum(ends) / len(ends):.4g}")

@@ -577,13 +577,16 @@ class Trials:
 
         The columns are test_loss, test_accuracy and the other metrics, with `eval_train` also
         full_train_loss; each [trials]. Diverged trials have accuracy 0 and NaN elsewhere, so that
-        no summary of the trace can take them for good ones.
+        no summary of the trace can take them for good ones. Where no model has an accuracy (under
+        mse, or without test rows) theirs is NaN as well: a 0 would pass for the best one there is.
         """
         dead = new.diverged > 0
         nan = torch.where(dead, torch.nan, 0.0)
         found = self.evaluator(self.models(new), new.buffers, self._rows("test"))
         row = {f"test_{name}": value + nan for name, value in found.items()}
-        row["test_accuracy"] = torch.where(dead, 0.0, row["test_accuracy"])  # no answer is right
+        # A diverged trial keeps its last sound model, so this tells if there is an accuracy at all.
+        wrong = dead & ~found["accuracy"].isnan()
+        row["test_accuracy"] = torch.where(wrong, 0.0, row["test_accuracy"])  # no answer is right
         if self.settings.eval_train:
             row["full_train_loss"] = self._full_train_loss(new) + nan
         if self.settings.stop_at is not None:

@@ -4,7 +4,8 @@ A round makes a new state from the old one and replaces it in a single assignmen
 never leaves a round half-done, and a checkpoint is this value and the rows of the trace.
 
 Tensors in a state are never written into once it stands, with one exception: FedSSO's store of
-curvature pairs, whose next slot nobody reads until the round is done.
+curvature pairs. A round writes the new pair over the oldest one, of which the old state keeps a
+copy; it is put back if the round is undone (`maths.quasi_newton.Pairs`).
 """
 
 from __future__ import annotations

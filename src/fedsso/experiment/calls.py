@@ -21,11 +21,13 @@ from ..engine.settings import with_options
 from ..errors import integer
 from ..support.lock import locked
 from .execute import Progress, execute, printer
+from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep, forget_other
 from .plan import (
     Planned,
     Question,
     below,
     check,
+    check_registered,
     complete_plan,
     every_settings,
     folder_of,
@@ -41,10 +43,11 @@ from .plan import (
 from .problem import pose
 from .results import Results
 from .revive import problem_of, specify
-from .run import Run, is_done, load_run, run_folders
+from .run import Run, is_done, load_run, path_of, run_folders
 from .spec import SPEC, Spec
 from .store import PARTS
 from .sweep import Means, answer, deadline_of
+from .workers import OutOfTime
 
 if TYPE_CHECKING:
     from ..algorithm import Algorithm
@@ -77,7 +80,7 @@ def simulate(
             and stays as it is.
         algorithm: A name, or a record such as `FedSSO(alpha=0.1)`.
         out: A folder in which the run is kept; `fedsso.resume` completes it after a kill. It must
-            not hold a run already.
+            not hold a run, a comparison or a sweep already.
         progress: True prints a line that tells how far it is. A function is called after every
             round, as progress(label, round, rounds, numbers).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
@@ -101,6 +104,7 @@ def simulate(
     record = record_of(algorithm)
     problem = pose(fed, model, settings_of(options))
     folder = folder_of(out)
+    check_kind(folder, RUN)
     planned = [Planned(specify(problem, model, record), record, problem, folder)]
     check(planned)
     return run_planned(planned, folder, progress, checkpoint_every, fresh=True)[0]
@@ -131,7 +135,7 @@ def compare(
         seeds: Each algorithm runs once for each of these. Left out: the run option `seed`;
             both together are refused.
         out: A folder in which every run has a folder with its model; a second call goes on after
-            a kill.
+            a kill. It must not hold a single run or a sweep.
         progress: As for `simulate`.
 
     Returns:
@@ -148,6 +152,7 @@ def compare(
     (4, 2)
     """
     root = folder_of(out)
+    check_kind(root, COMPARISON)
     planned = below(plan(fed, model, records_of(algorithms), seeds, options), root)
     check(planned)
     return run_planned(planned, root, progress)
@@ -173,9 +178,10 @@ def run_planned(
         fresh: Whether the beginning of the same run in its folder is an error. `simulate` wants
             that; `compare` goes on instead.
     """
+    show = printer(progress)  # first: what cannot be called is refused before anything is written
     with locked([root]):
         prepare(planned, fresh=fresh)
-        return Results(execute(planned, progress, every))
+        return Results(execute(planned, show or False, every))
 
 
 @with_options
@@ -211,8 +217,11 @@ def sweep(
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
         out: A folder in which all traces and settings are kept in a few files, but no models. The
-            same call goes on after a kill.
-        jobs: Processes that share the work. Their number changes no result.
+            same call goes on after a kill. It must not hold runs, nor a table.md or trials.csv of
+            your own.
+        jobs: Processes that share the work. Their number changes no result. With more than one, a
+            script must call the sweep below `if __name__ == "__main__":`, because every process
+            imports the script.
         minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
         progress: True prints a line with the trials that are done and the round of the batch under
             way. A function is called after every round of a batch, as for `simulate`; the label
@@ -222,7 +231,9 @@ def sweep(
 
     Returns:
         The runs of the grid, without models. `winners()` has the best setting of each algorithm,
-        `best()` the best of all. Train a winner with `simulate(fed, model, setting.record)`.
+        `best()` the best of all. `simulate(fed, model, setting.record, **setting.spec.options)`
+        trains a setting again, with its first seed and all its run options, and has its model. A
+        loss, metric or start of your own must be given anew, because settings hold only names.
 
     Raises:
         InputError: As for `simulate`; also if `target` is no accuracy, or if there are no rows to
@@ -234,23 +245,36 @@ def sweep(
     >>> results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=5, target=0.8, select="val")
     >>> len(results), sorted(results.winners())
     (12, ['fedavg'])
+    >>> winner = results.winners()["fedavg"]
+    >>> run = fedsso.simulate(fed, "mclr", winner.record, **winner.spec.options)
+    >>> run.final() == winner.runs[0].final()
+    True
     """
     records = grid_of(algorithms)
-    every_settings(seeds, options)  # wrong options are told before rows are held out
-    chosen = seeds_of(seeds, options)
+    root = folder_of(out)
+    check_kind(root, SWEEP)
+    chosen = seeds_of(seeds, options)  # once: a generator is empty afterwards
     options.pop("seed", None)  # it is among the chosen seeds
+    every_settings(chosen, options)  # wrong options are told before rows are held out
     question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
-    root = folder_of(out)
+    if root is not None:
+        check_registered(planned)
     means = Means(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )
     with locked([root]):
-        results = answer(question, planned, means, target, select)
+        try:
+            results = answer(question, planned, means, target, select)
+        except OutOfTime as late:
+            later = "out= to keep what is done and go on later"
+            how = "call it again to go on" if root else f"give it more minutes, or {later}"
+            raise OutOfTime(f"{late}; {how}") from None
         if root is not None:
             # The room `report` imports this one, so it can only be imported when it is needed.
-            from ..report.sweeps import write
+            from ..report.sweeps import trials_csv, write
 
+            forget_other(root, trials_csv(results))
             write(root, results)
         return results
 
@@ -277,10 +301,10 @@ def resume(
         All runs of the folder, those that were finished before among them.
 
     Raises:
-        InputError: The folder holds no run, or the data or the model are not those of the run. A
-            run with a loss, a metric or a start of your own cannot be resumed from its folder
-            alone, because functions and tensors are not kept. The same call of `compare` goes
-            on; `simulate` begins again, in another folder.
+        InputError: The folder holds no run or a sweep, or the data or the model are not those of
+            the run. A run with a loss, a metric or a start of your own cannot be resumed from its
+            folder alone, because functions and tensors are not kept. The same call of `compare`
+            goes on; `simulate` begins again, in another folder.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -289,7 +313,9 @@ def resume(
     ...     fedsso.resume(folder)  # it is finished: there is nothing left to do
     Results(1 runs, 1 settings of fedavg)
     """
-    complete_plan(Path(folder))
+    folder = path_of(folder)
+    complete_plan(folder)
+    check_no_sweep(folder)
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
     batches: dict[str, list[Path]] = {}  # runs of one problem, which go on batched as they began
     for one, spec in found.items():
@@ -299,7 +325,7 @@ def resume(
         batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)
     ]
     if unfinished:
-        with locked([Path(folder)]):
+        with locked([folder]):
             planned = _planned_again(unfinished, found, federation, model)
             execute(planned, progress, CHECKPOINT_EVERY)
     else:

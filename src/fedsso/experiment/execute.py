@@ -34,7 +34,7 @@ from ..support.lock import locked
 from ..support.trees import nbytes
 from .run import Run, Weights, is_done, load_run
 from .spec import CHECKPOINT, TRACE, Spec
-from .trace import COLUMNS, INTEGERS, Trace
+from .trace import ACCURACY, COLUMNS, INTEGERS, Trace
 
 if TYPE_CHECKING:
     from .plan import Planned
@@ -128,10 +128,18 @@ def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -
 
 
 def printer(progress: bool | Progress) -> Progress | None:
-    """What is called after each round: the user's own function, or one that prints a line."""
+    """What is called after each round: the user's own function, or one that prints a line.
+
+    Raises:
+        InputError: It is neither a truth value nor something that can be called.
+    """
     if progress is True:
         return _Line()
-    return progress or None
+    if callable(progress):
+        return progress
+    if progress:
+        raise InputError(f"progress must be True, False or a function, got progress={progress!r}")
+    return None
 
 
 def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
@@ -417,7 +425,8 @@ def traces(simulation: Trials, specs: Sequence[Spec]) -> list[Trace]:
     """One trace per trial from the engine's rows of [trials] tensors.
 
     A stopped trial ends at its stop. A diverged one has all rounds, also where nobody was left to
-    run them: its accuracy is 0 from then on, and everything else that was measured is NaN.
+    run them. From then on everything that was measured is NaN, but the accuracy is 0 where the
+    model had one before.
 
     Args:
         simulation: The trials, under way or finished.
@@ -439,7 +448,9 @@ def traces(simulation: Trials, specs: Sequence[Spec]) -> list[Trace]:
             "round": np.arange(length),
         }
         if diverged[t]:
-            columns["test_accuracy"][diverged[t] :] = 0.0
+            accuracy = columns[ACCURACY]
+            has_some = not np.isnan(accuracy[: diverged[t]]).all()
+            accuracy[diverged[t] :] = 0.0 if has_some else np.nan
             for name in ("bytes_up", "bytes_down", "seconds"):  # nothing more is sent
                 columns[name][diverged[t] + 1 :] = 0
         out.append(Trace(columns, spec.options["eval_every"], diverged[t] or None))

@@ -57,6 +57,8 @@ def axes(name: str) -> dict[str, tuple[float, ...]]:
     >>> axes("fedprox")["mu"]
     (0.001, 0.01, 0.1, 1.0)
     """
+    if not isinstance(name, str):
+        raise InputError(f"a grid is that of one algorithm: give its name, got {name!r}")
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     if name in OWN:
@@ -88,6 +90,8 @@ def grid(name: str, values: Mapping[str, Any] | None = None) -> list[Algorithm]:
     >>> grid("fedavg", {"alpha": 0.1, "eta": [0.5, 1.0]})
     [FedAvg(alpha=0.1, eta=0.5), FedAvg(alpha=0.1, eta=1.0)]
     """
+    if not isinstance(values, Mapping | None):
+        raise InputError(f'values must be a dictionary such as {{"alpha": [0.1]}}, got {values!r}')
     spread: dict[str, Any] = {**axes(name), **(values or {})}
     for key, value in spread.items():
         if isinstance(value, list | tuple) and len(set(value)) < max(1, len(value)):

@@ -33,7 +33,7 @@ from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
 from .grids import grid
-from .problem import Problem, check_names, pose
+from .problem import Problem, check_federation, check_names, pose
 from .revive import specify
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
 
@@ -69,6 +69,7 @@ def plan(
     records: Sequence[Algorithm],
     seeds: Iterable[int] | None,
     given: Mapping[str, Any],
+    own: Sequence[Mapping[str, Any]] = (),
 ) -> list[Planned]:
     """The runs of a comparison or a sweep, without folders: every record under every seed.
 
@@ -80,6 +81,8 @@ def plan(
         records: The algorithms with their hyper-parameters.
         seeds: The seeds; None: the run option `seed`.
         given: Run options by name; local_steps and batch_size may be lists.
+        own: For each record the only values of the listed options that it runs with, by name.
+            Empty: every record runs with all of them.
 
     Returns:
         The runs in this order: by seed, then by the options that are lists, then by record.
@@ -87,8 +90,14 @@ def plan(
     lists = _lists(given)
     planned: list[Planned] = []
     for settings in every_settings(seeds, given):
+        here = records
+        if own:
+            values = settings.values().items()
+            here = [r for r, o in zip(records, own, strict=True) if o.items() <= values]
+        if not here:
+            continue
         problem = pose(fed, model, settings)
-        for record in records:
+        for record in here:
             spec = specify(problem, model, record, len(planned), list(lists))
             planned.append(Planned(spec, record, problem))
     return planned
@@ -104,17 +113,22 @@ def every_settings(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> lis
         given: Run options by name; local_steps and batch_size may be lists.
 
     Raises:
-        InputError: A name is unknown, a value is out of its range, or there is no such device,
-            loss or metric.
+        InputError: A name is unknown, a value is out of its range or listed twice, or there is no
+            such device, loss or metric.
     """
     lists = _lists(given)
-    found = []
+    found: list[Settings] = []
     for seed in seeds_of(seeds, given):
         for values in itertools.product(*lists.values()):
             varied = dict(zip(lists, values, strict=True))
             settings = settings_of({**given, **varied, "seed": seed})
             check_names(settings)
             found.append(settings)
+    # Compared as they are read: 10 and numpy's 10 are the same batch size.
+    different = {(one.seed, one.local_steps, one.batch_size) for one in found}
+    if len(different) < len(found):
+        told = " and ".join(f"{name}={list(values)}" for name, values in lists.items())
+        raise InputError(f"{told} must list different values; give several seeds to repeat a run")
     return found
 
 
@@ -236,13 +250,14 @@ def folder_of(out: Any) -> Path | None:
 
 
 class Question(NamedTuple):
-    """What a sweep asks: which records, on what, with which seeds and run options."""
+    """What a sweep asks: the arguments of `plan`."""
 
     fed: Federation
     model: str | nn.Module
     records: Sequence[Algorithm]
     seeds: Sequence[int]
     options: Mapping[str, Any]
+    own: Sequence[Mapping[str, Any]] = ()
 
 
 def plan_sweep(question: Question, target: float | None, select: str) -> list[Planned]:
@@ -268,6 +283,7 @@ def judging(fed: Federation, select: str) -> Federation:
     Raises:
         InputError: There are no such rows.
     """
+    check_federation(fed)
     if not len(fed.test_rows):
         raise InputError("there are no test rows to judge by: it takes test_fraction above 0")
     if one_of("choice of rows: select", select, SELECT) == "test":
@@ -281,13 +297,34 @@ def judging(fed: Federation, select: str) -> Federation:
 
 
 def check_target(target: float | None, planned: Sequence[Planned]) -> None:
-    """Refuse a target that is no accuracy, or one for models that have none."""
+    """Refuse a target of a sweep that is no accuracy, or that its trials cannot reach."""
     if target is None:
         return
     if not 0 < number("target", target) <= 1:
         raise InputError(f"target is an accuracy in (0, 1], got target={target!r}")
-    if any(run.problem.loss is mse for run in planned):
-        raise InputError("a target is an accuracy, which the loss mse does not have; leave it out")
+    check_reachable([target], planned)
+
+
+def check_reachable(targets: Sequence[float], planned: Sequence[Planned]) -> None:
+    """Refuse accuracies that runs cannot reach, because they have none or end before it.
+
+    Args:
+        targets: Accuracies in (0, 1].
+        planned: The runs that are to reach them.
+    """
+    if not targets:
+        return
+    for run in planned:
+        if run.problem.loss is mse:
+            raise InputError(
+                "a target is an accuracy, which the loss mse does not have; leave it out"
+            )
+        stop = run.settings.stop_at
+        if stop is not None and max(targets) > stop:
+            raise InputError(
+                f"a run that ends at stop_at={stop:g} does not reach the target {max(targets):g}; "
+                f"leave stop_at out, or raise it to the target"
+            )
 
 
 # ---- what cannot run is refused ----
@@ -302,9 +339,7 @@ def check(planned: Sequence[Planned]) -> None:
     left, reasons = suited(planned)
     for reason in reasons.values():
         raise InputError(reason)
-    for run in left:
-        if run.folder is not None:
-            _check_registered(run.record, run.spec.algorithm)
+    check_registered([run for run in left if run.folder is not None])
 
 
 def suited(planned: Sequence[Planned]) -> tuple[list[Planned], dict[str, str]]:
@@ -355,16 +390,17 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _check_registered(record: Algorithm, name: str) -> None:
-    """Refuse to keep a run of an algorithm that is not in the registry.
+def check_registered(planned: Sequence[Planned]) -> None:
+    """Refuse to keep runs of an algorithm that is not in the registry.
 
-    Its settings name the algorithm, and nobody could find it by that name when they are read.
+    Their settings name the algorithm, and nobody could find it by that name when they are read.
     """
-    if ALGORITHMS.get(name) is not type(record):
-        raise InputError(
-            f"{name} is not registered, so its run could not be read back; set "
-            f"fedsso.algorithms.ALGORITHMS[{name!r}] first"
-        )
+    for run in planned:
+        if ALGORITHMS.get(run.spec.algorithm) is not type(run.record):
+            raise InputError(
+                f"{run.spec.algorithm} is not registered, so its run could not be read back; set "
+                f"fedsso.algorithms.ALGORITHMS[{run.spec.algorithm!r}] first"
+            )
 
 
 # ---- folders of runs ----

@@ -25,13 +25,15 @@ from torch import Tensor, nn
 from .. import models
 from ..algorithm import Batch
 from ..data.federation import Federation
-from ..engine.metrics import Metric, metric
+from ..engine.evaluate import Evaluator
+from ..engine.gather import Gather
+from ..engine.metrics import METRICS, Metric, metric
 from ..engine.rounds import Rounds
 from ..engine.simulate import Job
 from ..errors import InputError
 from ..objective.backend import Backend, buffers_into, buffers_of, ravel, unravel_into
 from ..objective.choose import objective
-from ..objective.losses import cross_entropy, row_loss
+from ..objective.losses import cross_entropy, mse, row_loss
 from ..support.fingerprint import describe
 from ..support.intake import Damaged, read_bytes
 from ..support.seal import check as check_seal
@@ -123,14 +125,20 @@ class Problem(Job):
             ) from error
 
     def check(self) -> None:
-        """Find an unsuitable device, engine, module or loss before any work.
+        """Find an unsuitable device, engine, module, loss or metric before any work.
 
-        The model predicts two rows, and the loss and its gradient are computed for them.
+        The model predicts two rows, and the loss and its gradient are computed for them. Metrics of
+        the user's own are computed as well.
 
         Raises:
-            InputError: One of them raised something. The message has the text of that error.
+            InputError: One of them raised something; the message has the text of that error. Or
+                `stop_at` is set where there is no accuracy.
         """
         self._check_batches()
+        if self.loss is mse and self.settings.stop_at is not None:
+            raise InputError(
+                "stop_at is an accuracy, which the loss mse does not have; leave it out"
+            )
         try:
             f, x, batch = self._sample()
             outputs = f.predict(x, batch.x).shape[-2]
@@ -140,6 +148,7 @@ class Problem(Job):
                     "per class"
                 )
             f.value_and_grad(x, batch)
+            self._check_metrics(f, x)
         except InputError:
             raise
         except Exception as error:  # a user's module or loss may raise anything
@@ -148,6 +157,44 @@ class Problem(Job):
                 f"the model does not take samples of shape {shape}, or the loss its outputs: "
                 f"{error}"
             ) from error
+
+    def _check_metrics(self, f: Backend, x: Tensor) -> None:
+        """Refuse a metric of the user's own that fails, or whose result is not one number.
+
+        Args:
+            f: The objective on the CPU.
+            x: The initial model [1, 1, d].
+        """
+        fed = self.fed.to("cpu")
+        rows = fed.test_rows
+        device = self.settings.torch_device
+        own = {name: one for name, one in self.metrics.items() if one not in METRICS.values()}
+        for name, one in own.items() if len(rows) else ():
+
+            def there(z: Tensor, y: Tensor, one: Metric = one) -> Tensor:
+                """The metric where it will be computed, which may have tensors on that device."""
+                return one(z.to(device), y.to(device)).cpu()
+
+            evaluate = Evaluator(f, fed, Gather(fed, x.dtype), {name: there})
+            try:
+                self._try_metric(evaluate, x[0], rows)
+            except Exception as error:
+                raise InputError(
+                    f"the metric {name} failed ({error}); it takes outputs [rows, classes] and "
+                    f"targets [rows], and returns a number"
+                ) from error
+
+    @torch.no_grad()
+    def _try_metric(self, evaluate: Evaluator, x: Tensor, rows: Tensor) -> None:
+        """Compute a metric on two rows; if that fails, on all of them, where it must not fail.
+
+        Two rows may have the same label, which some metrics cannot bear.
+        """
+        buffers = buffers_of(self.module)[None]
+        try:
+            evaluate(x, buffers, rows[[0, -1]])
+        except Exception:
+            evaluate(x, buffers, rows)
 
     def _check_batches(self) -> None:
         """Refuse a batch of one row where there is BatchNorm, which cannot be trained on it.
@@ -179,13 +226,11 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     Raises:
         InputError: A name is unknown, or the loss cannot be used with these targets.
     """
-    if not isinstance(fed, Federation):
-        raise InputError(
-            f"a federation is needed, got {fed!r}; make one with fedsso.load or "
-            f"Federation.from_clients"
-        )
+    check_federation(fed)
     if not isinstance(model, str | nn.Module):
         raise InputError(f"model must be a name or an nn.Module object, got {model!r}")
+    if isinstance(model, nn.Module):
+        _check_sizes(model)
     wish = _chosen_loss(fed, settings)
     if isinstance(model, str):
         module = build_model(model, fed, seed=settings.seed, loss=wish)
@@ -194,6 +239,26 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     module = module.to(settings.torch_dtype)  # first: a start in float64 keeps all its digits
     initialise(module, settings.init, model, fed, settings.seed)
     return Problem(fed, module, row_loss(wish), _metrics(settings.metrics), settings)
+
+
+def check_federation(fed: object) -> None:
+    """Refuse what is no federation."""
+    if not isinstance(fed, Federation):
+        raise InputError(
+            f"a federation is needed, got {fed!r}; make one with fedsso.load or "
+            f"Federation.from_clients"
+        )
+
+
+def _check_sizes(model: nn.Module) -> None:
+    """Refuse a module with lazy layers, which get their sizes from the first batch they see."""
+    lazy: Any = nn.modules.lazy.LazyModuleMixin
+    for name, part in model.named_modules():
+        if isinstance(part, lazy) and part.has_uninitialized_params():
+            raise InputError(
+                f"the layer {name or type(part).__name__} has no size yet ({type(part).__name__}); "
+                f"call the model once with a batch of samples, or give it its sizes"
+            )
 
 
 def check_names(settings: Settings) -> None:

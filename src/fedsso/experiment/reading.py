@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..support.intake import is_file, is_folder, read_csv
 from ..support.seal import read_sealed_toml
 from .results import Results
-from .run import Run, load_run, run_folders
+from .run import Run, load_run, path_of, run_folders
 from .store import DIGITS, PARTS, SETTINGS, TRIALS, read_all
 
 
@@ -41,7 +41,7 @@ def load_runs(folder: str | Path) -> Results:
     ...     fedsso.load_runs(folder)
     Results(2 runs, 2 settings of fedavg, fedsgd)
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if (folder / PARTS).is_dir():
         return read_sweep(folder).results
     return Results(load_run(one) for one in run_folders(folder))

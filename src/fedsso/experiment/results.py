@@ -25,12 +25,11 @@ import numpy as np
 
 from ..errors import InputError, one_of
 from ..support.files import to_toml
-from .grids import tried
 from .run import Run
 from .spec import FREE, SPEC, Spec
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
-from .trace import Trace, at_end
+from .trace import LOSS, Trace, accuracies, at_end, check_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,8 +43,12 @@ if TYPE_CHECKING:
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
 paper does."""
-LOSS = "test_loss"
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
+HELD_OUT = (
+    "Settings were chosen by held-out training rows, on which the grids are judged; the best of "
+    "each algorithm was then run on all training rows and is judged by the test rows."
+)
+"""For the reader of a page about a sweep that chose so."""
 
 
 class Setting(NamedTuple):
@@ -123,6 +126,7 @@ class Setting(NamedTuple):
                 the last evaluated round below it, as the paper counts.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, ACCURACY)
         return [counted(trace, target) for trace in self.traces]
 
     def mean_rounds(self, target: float, count: str = "first hit", metric: str = ACCURACY) -> float:
@@ -136,6 +140,7 @@ class Setting(NamedTuple):
             metric: The column of the trace.
         """
         counted = COUNTS[one_of("count", count, COUNTS)]
+        check_accuracy(target, metric)
         found = [counted(trace, target, metric) for trace in self.traces]
         return float(np.mean([math.inf if rounds is None else rounds for rounds in found]))
 
@@ -191,9 +196,14 @@ class Results(Sequence[Run]):
             runs: Runs and settings, in any mixture.
             target: The accuracy that a sweep was to reach.
             judged: The best settings of a sweep, run again and evaluated on the test rows.
+
+        Raises:
+            InputError: Something else is among them.
         """
         self._runs: list[Run] = []
         for one in runs:
+            if not isinstance(one, Run | Setting):
+                raise InputError(f"results are made of runs and settings, got {one!r}")
             self._runs.extend(one.runs if isinstance(one, Setting) else [one])
         self.target = target
         self.judged = judged
@@ -230,11 +240,15 @@ class Results(Sequence[Run]):
         """The settings in the order of their first runs, with the seeds of each together.
 
         Runs belong to one setting if data, model, algorithm, hyper-parameters and run options are
-        the same, the seed and the device aside. Their labels tell them apart.
+        the same, the seed and the device aside. Their labels tell them apart. A run that occurs
+        twice counts once: it would look like another seed, and make the deviation too small.
         """
         groups: dict[str, list[Run]] = {}
+        seen: set[str] = set()
         for run in self:
-            groups.setdefault(run.spec.point, []).append(run)
+            if run.spec.identity not in seen:
+                seen.add(run.spec.identity)
+                groups.setdefault(run.spec.point, []).append(run)
         labels = _labels([runs[0].spec for runs in groups.values()])
         return [
             Setting(label, tuple(runs)) for label, runs in zip(labels, groups.values(), strict=True)
@@ -301,7 +315,7 @@ class Results(Sequence[Run]):
 
         There is none for real targets, where no prediction is right or wrong.
         """
-        has_accuracy = any(run.final() >= 0 for run in self)
+        has_accuracy = any(run.trace.has_accuracy for run in self)
         return ACCURACY if has_accuracy else LOSS
 
     def winners(self, target: float | None = None) -> dict[str, Setting]:
@@ -316,6 +330,8 @@ class Results(Sequence[Run]):
         Returns:
             The settings by the names of the algorithms.
         """
+        if target is not None:
+            accuracies([target])
         if self.judged is not None:
             return {setting.algorithm: setting for setting in self.judged.settings()}
         return {name: own.best(target) for name, own in self.algorithms().items()}
@@ -338,15 +354,31 @@ class Results(Sequence[Run]):
         return sum(not setting.diverged for setting in reach)
 
     def axes(self) -> dict[str, list[Any]]:
-        """The hyper-parameters of one algorithm's grid that have several values.
+        """What has several values in one algorithm's grid: its axes.
 
         Call it on the results of one algorithm, as `algorithms()` returns them.
 
         Returns:
-            The values of each axis in their order, by the name of the field.
+            The values of each axis in their order, by its name. Hyper-parameters come first, then
+            run options such as `local_steps`, and whatever else tells the settings apart.
+
+        >>> import fedsso
+        >>> fed = fedsso.load("digits", clients=5, partition="iid")
+        >>> steps = fedsso.grid("fedavg", {"alpha": [0.01, 0.1]})
+        >>> fedsso.sweep(fed, "mclr", steps, rounds=2, local_steps=[1, 5]).axes()
+        {'alpha': [0.01, 0.1], 'local_steps': [1, 5]}
         """
-        values = tried([setting.record for setting in self.settings()])
-        return {name: several for name, several in values.items() if len(several) > 1}
+        each = [described(setting.spec) for setting in self.settings()]
+        found: dict[str, list[Any]] = {}
+        for one in each:
+            for name in one:
+                found.setdefault(name, [])
+        for name, values in found.items():
+            for one in each:
+                # A schedule is a dictionary, so that values cannot be put into a set.
+                if one.get(name) not in values:
+                    values.append(one.get(name))
+        return {name: values for name, values in found.items() if len(values) > 1}
 
     # ---- tables, plots, files ----
 
@@ -361,28 +393,32 @@ class Results(Sequence[Run]):
             found.append(setting.curve(f"{setting.label} on held-out rows" if held_out else ""))
         return found
 
-    def table(self, targets: Sequence[float] | None = None) -> str:
+    def table(self, targets: float | Sequence[float] | None = None) -> str:
         """Rounds and megabytes to each target accuracy, as Markdown.
 
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
         for the whole federation and in both directions. With several seeds a cell is "mean ±
         standard deviation"; a dash stands for a target that is not reached. The final accuracy is
-        that of `Setting.final`, by which sweeps choose.
+        that of `Setting.final`, by which sweeps choose; where there is no accuracy, the final test
+        loss takes its place.
 
         Args:
-            targets: Accuracies in (0, 1]. Left out, they are some that suit, and that of the
-                sweep.
+            targets: Accuracies in (0, 1], or one of them. Left out, they are some that suit, and
+                that of the sweep.
+
+        Raises:
+            InputError: A target is no accuracy, such as 90 where 0.9 was meant.
         """
         from ..report import tables
 
         curves = self.curves()
-        chosen = targets
+        chosen = [] if targets is None else accuracies(targets)
         if not chosen:
             own = [] if self.target is None else [self.target]
             chosen = sorted({*tables.default_targets(curves), *own})
         return tables.markdown(tables.rounds_table(curves, chosen))
 
-    def rows(self, targets: Sequence[float] = ()) -> list[dict[str, Any]]:
+    def rows(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """One row of plain numbers for each run, seeds of a setting together.
 
         Args:
@@ -394,9 +430,10 @@ class Results(Sequence[Run]):
             of 0.9 also "first hit 0.9" and "last below 0.9".
         """
         found = []
+        chosen = accuracies(targets)
         for setting in self.settings():
             for run in setting.runs:
-                found.append(_row(setting, run, targets))
+                found.append(_row(setting, run, chosen))
         return found
 
     def to_pandas(self) -> pd.DataFrame:
@@ -416,7 +453,9 @@ class Results(Sequence[Run]):
                 frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
-    def plot(self, path: str | Path, *, targets: Sequence[float] = (), title: str = "") -> None:
+    def plot(
+        self, path: str | Path, *, targets: float | Sequence[float] = (), title: str = ""
+    ) -> None:
         """Draw accuracy and loss over rounds, with the seeds as a band.
 
         Args:
@@ -426,16 +465,18 @@ class Results(Sequence[Run]):
         """
         from ..report import plot
 
-        plot(self.curves(), path, title=title, targets=targets)
+        plot(self.curves(), path, title=title, targets=accuracies(targets))
 
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
 
-        A grid with three axes or more has a map for each combination of the further values.
+        A grid with three axes or more has a map for each combination of the further values. Run
+        options that were varied are axes too, behind the hyper-parameters.
 
         Args:
             target: The accuracy to reach.
         """
+        accuracies([target])
         found: list[Heat] = []
         for own in self.algorithms().values():
             found.extend(_maps(own, target))
@@ -447,11 +488,13 @@ class Results(Sequence[Run]):
         *,
         title: str = "",
         text: str = "",
-        targets: Sequence[float] | None = None,
+        targets: float | Sequence[float] | None = None,
     ) -> None:
         """Write one interactive HTML page that needs no other file.
 
-        It has curves, tables, grids, the data of each client, and the settings.
+        It has curves, tables, grids, the data of each client, and the settings. The best settings
+        on it are those of `winners`. Where a sweep chose by held-out rows, these lead, as the test
+        rows judge them, and the grid is in the background.
 
         Args:
             path: The page; a file that is there is replaced.
@@ -461,11 +504,17 @@ class Results(Sequence[Run]):
         """
         from ..report import page
 
+        chosen = None if targets is None else accuracies(targets)
         # Data are shown once, though many runs share them. A run that was loaded has none.
         feds = {run.spec.digest: run.live.fed for run in self if run.live is not None}
         held = [one for one in map(holding, feds.values()) if one is not None]
-        recipes = [recipe(setting) for setting in self.settings()]
-        content = page.Content(entries(self), title, text, targets, (), held, recipes)
+        notes = [] if self.judged is None else [HELD_OUT]
+        # What was run on a part of the training rows cannot be repeated by a command.
+        settings = (self.judged or self).settings()
+        recipes = [recipe(setting) for setting in settings]
+        # Without a target the end decides, as in `best`.
+        goal = math.inf if self.target is None else self.target
+        content = page.Content(entries(self), title, text, chosen, notes, held, recipes, goal)
         page.write(path, content)
 
     def save(self, folder: str | Path) -> None:
@@ -513,6 +562,12 @@ def _told(spec: Spec) -> dict[str, Any]:
     return {"model": spec.model, **options, **(data or {"data": spec.digest[:8]})}
 
 
+def described(spec: Spec) -> dict[str, Any]:
+    """Everything that may differ between settings of one algorithm, hyper-parameters first."""
+    others = {name: value for name, value in _told(spec).items() if name not in spec.hyper}
+    return {**spec.hyper, **others}
+
+
 def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]:
     """The numbers of one run, for `Results.rows`."""
     trace = run.trace
@@ -537,14 +592,14 @@ def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]
 
 
 class _Axis(NamedTuple):
-    """One side of a map: a field of the algorithm, and its values in order."""
+    """One side of a map: an axis of the grid, and its values in order."""
 
     name: str
     values: list[Any]
 
     def place(self, setting: Setting) -> int:
-        """Where a setting stands on this side."""
-        return self.values.index(setting.spec.hyper.get(self.name, ""))
+        """Where a setting stands on this side; on a side without a name there is one place."""
+        return self.values.index(described(setting.spec).get(self.name)) if self.name else 0
 
 
 def _maps(grid: Results, target: float) -> Iterator[Heat]:
@@ -562,8 +617,14 @@ def _maps(grid: Results, target: float) -> Iterator[Heat]:
     for picked in itertools.product(*(side.values for side in further)):
         fixed = {side.name: value for side, value in zip(further, picked, strict=True)}
         told = [f"{_symbol(name)}={_text(value)}" for name, value in fixed.items()]
-        within = [s for s in settings if all(s.spec.hyper[k] == v for k, v in fixed.items())]
-        yield _map(" ".join([settings[0].algorithm, *told]), within, down, across, target)
+        within = []
+        for setting in settings:
+            values = described(setting.spec)
+            if all(values.get(name) == value for name, value in fixed.items()):
+                within.append(setting)
+        # Not all combinations need be there if results of several calls are put together.
+        if within:
+            yield _map(" ".join([settings[0].algorithm, *told]), within, down, across, target)
 
 
 def _map(
@@ -598,7 +659,9 @@ def _symbol(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of an axis as the map shows it."""
+    """A value of an axis as the map shows it; a schedule looks as in labels."""
+    if isinstance(value, dict):
+        return f"decay({','.join(map(_text, value.values()))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -606,19 +669,28 @@ def _text(value: Any) -> str:
 
 
 def entries(results: Results) -> list[Entry]:
-    """The settings as curves of a report page, with what the page needs to draw their grid."""
+    """The settings as curves of a report page, with what the page needs to draw their grid.
+
+    Where settings were chosen by held-out rows, the chosen ones come first and lead. They were run
+    again on all training rows. They have no place on the maps of the grid, so their `hyper` is
+    empty: the runs on the maps are those by which they were chosen.
+    """
     from ..report.page import Entry
 
     found = []
-    for setting in results.settings():
+    if results.judged is not None:
+        for entry in entries(results.judged):
+            found.append(entry._replace(hyper={}, lead=True))
+    # `curves` tells in the label if a setting was judged by held-out rows.
+    for setting, curve in zip(results.settings(), results.curves(), strict=True):
         # Where there is no accuracy, its end is NaN; the page must not average over that.
         ends = tuple(end for end in setting.finals() if not math.isnan(end))
-        found.append(Entry(setting.curve(), setting.spec.hyper, ends=ends))
+        found.append(Entry(curve, described(setting.spec), ends=ends))
     return found
 
 
 def recipe(setting: Setting, path: str = SPEC) -> Recipe:
-    """A setting's TOML, and the command that repeats it.
+    """A setting's TOML, and the command that repeats it, or why there is no such command.
 
     Args:
         setting: The setting; its file is that of the first seed.
@@ -626,10 +698,35 @@ def recipe(setting: Setting, path: str = SPEC) -> Recipe:
     """
     from ..report.page import Recipe
 
+    text = to_toml(setting.spec.to_toml())
+    own = _own(setting.spec)
+    if own:
+        why = (
+            f"No command repeats this, because no file holds {' and '.join(own)} of one's own: "
+            f"call fedsso from Python."
+        )
+        return Recipe(setting.label, text, why=why)
     seeds = setting.seeds
     several = f" --seeds {','.join(map(str, seeds))}" if len(seeds) > 1 else ""
     command = f"fedsso run --config {quote(path)}{several}"
-    return Recipe(setting.label, to_toml(setting.spec.to_toml()), command)
+    return Recipe(setting.label, text, command)
+
+
+def _own(spec: Spec) -> list[str]:
+    """What the run took from Python that no file of settings can hold, in words."""
+    found = []
+    if not spec.data:
+        found.append("data")
+    if spec.model == "own":
+        found.append("a module")
+    # `specify` writes such objects as "own" and a name.
+    words = {"loss": "a loss", "init": "an initial model", "metrics": "metrics"}
+    for name, word in words.items():
+        value = spec.options[name]
+        values = value if isinstance(value, tuple | list) else [value]
+        if any(str(one).startswith("own ") for one in values):
+            found.append(word)
+    return found
 
 
 def holding(fed: Federation) -> Holding | None:

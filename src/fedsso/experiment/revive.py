@@ -19,7 +19,7 @@ from ..algorithms import name_of
 from ..errors import InputError
 from ..support.fingerprint import describe
 from ..support.intake import Unreadable, user_path
-from .problem import Problem, default_loss, outputs_of, pose
+from .problem import Problem, check_federation, default_loss, outputs_of, pose
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def problem_of(
     if model is None and spec.model == "own":
         raise InputError("this run used a module of your own: give model= from Python")
     _check_own_functions(spec)
+    if fed is not None:
+        check_federation(fed)
     if fed is not None and fed.digest() != spec.digest:
         raise InputError("this federation is not the one of the run: their digests differ")
     problem = pose(fed or federation_of(spec), model or spec.model, spec.settings)
@@ -150,6 +152,7 @@ def _check_own_functions(spec: Spec) -> None:
     for name, values in named.items():
         if any(str(value).startswith("own ") for value in values):
             raise InputError(
-                f"this run used {name} of your own: it can be resumed only by calling simulate "
-                f"again"
+                f"this run used {name} of your own, which its folder does not hold: the same call "
+                f"of fedsso.compare goes on with its runs; a run of fedsso.simulate is begun again "
+                f"in another folder"
             )

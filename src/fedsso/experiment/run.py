@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from ..support.files import write_atomic
 from ..support.intake import Damaged, inside, is_file, is_folder, read_text
 from ..support.lock import Lock
 from .spec import CHECKPOINT, SPEC, TRACE, Spec
-from .trace import Trace
+from .trace import Trace, check_accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +121,8 @@ class Run:
         """The round in which the run diverged, or None.
 
         A run has diverged if its model or its loss is no longer a finite number, or if the loss
-        has grown far beyond the first one. From that round on its accuracy counts as 0.
+        has grown far beyond the first one. From that round on its accuracy, if it had
+        one, counts as 0.
         """
         return self.trace.diverged
 
@@ -133,6 +135,7 @@ class Run:
             target: The value to reach from below, for an accuracy in (0, 1].
             metric: The column of the trace.
         """
+        check_accuracy(target, metric)
         return self.trace.rounds_to(target, metric)
 
     def last_below(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -148,6 +151,7 @@ class Run:
         Returns:
             The round; None if the run ends below the target, -1 if no round is below it.
         """
+        check_accuracy(target, metric)
         return self.trace.last_below(target, metric)
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -160,6 +164,7 @@ class Run:
         Returns:
             Bytes in both directions, the round of the hit included; None if no round reaches it.
         """
+        check_accuracy(target, metric)
         return self.trace.bytes_to(target, metric)
 
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
@@ -173,7 +178,8 @@ class Run:
             last: How many evaluations to average over; fewer if the run has fewer.
 
         Returns:
-            The mean. After divergence the accuracy is 0 and everything else is NaN.
+            The mean. After divergence the accuracy, where the run had one, is 0, and everything
+            else is NaN.
         """
         return self.trace.final(metric, last)
 
@@ -181,7 +187,7 @@ class Run:
         """The trace as a data frame, one row for each round."""
         return self.trace.to_pandas()
 
-    def plot(self, path: str | Path, *, targets: Sequence[float] = ()) -> None:
+    def plot(self, path: str | Path, *, targets: float | Sequence[float] = ()) -> None:
         """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix.
 
         Args:
@@ -203,7 +209,7 @@ class Run:
         if self.weights is None:
             raise InputError(
                 "a sweep keeps traces, not models: train this one again with "
-                "fedsso.simulate(fed, model, run.record, seed=..., ...)"
+                "fedsso.simulate(fed, model, run.record, **run.spec.options)"
             )
         return self.weights
 
@@ -335,7 +341,7 @@ def load_run(
     ...     fedsso.load_run(folder).final() == run.final()
     True
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
             f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
@@ -359,6 +365,8 @@ def load_run(
         _trace_text(folder / TRACE, saved), folder / TRACE, spec.options["eval_every"], diverged
     )
     if model is not None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be an nn.Module object, got {model!r}")
         _same_size(model, saved)
     live = None
     if federation is not None:
@@ -367,6 +375,13 @@ def load_run(
         live = problem_of(spec, federation, model, trained=True)
     weights = Weights(saved["model"], saved["buffers"], saved.get("personal"))
     return Run(spec, trace, weights, live, model)
+
+
+def path_of(folder: object) -> Path:
+    """The folder that a caller names; an InputError if it is neither a text nor a path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"the folder of a run must be a path, got {folder!r}")
+    return Path(folder)
 
 
 def _check_finished(saved: Mapping[str, Tensor]) -> int | None:

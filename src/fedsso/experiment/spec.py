@@ -90,7 +90,16 @@ class Spec:
 
     @property
     def record(self) -> Algorithm:
-        """The algorithm's record, made anew; it checks its fields."""
+        """The algorithm's record, made anew; it checks its fields.
+
+        Raises:
+            InputError: The algorithm is the user's own and is not registered.
+        """
+        if self.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"{self.algorithm} is not registered, so its record cannot be made; set "
+                f"fedsso.algorithms.ALGORITHMS[{self.algorithm!r}] to its class first"
+            )
         return make(
             self.algorithm,
             {k: decay_of(k, v) if isinstance(v, dict) else v for k, v in self.hyper.items()},

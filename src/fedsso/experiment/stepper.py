@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,10 +76,12 @@ class Simulation(Trials):
         algorithm: str | Algorithm | Sequence[Algorithm] = "fedsso",
         **options: Any,
     ) -> None:
-        if isinstance(algorithm, str | Algorithm):
-            records = [record_of(algorithm)]
-        else:
+        if isinstance(algorithm, Iterable) and not isinstance(algorithm, str):
             records = [record_of(one) for one in algorithm]
+        else:
+            records = [record_of(algorithm)]
+        if not records:
+            raise InputError("at least one algorithm is needed, got an empty list")
         problem = pose(fed, model, settings_of(options))
         # The settings as plain values: `trace` takes the number of rounds and the seed from them.
         self.specs = [specify(problem, model, record, i) for i, record in enumerate(records)]

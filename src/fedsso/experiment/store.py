@@ -33,7 +33,6 @@ from .trace import INTEGERS, Trace
 
 log = logging.getLogger("fedsso")
 
-EXACT = ("test_accuracy",)  # compared with targets: kept in double precision, the rest in single
 PARTS = "parts"  # folder of the traces below that of the sweep
 TRIALS = "trials.csv"  # list of a finished sweep's trials
 SETTINGS = "sweep.toml"  # settings with which `fedsso sweep --config` repeats it
@@ -99,12 +98,21 @@ def _table(name: str, traces: Sequence[Trace]) -> Any:
     Returns:
         [trials, rows of the longest trace]. Zeros compress well; "rounds" tells how many count.
     """
-    kind = np.int64 if name in INTEGERS else np.float64 if name in EXACT else np.float32
+    kind = np.int64 if name in INTEGERS else np.float64 if _exact(name) else np.float32
     table = np.zeros((len(traces), max(map(len, traces))), kind)
     with np.errstate(over="ignore"):  # what single precision cannot hold is infinite
         for row, trace in zip(table, traces, strict=True):
             row[: len(trace)] = trace[name] if name in trace.columns else np.nan
     return table
+
+
+def _exact(name: str) -> bool:
+    """Whether a column is kept in double precision: metrics may be compared with a target.
+
+    A target that a metric just reaches would be missed after rounding. Losses have no target; they
+    are kept in single precision, as everything else is.
+    """
+    return name.startswith("test_") and name != "test_loss"
 
 
 def put_aside_damaged(folder: Path) -> None:

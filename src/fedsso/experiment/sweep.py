@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import InputError, integer
+from ..errors import InputError, integer, number
 from ..support.files import check_writable
 from ..support.lock import Lock
 from .execute import Counter, Progress, Standing, begin, chunks
-from .plan import Planned, Question, check, judging, plan
+from .plan import VARIED, Planned, Question, check, judging, plan
 from .results import Results
 from .store import (
     Held,
@@ -51,10 +51,14 @@ class Means(NamedTuple):
 
 
 def deadline_of(minutes: float | None) -> float:
-    """The time of `time.monotonic()` at which so many minutes are over; None: never."""
+    """The time of `time.monotonic()` at which so many minutes are over; None: never.
+
+    Raises:
+        InputError: It is not a number above 0.
+    """
     if minutes is None:
         return math.inf
-    if not minutes > 0:
+    if not number("minutes", minutes) > 0:
         raise InputError(f"minutes must be > 0, got minutes={minutes}")
     return time.monotonic() + 60 * minutes
 
@@ -86,8 +90,12 @@ def answer(
     results = Results(runs, target=target)
     if select == "test":
         return results
-    winners = [setting.record for setting in results.winners().values()]
-    again = question._replace(records=winners)
+    winners = results.winners().values()
+    # By the plan: an algorithm of the caller's own need not be in the registry.
+    records = {run.spec.point: run.record for run in planned}
+    # A winner runs with its own local steps and batch size, not with all that were listed.
+    own = [{name: setting.spec.options[name] for name in VARIED} for setting in winners]
+    again = question._replace(records=[records[one.spec.point] for one in winners], own=own)
     last = means._replace(phase=CHOSEN)
     return Results(runs, target=target, judged=carry_out(again, plan(*again), last))
 

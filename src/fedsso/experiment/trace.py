@@ -3,7 +3,8 @@ seconds.
 
 A row describes its own round; round 0 is the initial model. `train_loss` is the running mean of the
 round's mini-batch losses, `bytes_up` and `bytes_down` are summed over the cohort, `seconds` is wall
-time. Rounds that were not evaluated, and rounds after divergence, hold NaN in the metrics.
+time. Rounds that were not evaluated hold NaN in the metrics. So does everything that is measured
+from the round of divergence on, but for the accuracy: it is 0 there, if the run had one before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, integer, unknown
+from ..errors import InputError, integer, number, unknown
 from ..support.files import write_atomic
 from ..support.intake import read_text
 
@@ -35,6 +36,7 @@ WORSE = 1.1  # a loss this many times the first is worth a word
 INTEGERS = frozenset({"trial", "seed", "round", "overridden", "skipped", "bytes_up", "bytes_down"})
 COUNTS = ("round", "bytes_up", "bytes_down")
 ACCURACY = "test_accuracy"
+LOSS = "test_loss"
 LAST = 10  # evaluations whose mean is the value at the end, at most
 
 
@@ -125,7 +127,8 @@ class Trace:
         """The evaluated rounds and the metric's values there.
 
         Args:
-            metric: The column. After divergence the accuracy is 0 and other metrics are NaN.
+            metric: The column. After divergence the accuracy, where the run had one, is 0, and
+                other metrics are NaN.
 
         Returns:
             Two arrays of the same length.
@@ -133,6 +136,18 @@ class Trace:
         rounds = self["round"]
         evaluated = (rounds % self.eval_every == 0) | (rounds == rounds.max(initial=0))
         return rounds[evaluated], self[metric][evaluated]
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the run was evaluated by its accuracy: there is none for real targets.
+
+        Only the rounds before divergence tell. After it the accuracy is 0 or, in traces of earlier
+        versions, 0 even where there was none before.
+        """
+        values = self[ACCURACY]
+        if self.diverged is not None:
+            values = values[self["round"] < self.diverged]
+        return bool((~np.isnan(values)).any())
 
     def rounds_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """The first evaluated round that reaches the target."""
@@ -154,7 +169,7 @@ class Trace:
     def final(self, metric: str = "test_accuracy", last: int = 1) -> float:
         """The mean of the last evaluations.
 
-        After divergence the accuracy is 0 and everything else is NaN.
+        After divergence the accuracy, where the run had one, is 0, and everything else is NaN.
 
         Args:
             metric: The column.
@@ -196,13 +211,37 @@ class Trace:
         return int(self["bytes_up"][spent].sum() + self["bytes_down"][spent].sum())
 
 
+def accuracies(targets: float | Iterable[float]) -> list[float]:
+    """Target accuracies as a list; one number stands for itself.
+
+    Raises:
+        InputError: One of them is no number in (0, 1], such as 90 where per cent were meant.
+
+    >>> accuracies(0.9)
+    [0.9]
+    """
+    # The room `report` imports this one, so it can only be imported when it is needed.
+    from ..report.page.content import check_targets
+
+    several = targets if isinstance(targets, Iterable) else [targets]
+    found = [number("target", target) for target in several]
+    check_targets(found)
+    return found
+
+
+def check_accuracy(target: float, metric: str) -> None:
+    """Refuse a target that no accuracy can reach; other metrics may have any values."""
+    if metric == ACCURACY:
+        accuracies([target])
+
+
 def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> float:
     """A metric at the end of a run: the final accuracy of every table, and what sweeps choose by.
 
     It is the mean of the last ten evaluations, or of the last quarter if there are fewer than
     forty: a single evaluation goes up and down with the last cohort. A run that stopped early has
-    reached its goal: its last evaluation counts. After divergence the accuracy is 0, and every
-    other metric is not a number.
+    reached its goal: its last evaluation counts. After divergence the accuracy is 0 where the run
+    had one before; every other metric is not a number.
 
     Args:
         trace: The run's trace.
@@ -211,7 +250,7 @@ def at_end(trace: Trace, rounds: int | None = None, metric: str = ACCURACY) -> f
         metric: A column of the trace.
     """
     if trace.diverged is not None:
-        return 0.0 if metric == ACCURACY else float("nan")
+        return 0.0 if metric == ACCURACY and trace.has_accuracy else float("nan")
     # A whole trace has a row for round 0 as well, so it is longer than the rounds.
     if rounds is not None and len(trace) <= rounds:
         return trace.final(metric)
@@ -272,8 +311,8 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
     if not text.endswith("\n"):
         raise InputError(f"line {len(lines) + 1}: the file breaks off")
     columns = {name: array("q" if name in INTEGERS else "d") for name in names}
-    for number, line in enumerate(lines, 2):
-        _parse_line(number, line, columns)
+    for place, line in enumerate(lines, 2):
+        _parse_line(place, line, columns)
     return {name: np.array(columns[name]) for name in dict.fromkeys((*COLUMNS, *names))}
 
 

@@ -50,7 +50,7 @@ class OutOfTime(Exception):
     ...     results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=2, minutes=1e-9)
     ... except OutOfTime as late:
     ...     print(late)
-    1 of 1 parts are left
+    1 of 1 parts are left; give it more minutes, or out= to keep what is done and go on later
     """
 
 
@@ -210,10 +210,12 @@ def _alive() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as error:
+        # A new process imports the script that started it. Without the guard it would call the
+        # sweep again, which Python forbids: it dies, and its traceback is on standard error.
         raise InputError(
-            "a process of the sweep ended without a word, perhaps for want of memory; finished "
-            "parts are kept: "
-            "use fewer jobs"
+            "a process of the sweep ended without a word; finished parts are kept. If it was for "
+            "want of memory, use fewer jobs; a script of your own must call the sweep below "
+            '`if __name__ == "__main__":`, or use jobs=1'
         ) from error
 
 

@@ -168,8 +168,12 @@ class Form(Protocol):
 class Pairs(NamedTuple):
     """The newest pairs, in a ring.
 
-    `store` is [*L, ring + 1, V, d]. Its last slot is a bin for pairs that are not accepted, and is
-    never read. The store is donated: `step` writes one slot of it in place.
+    `store` is [*L, slots, V, d]. It is donated: `step` writes one slot of it in place.
+
+    A caller may go back by one step, to the state before, as FedSSO does with a round that
+    explodes. In a full ring of P slots that step has overwritten the oldest pair. So `oldest` holds
+    a copy of it, which `step` writes back unless a new pair takes its place. In a ring of P + 1
+    slots (`Dfp`) nothing is lost, and `oldest` is empty, [*L, 0, d].
     """
 
     store: Tensor
@@ -177,6 +181,7 @@ class Pairs(NamedTuple):
     held: Tensor  # [*L] pairs held
     gram: Tensor  # [*L, V, P, P]
     cur: Tensor  # [*L, P]
+    oldest: Tensor  # [*L, V, d]: what the slot `head` holds; [*L, 0, d] with P + 1 slots
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ class Bfgs:
 
     def init(self, x: Tensor) -> Pairs:
         """Room for the pairs of models x [*L, d], and no pair: H = gamma I."""
-        return _empty(x, self.pairs, vectors=2, ring=self.pairs)
+        return _empty(x, self.pairs, vectors=2, slots=self.pairs)
 
     def forget(self, state: Pairs) -> Pairs:
         """No pair; the store stays as it is, since nobody reads slots without a pair."""
@@ -262,7 +267,7 @@ class Dfp:
         h is computed from all pairs, also from the one that will leave. So the new pair gets a
         slot of its own: a step that is interrupted and taken again finds what it found before.
         """
-        return _empty(x, self.pairs, vectors=3, ring=self.pairs + 1)
+        return _empty(x, self.pairs, vectors=3, slots=self.pairs + 1)
 
     def forget(self, state: Pairs) -> Pairs:
         """No pair, as in `Bfgs`."""
@@ -412,9 +417,9 @@ def capacity(
         itemsize: Bytes of one number.
     """
     vectors = 3 if name == "dfp" else 2
-    spare = 2 if name == "dfp" else 1  # slots beside those of the pairs
     slots = STORE_BYTES // (vectors * d * itemsize)
-    return max(1, min(pairs, slots - spare))
+    # One is spare: the copy of the oldest pair, or the further slot of `dfp`.
+    return max(1, min(pairs, slots - 1))
 
 
 # ---- inner products in float64 ----
@@ -487,10 +492,10 @@ def _empty(
     x: Tensor,
     pairs: int,
     vectors: int,
-    ring: int,
+    slots: int,
 ) -> Pairs:
-    """Room for pairs of models x [*L, d]; `ring` slots, and one for the bin."""
-    store = x.new_zeros(*x.shape[:-1], ring + 1, vectors, x.shape[-1])
+    """Room for pairs of models x [*L, d], in so many slots."""
+    store = x.new_zeros(*x.shape[:-1], slots, vectors, x.shape[-1])
     return _blank(store, pairs)
 
 
@@ -499,10 +504,11 @@ def _blank(store: Tensor, pairs: int) -> Pairs:
 
     Gram matrices I and cur = 1 make absent pairs drop out of the solves, and gamma 1.
     """
-    *lead, _, vectors, _ = store.shape
+    *lead, slots, vectors, d = store.shape
     head = torch.zeros(lead, dtype=torch.int64, device=store.device)
     gram = _identity((*lead, vectors, pairs), torch.float64, store.device)
-    return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, pairs))
+    oldest = store.new_zeros(*lead, vectors if slots == pairs else 0, d)
+    return Pairs(store, head, head.clone(), gram, gram.new_ones(*lead, pairs), oldest)
 
 
 def _identity(
@@ -524,27 +530,33 @@ def _append(
     pair: Sequence[Tensor],
     verdict: Verdict,
 ) -> Pairs:
-    """Write the pair over the oldest one, or into the bin where it is not accepted.
+    """Write the pair over the oldest one; where it is not accepted, write that one again.
 
-    The store is written in place; head, held and cur are new tensors.
+    The store is written in place; all else is new tensors.
     """
     store = state.store
     head = state.head
     held = state.held
     accept = verdict.accept[..., 0]
     slots, vectors, d = store.shape[-3:]
+    kept = state.oldest.shape[-2]
     # All trials' rings lie below each other in one matrix of rows, each with its own slot.
     rings = torch.arange(head.numel(), device=head.device) * slots
-    slot = torch.where(accept, head, slots - 1)
-    target = (rings + slot.flatten()) * vectors
+    target = (rings + head.flatten()) * vectors
     for i, vector in enumerate(pair):
-        store.view(-1, d).index_copy_(0, target + i, vector.reshape(-1, d))
+        # Written in any case: after an undone step the slot holds the pair of that step.
+        old = state.oldest[..., i, :] if kept else 0.0
+        row = torch.where(verdict.accept, vector, old)
+        store.view(-1, d).index_copy_(0, target + i, row.reshape(-1, d))
+    head = torch.where(accept, (head + 1) % slots, head)
+    oldest = store.view(-1, vectors, d)[:, :kept].index_select(0, rings + head.flatten())
     most = state.cur.shape[-1]
     cur = torch.cat((state.cur[..., 1:], verdict.cur), -1)
     return state._replace(
-        head=torch.where(accept, (head + 1) % (slots - 1), head),
+        head=head,
         held=torch.where(accept, (held + 1).clamp(max=most), held),
         cur=torch.where(verdict.accept, cur, state.cur),
+        oldest=oldest.view_as(state.oldest),
     )
 
 
@@ -582,7 +594,7 @@ def _slots(state: Pairs, k: int) -> tuple[Tensor, Tensor]:
     The slots are in order, the oldest pair first.
     """
     n = min(k, state.cur.shape[-1])
-    m = min(k, state.store.shape[-3] - 1)
+    m = min(k, state.store.shape[-3])
     rows = state.store[..., :m, :, :].flatten(-3, -2)
     ages = torch.arange(-n, 0, device=state.head.device)
     # before the ring is full, modulo m only keeps the slots of absent pairs in range

@@ -31,7 +31,7 @@ from ..data import datasets, load
 from ..engine import checkpoint
 from ..errors import InputError
 from ..experiment.reading import Kept, read_sweep
-from ..experiment.results import Results, entries, recipe
+from ..experiment.results import HELD_OUT, Results, entries, recipe
 from ..experiment.revive import federation_of
 from ..experiment.run import Run, is_done, load_run, run_folders
 from ..experiment.spec import CHECKPOINT, SPEC, TRACE, Spec
@@ -252,21 +252,49 @@ def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:
 def _sweep(path: Path, with_data: bool) -> Source:
     """A sweep: all settings of its grids, and those that were chosen.
 
-    A sweep that was called from Python has no sweep.toml. Then its federation is unknown, there
-    is nothing to reproduce it with, and the page chooses a goal of its own.
+    A sweep that was called from Python has no sweep.toml. Then there is nothing to reproduce it
+    with. Its target is in the list of its trials, which is written at the end; until then the page
+    chooses a goal of its own. The same holds where a sweep of the command has left its sweep.toml
+    in the folder before.
     """
     kept = read_sweep(path)
     settings = path / SETTINGS
     table = read_sealed_toml(settings) if is_file(settings) else {}
-    federations = _sweep_data(table, with_data)
+    run = (kept.results.judged or kept.results)[0]
+    if run.judged_by == "val":
+        # The runs that are there know the held-out rows only, not the whole federation.
+        federations = _sweep_data(table, with_data)
+    else:
+        table = table if _is_of(table, run.spec) else {}
+        federations = {run.spec.digest: _run_data(run.spec, table)}
     data = next(iter(federations), "")
-    curves = [entry._replace(data=data) for entry in _sweep_entries(kept.results)]
+    curves = [entry._replace(data=data) for entry in entries(kept.results)]
     goal = None
-    if table:
+    if table or kept.finished:
         goal = math.inf if kept.results.target is None else kept.results.target
     notes = _sweep_notes(path, kept)
     recipes = _sweep_recipe(path, table)
     return Source(name_of(path), curves, notes, recipes, federations, goal)
+
+
+def _is_of(table: Mapping[str, Any], spec: Spec) -> bool:
+    """Whether a sweep.toml can be that of a run: data, model and rounds are the same."""
+    asked = table.get("data")
+    if not isinstance(asked, dict):
+        return False
+    # Where the files lie is no part of a run's settings.
+    asked = {key: value for key, value in asked.items() if key != "data_dir"}
+    data = spec.to_toml().get("data")
+    told = (table.get("model"), table.get("rounds"), asked)
+    return told == (spec.model, spec.options["rounds"], data)
+
+
+def _run_data(spec: Spec, table: Mapping[str, Any]) -> Data:
+    """The federation of a sweep's run; its sweep.toml tells the folder of the files, if any."""
+    data = dict(spec.data)
+    if "data_dir" in table.get("data", {}):
+        data["data_dir"] = table["data"]["data_dir"]
+    return Data(data, partial(federation_of, replace(spec, data=data)))
 
 
 def _sweep_notes(path: Path, kept: Kept) -> list[str]:
@@ -277,10 +305,14 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
     """
     notes = []
     settings = path / SETTINGS
-    if not kept.finished and is_file(settings):
+    again = "call `fedsso.sweep` with the same arguments again"
+    if is_file(settings):
+        again = "run the same `fedsso sweep` command again"
+    # Parts that somebody has put elsewhere do not tell whether their sweep is finished.
+    if not kept.finished and is_folder(path / PARTS):
         notes.append(
-            f"The sweep in {path} is not finished, and the trials so far are shown: run the same "
-            f"`fedsso sweep` command again to complete it."
+            f"The sweep in {path} is not finished, and the trials so far are shown: {again} to "
+            f"complete it."
         )
     if is_file(settings) and check_seal(read_bytes(settings)) is None:
         notes.append(
@@ -289,7 +321,7 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
     if kept.missing:
         notes.append(
             f"{kept.missing} trials that {path / TRIALS} lists are not in {PARTS}, and not shown: "
-            f"run the same `fedsso sweep` command again to have them."
+            f"{again} to have them."
         )
     if kept.others:
         notes.append(
@@ -297,31 +329,8 @@ def _sweep_notes(path: Path, kept: Kept) -> list[str]:
             f"are not shown."
         )
     if kept.results.judged is not None:
-        notes.append(
-            "Settings were chosen by held-out training rows, on which the grids are judged; the "
-            "best of each algorithm was then run on all training rows and is judged by the test "
-            "rows."
-        )
+        notes.append(HELD_OUT)
     return notes
-
-
-def _sweep_entries(results: Results) -> list[Entry]:
-    """The settings of a grid; where they were chosen by held-out rows, the chosen ones lead.
-
-    The chosen ones were run again on all training rows. They have no place on the maps of the
-    grid, so their `hyper` is empty: the runs on the maps are those by which they were chosen.
-    """
-    found = []
-    if results.judged is not None:
-        for entry in entries(results.judged):
-            found.append(entry._replace(hyper={}, lead=True))
-    held_out = results[0].judged_by == "val"
-    for entry in entries(results):
-        if held_out:
-            shown = f"{entry.curve.label} on held-out rows"
-            entry = entry._replace(curve=entry.curve._replace(label=shown))
-        found.append(entry)
-    return found
 
 
 def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
@@ -334,11 +343,13 @@ def _sweep_recipe(path: Path, table: Mapping[str, Any]) -> list[tuple[str, Recip
 
 
 def _sweep_data(table: Mapping[str, Any], with_data: bool) -> dict[str, Data]:
-    """The federation of a sweep by its digest, as runs have it.
+    """The federation of a sweep by its digest, as its settings file tells it.
 
-    A run's settings hold the digest, a sweep's do not: the federation has to be loaded to know
-    it. With the same key, runs and a sweep on the same data are compared on one page. The
-    settings take the place of the digest where the federation must not or cannot be loaded.
+    It is for a sweep of which there are only runs on a part of the training rows: these do not
+    know the digest of the whole federation, and neither does the file. The federation has to be
+    loaded to know it. With the same key, runs and a sweep on the same data are compared on one
+    page. The settings take the place of the digest where the federation must not or cannot be
+    loaded.
 
     Args:
         table: What sweep.toml holds. Its `data` has the keywords of `load`, but for the name of
@@ -427,9 +438,20 @@ def _ended(trace: Trace) -> Trace:
     """The trace, with the round in which its run diverged.
 
     A file does not say so, but from that round on the accuracy is 0 and no loss is a number. A
-    round that was not evaluated has the accuracy NaN, so it does not count as diverged.
+    round that was not evaluated has the accuracy NaN, so it does not count as diverged. Without
+    any accuracy, as for real targets, the losses alone tell: such a run has diverged if a round
+    that was to be evaluated has none, and every round after it has none either.
     """
-    going = np.flatnonzero((trace["test_accuracy"] != 0) | np.isfinite(trace["test_loss"]))
+    tested = np.isfinite(trace["test_loss"])
+    if np.isnan(trace["test_accuracy"]).all():
+        # The loss of the round that explodes may be finite, so the round may be one too late.
+        alive = tested | np.isfinite(trace["train_loss"])
+        due = np.flatnonzero(trace["round"] % trace.eval_every == 0)
+        if not len(due) or alive[due[-1]]:
+            return trace
+    else:
+        alive = tested | (trace["test_accuracy"] != 0)
+    going = np.flatnonzero(alive)
     first = int(going[-1]) + 1 if len(going) else len(trace)
     if first == len(trace):
         return trace

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiment.results import ACCURACY, LAST, Results
+from ..experiment.results import ACCURACY, LAST, Results, described
 from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
 from . import figures
@@ -116,8 +116,9 @@ def winners_table(results: Results) -> list[dict[str, str]]:
 def _told(best: Setting, own: Results) -> str:
     """The values that the grid varies, then what else is not at its default."""
     shown = {}
+    values = described(best.spec)
     for name in own.axes():
-        value = best.spec.hyper[name]
+        value = values.get(name)
         shown[name] = f"{value:g}" if isinstance(value, float) else str(value)
     # What is in both stands once: the place is that of the grid, the text that of the label.
     shown |= best.spec.short
@@ -196,7 +197,7 @@ def trials_csv(results: Results) -> str:
 
 
 def _trials(results: Results) -> list[dict[str, Any]]:
-    """The numbers of each trial, its setting, and the hyper-parameters that its grid varies.
+    """The numbers of each trial, its setting, and the values that its grid varies.
 
     `judged_by` is "val" for a trial that was judged by held-out rows, else "test". `target` and
     `identity` are for the reader of the folder: the same accuracy chooses the settings again, and
@@ -209,11 +210,12 @@ def _trials(results: Results) -> list[dict[str, Any]]:
     for part in parts:
         for setting in part.settings():
             numbers = Results(setting.runs).rows(targets)
+            values = described(setting.spec)
             for row, run in zip(numbers, setting.runs, strict=True):
                 row["setting"] = setting.label
                 row["judged_by"] = run.judged_by
                 for name in axes[setting.algorithm]:
-                    row[name] = setting.spec.hyper[name]
+                    row[name] = values.get(name)
                 row["target"] = results.target
                 row["identity"] = run.spec.identity[:DIGITS]
                 rows.append(row)

@@ -3,7 +3,8 @@
 A curve stands for one setting of an algorithm: a trace for each seed. Two questions are asked of
 it. How many rounds, and how many bytes, did it take until the test accuracy first reached a target?
 And how accurate was the model at the end? `numbers` answers in plain numbers, `rounds_table` in
-text, and `markdown` puts the text into a table.
+text, and `markdown` puts the text into a table. Where there is no accuracy, as for real targets,
+the table has the test loss at the end.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..experiment.trace import ACCURACY, at_end
+from ..experiment.trace import ACCURACY, LOSS, at_end
 
 if TYPE_CHECKING:
     from ..experiment.trace import Trace
 
 DASH = "–"  # stands for what was not reached
+# The last column of a table: the second where no curve has an accuracy.
+FINAL = "final accuracy"
+FINAL_LOSS = "final test loss"
 SHARES = (0.5, 0.8, 0.9, 0.95)  # of the way to the best accuracy, where the default targets lie
 # Steps to which the first two and the last two targets are rounded; finer ones if these do not do.
 STEPS = ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001))
@@ -244,21 +248,27 @@ def rounds_table(
 
     Returns:
         A row maps the names of the columns to their texts: the label, the rounds to each target,
-            the
-        megabytes and the final accuracy. With several seeds a text is "mean ± standard
-        deviation".
-        Where only some seeds reach a target, the text is a dash and how many do: "– (2/3)".
+        the megabytes and the final accuracy, or the final test loss if no curve has an accuracy.
+        With several seeds a text is "mean ± standard deviation". Where only some seeds reach a
+        target, the text is a dash and how many do: "– (2/3)".
     """
-    return [_row(one) for one in numbers(curves, targets)]
+    every = numbers(curves, targets)
+    rows = [_row(one) for one in every]
+    if any(one["final_accuracy"]["count"] for one in every):
+        return rows
+    for row, curve, one in zip(rows, curves, every, strict=True):
+        del row[FINAL]
+        row[FINAL_LOSS] = _ending(one, _stat(curve.ends(LOSS)))
+    return rows
 
 
 def _row(one: Numbers) -> dict[str, str]:
-    """One row of the table, by the names of the columns."""
+    """One row of the table, by the names of the columns; the last is the final accuracy."""
     row = {"algorithm": one["label"]}
     for target, stat in one["rounds_to"].items():
         row[f"rounds to {target}"] = _rounds(stat, one["seeds"])
     row["megabytes"] = _cost(one["megabytes"])
-    row["final accuracy"] = _final(one)
+    row[FINAL] = final_text(one)
     return row
 
 
@@ -280,20 +290,31 @@ def _cost(stat: Megabytes | None) -> str:
     return f"{_spread(stat, decimals)} (to {name_of(stat['target'])})"
 
 
-def _decimals(value: float) -> int:
-    """How many decimals show three figures of a number."""
-    return max(0, 2 - floor(log10(value))) if value else 0
+def _decimals(value: float, figures: int = 3) -> int:
+    """How many decimals show so many figures of a number."""
+    return max(0, figures - 1 - floor(log10(abs(value)))) if value else 0
 
 
-def _final(one: Numbers) -> str:
+def final_text(one: Numbers) -> str:
     """The accuracy at the end and, if seeds diverged, in which rounds."""
-    stat = one["final_accuracy"]
+    return _ending(one, one["final_accuracy"], decimals=4)
+
+
+def _ending(one: Numbers, stat: Stat, decimals: int | None = None) -> str:
+    """A value at the end and, if seeds diverged, in which rounds.
+
+    Args:
+        one: The curve.
+        stat: The value over the seeds.
+        decimals: Of the value. None shows four figures: a loss may be of any size.
+    """
     lost = one["diverged"]
     told = []
     if stat["count"] or not lost:
         some = 0 < stat["count"] < one["seeds"]
         share = f" ({stat['count']}/{one['seeds']})" if some else ""
-        told.append(_spread(stat, 4) + share)
+        shown = _decimals(stat["mean"] or 0, 4) if decimals is None else decimals
+        told.append(_spread(stat, shown) + share)
     if lost:
         word = "rounds" if len(lost) > 1 else "round"
         told.append(f"diverged in {word} {', '.join(map(str, lost))}")

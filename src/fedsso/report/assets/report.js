@@ -257,13 +257,13 @@
     return logY ? [Math.log10(low) - 0.05, Math.log10(high) + 0.05] : [low - 0.03 * (high - low), high];
   }
 
-  // The targets whose names do not overlap, the highest first.
+  // The targets whose names do not overlap: the goal, then the others, the highest first.
   function apart(targets, traces) {
     const values = traces.flatMap((one) => one.y).filter((v) => v !== null);
     const span = values.reduce((a, b) => Math.max(a, b), -Infinity) - values.reduce((a, b) => Math.min(a, b), Infinity);
-    const found = [];
+    const found = targets.filter((y) => y === data.goal);
     [...targets].reverse().forEach((y) => {
-      if (!found.length || found[found.length - 1] - y > 0.04 * span) found.push(y);
+      if (found.every((other) => Math.abs(other - y) > 0.04 * span)) found.push(y);
     });
     return found;
   }
@@ -282,7 +282,7 @@
       layout: {
         hovermode: shown.length <= 8 ? "x unified" : "closest",
         shapes: targets.map((y) => ({
-          type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "below",
+          type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, layer: "above", // below, a grid line hides it
           line: { color: t.soft, width: 1, dash: "dot" },
         })),
         annotations: apart(targets, traces).map((y) => ({
@@ -331,7 +331,7 @@
     const cells = data.maps.flatMap((map) => map.cells.flat()).filter((i) => i !== null);
     const values = cells.map(judge).filter((v) => v !== null);
     const final = state.judged === "final";
-    const scaled = (v) => (final ? -v : Math.log(Math.max(v, 0.5)));
+    const scaled = (v) => (!final ? Math.log(Math.max(v, 0.5)) : data.final.endsWith("loss") ? v : -v);
     const [low, high] = [Math.min(...values.map(scaled)), Math.max(...values.map(scaled))];
     return (v) => (high > low ? (scaled(v) - low) / (high - low) : 0);
   }
@@ -339,7 +339,14 @@
   function drawMap(node, map) {
     const t = theme();
     const share = badness();
-    const digits = state.judged === "final" ? 3 : null;
+    const final = state.judged === "final";
+    const paper = PAPER / 2 - 12;
+    const wide = (("print" in document.documentElement.dataset ? paper : node.clientWidth) - 60) / map.columns.length;
+    const figures = wide < 30 ? 2 : 3; // three overlap on a phone
+    const write = (v) => {
+      if (!final) return String(Math.round(v * 10) / 10);
+      return (data.final.endsWith("loss") ? String(Number(v.toPrecision(figures))) : v.toFixed(figures)).replace(/^0/, "");
+    };
     const z = [];
     const text = { x: [], y: [], text: [], color: [], hover: [], custom: [] };
     map.cells.forEach((row, r) => {
@@ -347,7 +354,7 @@
         if (i === null) return null;
         const value = judge(i);
         const curve = data.curves[i];
-        const shown = value === null ? "–" : digits ? value.toFixed(digits).replace(/^0/, "") : String(Math.round(value * 10) / 10);
+        const shown = value === null ? "–" : write(value);
         text.x.push(c);
         text.y.push(r);
         text.text.push(curve.lost ? `${value === null ? "" : shown}×` : shown);
@@ -368,10 +375,17 @@
         marker: { size: 26, color: "rgba(0,0,0,0)" }, hovertext: text.hover, hoverinfo: "text",
       },
     ];
-    const ticks = (labels) => ({ tickvals: labels.map((_, i) => i), ticktext: labels.map(plain), ticks: "", showgrid: false, fixedrange: true });
-    const x = { title: plain(map.across), ...ticks(map.columns), range: [-0.5, map.columns.length - 0.5] };
-    const y = { title: plain(map.down), ...ticks(map.rows), range: [map.rows.length - 0.5, -0.5] };
-    const more = { paper: PAPER / 2 - 12, layout: { margin: { l: 44, r: 8, t: 6, b: 36 }, hovermode: "closest" } };
+    // Below narrow columns only every second or third value is written: turned, they would be cut off.
+    const short = (label) => (label.length > 16 ? `${label.slice(0, 15)}…` : label);
+    const step = Math.ceil((7 * Math.max(...map.columns.map((label) => short(label).length)) + 2) / wide);
+    const ticks = (labels, every) => {
+      const places = labels.map((_, i) => i).filter((i) => i % every === 0);
+      const texts = places.map((i) => plain(short(labels[i])));
+      return { tickvals: places, ticktext: texts, ticklabeloverflow: "allow", ticks: "", showgrid: false, fixedrange: true };
+    };
+    const x = { title: plain(map.across), ...ticks(map.columns, step), range: [-0.5, map.columns.length - 0.5] };
+    const y = { title: plain(map.down), ...ticks(map.rows, 1), range: [map.rows.length - 0.5, -0.5] };
+    const more = { paper, layout: { margin: { l: 44, r: 8, t: 6, b: 36 }, hovermode: "closest" } };
     paint(node, traces, layout(t, x, y, more), { ...CONFIG, displayModeBar: false });
     if (!node.dataset.ready) {
       node.dataset.ready = "yes";
@@ -548,7 +562,7 @@
       const change = (value) => () => { state.judged = value; redraw(); };
       data.targets.forEach((target, i) =>
         choice("judged", "judged", `rounds to ${target}`, String(i) === state.judged, change(String(i))));
-      choice("judged", "judged", "final accuracy", state.judged === "final", change("final"));
+      choice("judged", "judged", data.final, state.judged === "final", change("final"));
       data.maps.forEach((map) => panel(maps, map.title, "", (node) => drawMap(node, map), `${5 + 1.9 * map.rows.length}rem`));
     }
     const seen = section("diagnostics", data.diagnostics.length).querySelector(".panels");

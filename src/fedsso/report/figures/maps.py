@@ -47,9 +47,9 @@ class Heat(NamedTuple):
 
     # The heading: the algorithm and the settings that all cells share.
     title: str
-    # The hyper-parameter that changes from row to row.
+    # The hyper-parameter or run option that changes from row to row.
     down: str
-    # The hyper-parameter that changes from column to column.
+    # The one that changes from column to column.
     across: str
     # The values of `down` as text, from top to bottom.
     rows: Sequence[str]

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """A curve, and where it belongs on the page.
 
-    Every algorithm has a map of its grid for each `origin`, and `hyper` places the curve on it. If
-    some entries of an origin lead, its other entries are background: they are on the maps, but in
-    no card, and their curves are drawn only on demand.
+    Every algorithm has a map of its grid for each `origin`. `hyper` places the curve on it: it has
+    the hyper-parameters and whatever else may tell two settings apart. If some entries of an origin
+    lead, its other entries are background: they are on the maps, but in no card, and their curves
+    are drawn only on demand.
 
     Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
-    accuracies at the end, seed by seed, as a sweep counts them. Where there are none, the last
-    evaluation counts.
+    accuracies at the end, seed by seed, as a sweep counts them. Where it is empty, the page takes
+    them from the curve, by the same rule (`experiment.trace.at_end`).
     """
 
     curve: Curve
@@ -42,12 +43,14 @@ class Recipe(NamedTuple):
     """Settings to reproduce, and the command that takes them from `file`, where there is one.
 
     With a command, the page tells the reader to save `text` under the name `file` and to call it.
+    Without one, `why` may say why there is none.
     """
 
     title: str
     text: str
     command: str = ""
     file: str = "spec.toml"
+    why: str = ""
 
 
 class Holding(NamedTuple):

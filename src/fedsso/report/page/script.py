@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..tables import FINAL, FINAL_LOSS
 from .sections import dashes
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def data(view: View) -> dict[str, Any]:
 
     - `curves`: one dictionary for each item of the view, in their order
     - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty
-    - `targets`: the accuracies of the table, and `judged`: what maps show at first
+    - `targets`: the accuracies of the table; `goal`: the one that a sweep was to reach, or None;
+      `judged`: what maps show at first
+    - `final`: what the number `final` of a curve is, by the name of the table's last column
     - `maps`, `holdings`: what is drawn below the tables
     - `arrays`: the series, to which the others refer by their places
     """
@@ -72,7 +75,9 @@ def data(view: View) -> dict[str, Any]:
         "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
         "diagnostics": _diagnostics(present),
         "targets": view.targets,
+        "goal": view.content.goal if view.content.goal in view.targets else None,
         "judged": _judged(view),
+        "final": FINAL_LOSS if view.by_loss else FINAL,
         "maps": list(_maps(view.content.entries)),
         "holdings": [_holding(one, arrays) for one in view.content.holdings],
         "arrays": arrays.texts,
@@ -116,9 +121,15 @@ def _curve(
     `rounds` has one entry for each target: mean rounds, or None unless every seed gets there.
     `lost` counts the seeds that diverged. Names of columns are those of the trace.
     """
+    every = item.curve.traces
+    # A seed without such pairs counts as 0 in the mean, if another seed has some.
+    counts = []
+    for name in COUNTS:
+        if any(trace[name].any() for trace in every):
+            counts.append(name)
     traces = []
-    for trace in item.curve.traces:
-        columns = _columns(trace, arrays)
+    for trace in every:
+        columns = _columns(trace, counts, arrays)
         traces.append({"diverged": trace.diverged, "columns": columns})
     return {
         "label": item.label,
@@ -127,16 +138,22 @@ def _curve(
         "dash": dashes(item.look, 2.2),
         "shown": item in view.shown,
         "rounds": [item.hits[target] for target in view.targets],
-        "final": item.final,
+        "final": item.loss if view.by_loss else item.final,
         "lost": len(item.numbers["diverged"]),
         "traces": traces,
     }
 
 
-def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
+def _columns(trace: Trace, counts: Sequence[str], arrays: _Arrays) -> dict[str, int]:
     """The columns that hold something; bytes and seconds are summed up over the rounds.
 
-    A column without a finite value is left out, and so are counts that are 0 in every round.
+    A column without a finite value is left out.
+
+    Args:
+        trace: One seed.
+        counts: Those of `COUNTS` that are not 0 in every round of every seed of the curve. The
+            others are left out.
+        arrays: The series of the page.
 
     Returns:
         The place of each column in the list of series, by its name.
@@ -154,8 +171,8 @@ def _columns(trace: Trace, arrays: _Arrays) -> dict[str, int]:
     for name, column in trace.columns.items():
         if not _is_drawn(name):
             continue
-        told = column if name in COUNTS else np.isfinite(column)
-        if told.any():
+        told = name in counts if name in COUNTS else np.isfinite(column).any()
+        if told:
             found[name] = column
     return {name: arrays.add(column) for name, column in found.items()}
 
@@ -193,15 +210,12 @@ def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
 def _judged(view: View) -> str:
     """What the maps show at first.
 
-    This is the place of a target to count rounds to, which is the goal or else the highest
-    target. Without targets it is the word "final", for the accuracy at the end.
+    This is the place of the target that the cards compare by, so that some cell has a number. If
+    no setting reaches any target, it is the word "final", for the value at the end.
     """
-    if not view.targets:
+    if view.target is None:
         return "final"
-    goal = view.content.goal
-    if goal in view.targets:
-        return str(view.targets.index(goal))
-    return str(len(view.targets) - 1)
+    return str(view.targets.index(view.target))
 
 
 # ---- maps of grids ----
@@ -247,7 +261,7 @@ def _map(title: str, within: Mapping[int, Hyper]) -> Iterator[dict[str, Any]]:
 
     Args:
         title: The heading of the map.
-        within: The hyper-parameters of each setting, by the place of its curve.
+        within: What places each setting on the map (`Entry.hyper`), by the place of its curve.
 
     Yields:
         The map, if there is one. A cell without a setting is None.
@@ -322,7 +336,13 @@ def _symbol(name: str) -> str:
 
 
 def _tidy(value: Any) -> str:
-    """A number with four figures at most, anything else as it is written."""
+    """A number with four figures at most, a schedule as in labels, the rest as it is written.
+
+    >>> _tidy({"scale": 0.1, "shift": 0.0, "power": 1.0})
+    'decay(0.1,0,1)'
+    """
+    if isinstance(value, dict):
+        return f"decay({','.join(map(_tidy, value.values()))})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

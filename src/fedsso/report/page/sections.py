@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...experiment.trace import LAST
 from ...version import __version__
+from ..tables import FINAL
 from .view import FEW
 
 if TYPE_CHECKING:
     from ..styles import Style
-    from ..tables import Curve, Numbers
+    from ..tables import Curve
     from .content import Recipe
     from .view import Item, View
 
-ENDS = (
-    "The final accuracy of a sweep's setting is that of the sweep's table: "
-    "the mean of the last evaluations."
-)
+ENDS = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 BASE = "fedavg"  # the algorithm whose bytes the others are compared with
 
@@ -60,8 +59,8 @@ def recipes(every: Sequence[Recipe]) -> str:
 
 
 def _recipe(recipe: Recipe) -> str:
-    """One block of settings, below the command that takes them."""
-    command = ""
+    """One block of settings, below the command that takes them, or why there is no command."""
+    command = f'<p class="hint">{escape(recipe.why)}</p>' if recipe.why else ""
     if recipe.command:
         how = f"Save the settings below as {escape(recipe.file)}, then:"
         code = f"<pre><code>{escape(recipe.command)}</code></pre>"
@@ -127,7 +126,8 @@ def cards(view: View) -> Iterator[str]:
 def _findings(view: View) -> Iterator[str]:
     """The cards that compare settings: the best final accuracy, the fewest rounds, and the bytes.
 
-    A card is left out where there is nothing to compare: no accuracy, or no target that is
+    Without any accuracy, the smallest final test loss takes the place of the best accuracy. A card
+    is left out where there is nothing to compare: neither of the two, or no target that is
     reached.
     """
     judged = [item for item in view.front if item.final is not None]
@@ -135,6 +135,10 @@ def _findings(view: View) -> Iterator[str]:
         # `end` is the accuracy with a minus sign, so that the least is the best.
         best = min(judged, key=lambda item: item.end)
         yield _card("Best final accuracy", f"{best.final:.4f}", best.label, best.look)
+    known = [item for item in view.front if item.loss is not None]
+    if view.by_loss and known:
+        best = min(known, key=lambda item: item.end)
+        yield _card("Smallest final test loss", f"{best.loss:.4g}", best.label, best.look)
     if view.target is not None:
         yield _fastest(view, view.target)
         yield from _saved(view, view.target)
@@ -172,11 +176,10 @@ def _saved(view: View, target: float) -> Iterator[str]:
 
     There is no card where bytes were not counted, or where only one side reaches the target. The
     value is the change in per cent: −62 % if the other setting needs 38 bytes where FedAvg needs
-    100.
+    100. Among settings with equally few bytes the best end decides.
     """
     base: list[float] = []  # bytes of FedAvg's settings
-    spent: list[float] = []  # bytes of the others
-    items: list[Item] = []  # the others
+    others: list[tuple[float, float, Item]] = []  # bytes and end of each other setting
     for item in view.front:
         cost = _spent(item.curve, target)
         if not cost:
@@ -184,13 +187,11 @@ def _saved(view: View, target: float) -> Iterator[str]:
         if item.algorithm == BASE:
             base.append(cost)
         else:
-            spent.append(cost)
-            items.append(item)
-    if not base or not spent:
+            others.append((cost, item.end, item))
+    if not base or not others:
         return
     usual = min(base)
-    least = min(spent)
-    best = items[spent.index(least)]
+    least, _, best = min(others, key=lambda one: one[:2])
     # With a true minus sign, which is as wide as the plus sign.
     share = f"{least / usual - 1:+.0%}".replace("-", "−")
     text = f"{best.label}: {_size(least)} to {target:g}, FedAvg {_size(usual)}"
@@ -248,10 +249,9 @@ def tables(view: View) -> str:
 
     Where not all are drawn at first, those that are come first, and the whole is folded up.
     """
-    said = ""
-    if any(item.entry.ends for item in view.items):
-        said = f'<p class="hint">{ENDS}</p>'
     every = view.items
+    name = list(every[0].row)[-1]
+    said = f'<p class="hint">{name.capitalize()}: {ENDS}.</p>'
     if len(view.shown) == len(every):
         return said + _table(view, every, "Rounds to an accuracy")
     title = "Drawn at first"
@@ -277,7 +277,7 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
     """
     names = list(items[0].row)
     head = "".join(_header(name) for name in names)
-    cells = [_values(item.numbers) for item in items]
+    cells = [_values(item, view.by_loss) for item in items]
     # Numbers of different data sets do not compare, so no cell is the best of its column.
     rivals = [] if view.apart else cells
     top = []
@@ -303,23 +303,25 @@ def _header(name: str) -> str:
     The best comes first: few rounds, few bytes, much accuracy. The button is for the script: a
     click sorts the rows by the `data-value` of their cells.
     """
-    first = "descending" if name == "final accuracy" else "ascending"
+    first = "descending" if name == FINAL else "ascending"
     button = f'<button type="button">{escape(name)}</button>'
     return f'<th scope="col" aria-sort="none" data-first="{first}">{button}</th>'
 
 
-def _values(one: Numbers) -> list[Cell]:
+def _values(item: Item, by_loss: bool) -> list[Cell]:
     """What a row is sorted by, cell by cell: numbers where the text has more than a number.
 
     A mean over some of the seeds does not count: a setting must reach a target with all of them.
+    `by_loss` tells that the last column is the final test loss, not the final accuracy.
     """
+    one = item.numbers
     cells: list[Cell] = [one["label"]]
     for stat in one["rounds_to"].values():
         whole = stat["count"] == one["seeds"]
         cells.append(stat["mean"] if whole else None)
     cost = one["megabytes"]
     cells.append(None if cost is None else cost["mean"])
-    cells.append(one["final_accuracy"]["mean"])
+    cells.append(item.loss if by_loss else item.final)
     return cells
 
 
@@ -332,7 +334,7 @@ def _best(name: str, values: Sequence[Cell]) -> float | None:
     if len(values) < 2 or name == "megabytes":
         return None
     found = [value for value in values if isinstance(value, int | float)]
-    if name == "final accuracy":
+    if name == FINAL:
         return max(found, default=None)
     return min(found, default=None)
 

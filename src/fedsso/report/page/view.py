@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...experiment.trace import LOSS
 from ..styles import Style, style, styles
-from ..tables import default_targets, numbers, rounds_table
+from ..tables import FINAL, FINAL_LOSS, default_targets, numbers, rounds_table
 
 if TYPE_CHECKING:
     from ..tables import Curve, Numbers, Stat
@@ -64,17 +65,22 @@ class Item:
         return self.numbers["final_accuracy"]["mean"]
 
     @property
+    def loss(self) -> float | None:
+        """The mean test loss at the end; None unless every seed has one."""
+        mean = float(np.mean(self.curve.ends(LOSS)))
+        return mean if np.isfinite(mean) else None
+
+    @property
     def end(self) -> float:
         """How good the curve is at its end; small is good.
 
         This is the final accuracy with a minus sign. Where there is no accuracy, it is the final
-        test loss, or else the training loss.
+        test loss, or else the training loss, both by the rule of `experiment.trace.at_end`.
         """
         if self.final is not None:
             return -self.final
-        for name in ("test_loss", "train_loss"):
-            losses = [trace.final(name) for trace in self.curve.traces]
-            mean = float(np.mean(losses))
+        for name in (LOSS, "train_loss"):
+            mean = float(np.mean(self.curve.ends(name)))
             if np.isfinite(mean):
                 return mean
         return np.inf
@@ -93,6 +99,7 @@ class View:
         apart: Whether the runs are of different federations, so that they do not compare.
         targets: The accuracies of the table, in ascending order.
         items: All curves.
+        by_loss: Whether no curve has an accuracy, so that the final test loss takes its place.
         front: The curves that count, which are all but the background.
         algorithms: The algorithms of these curves.
         title: The heading of the page.
@@ -106,6 +113,7 @@ class View:
         self.apart = len(data) > 1
         self.targets = _targets(content)
         self.items = _items(content, self.targets)
+        self.by_loss = FINAL_LOSS in self.items[0].row
         # Origins in which some entries lead: their other entries are background.
         led = {entry.origin for entry in content.entries if entry.lead}
         self.front = []
@@ -199,7 +207,7 @@ def _items(content: Content, targets: Sequence[float]) -> list[Item]:
         row = rows[place]
         if entry.ends:
             one = _ended(one, entry.ends)
-            row["final accuracy"] = _end_text(one)
+            row[FINAL] = _end_text(one)
         hits = {target: _hits(entry.curve, target) for target in targets}
         look = style(entry.curve.algorithm)
         found.append(Item(place, entry, one, row, hits, look))
