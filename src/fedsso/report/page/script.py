@@ -39,11 +39,13 @@ DIAGNOSTICS = {
     "grad_norm": ("‖g‖", "length of the averaged gradient"),
     "radius": ("radius", "the longest step that the guard allows"),
     "gamma": ("γ", "the estimate starts from I/γ"),
+    "stretch": ("stretch", "length of the step, in lengths of FedAvg's"),
+    "falls": ("falls", "how often the guard went back to an earlier model"),
     "alpha": ("client step α", "as the server chose it"),
     "overridden": ("overridden pairs", "1: the pair's curvature was replaced by a bound"),
     "skipped": ("skipped pairs", "1: the pair did not enter the estimate"),
 }
-COUNTS = ("overridden", "skipped")  # diagnostics of which 0 says nothing
+COUNTS = ("falls", "overridden", "skipped")  # diagnostics of which 0 says nothing
 # The letters that the paper has for hyper-parameters.
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 SMALLEST = 4  # settings of a grid that is worth a map
