@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clients import ALPHA, STEPS, federation, initial, loss, vector
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -38,6 +37,7 @@ from flwr.serverapp.strategy import (
 from grid import FIRST_NODE, LocalGrid
 from numpy.typing import NDArray
 
+from clients import ALPHA, STEPS, federation, initial, loss, vector
 from fedsso import InputError
 from fedsso.flower import FedSSO
 
