@@ -371,7 +371,7 @@ def test_own_module_loss_and_metric(fed: Federation, tmp_path: Path) -> None:
         _ = back.model
     with pytest.raises(InputError, match="module of your own"):
         resume_again(tmp_path / "run")
-    with pytest.raises(InputError, match=r"loss of your own.*calling simulate again"):
+    with pytest.raises(InputError, match=r"loss of your own.*same call of fedsso.compare"):
         resume_again(tmp_path / "run", federation=fed, model=module)
 
 
