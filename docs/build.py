@@ -292,7 +292,8 @@ def beside(module: ModuleType) -> str:
     """The docstring of a file beside an algorithm's own, and which file it is."""
     file = Path(str(module.__file__)).relative_to(DOCS.parent)
     told = paragraphs(str(module.__doc__).strip().split("\n\n"))
-    link = f"[`{file}`](../../{file})"  # which hooks.py leads to where the site has the file
+    target = Path("..", "..", file).as_posix()  # hooks.py leads it to where the site has the file
+    link = f"[`{file}`]({target})"
     return "\n\n".join([*told, f"The code is in {link}."])
 
 

@@ -177,8 +177,8 @@ class Server:
 
 def _tell_falls(before: State, after: State, k: int) -> None:
     """Say in words if the cautious guard went back."""
-    falls = int(after.net.falls[0, 0])
-    if falls == int(before.net.falls[0, 0]):
+    falls = int(after.net.falls.sum())
+    if falls == int(before.net.falls.sum()):
         return
     log.warning(
         "FedSSO: round %d: the last step made things worse; going back to an earlier model, and "

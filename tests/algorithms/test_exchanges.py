@@ -545,6 +545,6 @@ def test_an_option_of_the_algorithm_is_pointed_out() -> None:
 
 
 def test_a_run_of_an_unregistered_class_is_not_saved(fed: Federation, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown algorithm"):
+    with pytest.raises(InputError, match="not registered"):
         simulate(fed, "mclr", Owed(), **BASE).save(tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -285,7 +285,7 @@ def test_an_interrupted_round_never_began(fed: Federation) -> None:
 
     def flaky(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
         calls["metric"] += 1
-        if calls["metric"] == 4:  # the evaluation of round 3
+        if calls["metric"] == 5:  # after the trial on two rows: the evaluation of round 3
             raise KeyboardInterrupt
         return 0.0
 
@@ -331,7 +331,7 @@ def test_an_interrupted_round_leaves_a_full_ring_as_it_was(fed: Federation, form
 
     def flaky(z: Tensor, y: Tensor) -> float:  # noqa: ARG001
         calls["metric"] += 1
-        if calls["metric"] == 8:  # the evaluation of round 7
+        if calls["metric"] == 9:  # after the trial on two rows: the evaluation of round 7
             raise KeyboardInterrupt
         return 0.0
 

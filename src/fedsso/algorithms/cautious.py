@@ -78,25 +78,30 @@ class Net(NamedTuple):
 
     losses: Tensor  # [trials, WINDOW]: the last losses, newest last; infinite before the first
     lowest: Tensor  # [trials, 1]: the lowest loss since B began
-    model: Tensor  # [trials, d]: FedAvg's model of that round; [trials, 0] with another guard
+    model: Tensor  # [trials, d]: FedAvg's model of that round
     falls: Tensor  # [trials, 1]: how often the server went back
     stretch: Tensor  # [trials, 1]: the length of the last step, in lengths of FedAvg's
     trend: Tensor  # [trials, 1]: mean of log(|g_k| / |g_{k-1}|), the newest counting half
 
 
-def start(x: Tensor, *, kept: bool) -> Net:
-    """The net before the first round from the models x [trials, d]."""
+def start(x: Tensor, *, used: bool) -> Net:
+    """The net before the first round from the models x [trials, d].
+
+    With another guard it is not used, and takes no memory.
+    """
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
     endless = zero.new_full((x.shape[0], WINDOW), torch.inf)
-    model = x if kept else x[:, :0]
-    return Net(
+    net = Net(
         losses=endless,
         lowest=endless[:, :1],
-        model=model,
+        model=x,
         falls=zero,
         stretch=zero,
         trend=zero,
     )
+    if used:
+        return net
+    return Net(*[field[:, :0] for field in net])
 
 
 def follow(net: Net, products: Tensor) -> Net:

@@ -219,7 +219,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         guard=trust_region.start(x),
         seen=_nothing_seen(x),
         choice=client_step.start(x),
-        net=cautious.start(x, kept=_is_cautious(record)),
+        net=cautious.start(x, used=_is_cautious(record)),
     )
 
 

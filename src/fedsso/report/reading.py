@@ -182,7 +182,7 @@ def name_of(path: Path) -> str:
     The last part alone is often a number or a word such as "out", which tells little.
 
     >>> from pathlib import Path
-    >>> name_of(Path("/home/ann/runs/a"))
+    >>> name_of(Path("projects/heart/runs/a"))
     'runs/a'
     """
     parts = [part for part in path.parts if part not in (".", "..", "/")]

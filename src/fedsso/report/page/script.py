@@ -45,7 +45,7 @@ DIAGNOSTICS = {
     "overridden": ("overridden pairs", "1: the pair's curvature was replaced by a bound"),
     "skipped": ("skipped pairs", "1: the pair did not enter the estimate"),
 }
-COUNTS = ("falls", "overridden", "skipped")  # diagnostics of which 0 says nothing
+COUNTS = ("overridden", "skipped")  # diagnostics of which 0 says nothing
 # The letters that the paper has for hyper-parameters.
 SYMBOLS = {"alpha": "α", "eta": "η", "mu": "μ"}
 SMALLEST = 4  # settings of a grid that is worth a map
