@@ -43,6 +43,8 @@ NUMERICAL = (
     "flower/test_privacy.py",
     "flower/test_strategy.py",
     "algorithms/test_algorithm_fedsso.py",
+    "algorithms/test_cautious.py",
+    "algorithm/test_client_optimizer.py",
     "repository/test_bench.py",
     "algorithms/test_contract.py",
     "engine/test_engine.py",
