@@ -45,11 +45,13 @@ numbers come from clients with SGD, momentum and Adam on two tasks, and were tri
 The net. A step beyond FedAvg's has misled the server if in the next round
 
 - the clients' mean loss is higher than in each of the five rounds before, by more than these
-  differ among themselves, or
+  differ among themselves and by more than 5 %, or
 - the update is ten times as long as the one before.
 
 The server then goes back to FedAvg's model of the round with the lowest loss (of the last round,
-where clients report no loss), forgets B, and begins anew. After three times it only averages.
+where clients report no loss), forgets B, and begins anew: radius and stretch are 0 in the trace of
+that round, and the loss counts again once five rounds are known. After three times it only
+averages.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ GROWTH = 10.0  # the largest m
 FLATTEST = 100  # the largest gamma
 WINDOW = 5  # rounds that a loss is compared with
 JUMP = 10.0  # how much longer an update may be than the one before
+NOTICED = 0.05  # the least rise of a loss that counts, as a share of it
+ROUNDING = 1e-6  # what rounding may add to a length
 PATIENCE = 3  # how often the server is misled before it only averages
 
 
@@ -164,7 +168,7 @@ def advance(
     way = (nn - 2 * un + uu).clamp(min=TINY)  # |n - u|^2
     ahead = un - uu  # u^T (n - u)
     root = (ahead * ahead + way * (guard.radius**2 - uu)).clamp(min=0).sqrt()
-    fits = nn.sqrt() <= guard.radius
+    fits = nn.sqrt() <= (1 + ROUNDING) * guard.radius  # in round 1 they are equal
     b = torch.where(fits, 1.0, ((root - ahead) / way).clamp(0, 1))
     slope = b * un + (1 - b) * uu  # u^T of the step
     bent = b * b * un + 2 * b * (1 - b) * uu + (1 - b) ** 2 * uu * uu / un.clamp(min=TINY)
@@ -184,7 +188,8 @@ def misled(net: Net, loss: Tensor | None, lengths: Tensor) -> Tensor:
     if loss is not None:
         highest = net.losses.amax(-1, keepdim=True)
         lowest = net.losses.amin(-1, keepdim=True)
-        long = long | ~loss.isfinite() | (loss > 2 * highest - lowest)
+        usual = torch.maximum(highest - lowest, NOTICED * highest.abs())
+        long = long | ~loss.isfinite() | (loss > highest + usual)
     return long & (net.stretch > 1)
 
 

@@ -325,7 +325,7 @@ def _clients(server: Server) -> str:
     """What is known about the clients, in words."""
     record = server.record
     if record.guard == "cautious" and record.alpha == 1 and server.local_steps == 1:
-        return "nothing is asked about them"
+        return "any (the guard needs no eta_l, no local_steps)"
     return f"eta_l = {record.alpha}, local_steps = {server.local_steps:g}"
 
 
