@@ -227,7 +227,7 @@ def _server(group: Mapping[str, Any]) -> Server:
     local_lr = group["local_lr"]
     local_steps = group["local_steps"]
     guard = group["guard"]
-    if guard != "cautious" and (local_lr is None or local_steps is None):
+    if guard in ("adaptive", "none") and (local_lr is None or local_steps is None):
         raise InputError(
             f"guard={guard!r} needs local_lr and local_steps, the step and the number of local "
             "steps that clients use; leave guard out if you do not know them"

@@ -487,6 +487,17 @@ def test_the_clients_step_goes_by_its_name_here(eta_l: object) -> None:
         FedSSO(alpha=0.1, local_steps=2)
 
 
+def test_a_guard_that_needs_the_clients_step_says_so() -> None:
+    for guard in ("adaptive", "none"):
+        with pytest.raises(
+            fedsso.InputError, match=r"needs eta_l and local_steps.*leave guard out"
+        ):
+            FedSSO(guard=guard)
+    with pytest.raises(fedsso.InputError, match=r"brave.*adaptive, cautious, none"):
+        FedSSO(guard="brave")
+    assert FedSSO().server.record.guard == "cautious"
+
+
 def test_a_step_that_the_server_chooses_is_refused_with_a_remedy() -> None:
     """Flower's clients train as they always do: no strategy can tell them a step, but
     PhasedStrategy can its own."""

@@ -87,7 +87,7 @@ def server(
     """
     fields = {"guard": "cautious", **values}
     guard = fields["guard"]
-    if guard != "cautious" and (eta_l is None or local_steps is None):
+    if guard in ("adaptive", "none") and (eta_l is None or local_steps is None):
         raise InputError(
             f"guard={guard!r} needs eta_l and local_steps, the step and the number of local steps "
             "that clients use; leave guard out if you do not know them"
