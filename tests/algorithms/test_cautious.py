@@ -132,6 +132,31 @@ def test_after_three_falls_it_only_averages() -> None:
         torch.testing.assert_close(x, average, rtol=1e-14, atol=1e-15)
 
 
+def test_a_server_that_averages_never_goes_back() -> None:
+    """Neither after its last fall, nor where rounding makes a step a bit longer than FedAvg's."""
+    x = torch.zeros(1, 4)
+    used = cautious.start(x, used=True)
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    net = used._replace(losses=zero.expand(1, cautious.WINDOW) + 1, stretch=zero + 2)
+    loss = zero + 100
+    assert cautious.misled(net, loss, zero + 1).all()
+    assert not cautious.misled(net._replace(stretch=zero + 1 + 1e-4), loss, zero + 100).any()
+    assert not cautious.misled(net._replace(falls=zero + cautious.PATIENCE), loss, zero + 1).any()
+
+
+def test_after_a_fall_the_length_of_the_bad_update_does_not_count() -> None:
+    server = Server(careful(), 1)
+    x = torch.zeros(4, dtype=torch.float64)
+    for _ in range(6):
+        u = x - mean_of_clients(x)
+        x = server.step(x, x - u)
+    back = server.step(x, x - 100 * u)
+    assert server.diagnostics()["falls"] == 1
+    server.step(back, mean_of_clients(back))
+    assert server.state is not None
+    assert float(server.state.net.trend) == 0
+
+
 def test_a_fall_of_one_trial_leaves_its_neighbour_alone() -> None:
     """Two trials in one batch, of which one diverges, are what they are alone."""
     fed = fedsso.load("digits", clients=5, partition="iid")

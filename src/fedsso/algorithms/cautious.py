@@ -68,11 +68,13 @@ from .trust_region import TINY, Guard
 WANTED = 0.6  # the agreement after a step of the right length, if updates keep their length
 STEADY = 0.9  # what an update that keeps its length is at least of the one before
 HALVED = 0.5  # from which on updates shrink as gradients do
+SHRINK = 0.5  # the smallest m
 GROWTH = 10.0  # the largest m
 FLATTEST = 100  # the largest gamma
 WINDOW = 5  # rounds that a loss is compared with
 JUMP = 10.0  # how much longer an update may be than the one before
 NOTICED = 0.05  # the least rise of a loss that counts, as a share of it
+BEYOND = 1.01  # the stretch from which on a step goes beyond FedAvg's, and not by rounding
 ROUNDING = 1e-6  # what rounding may add to a length
 PATIENCE = 3  # how often the server is misled before it only averages
 
@@ -108,16 +110,24 @@ def start(x: Tensor, *, used: bool) -> Net:
     return Net(*[field[:, :0] for field in net])
 
 
-def follow(net: Net, products: Tensor) -> Net:
-    """The net that knows how long this round's update is beside the one before."""
+def follow(net: Net, guard: Guard, products: Tensor) -> Net:
+    """The net that knows how long this round's update is beside the one before.
+
+    After a fall they belong to different models, and tell nothing.
+    """
+    gg = products[..., 2, 2:]
+    change = (gg / _square_before(products)).log() / 2
+    known = change.isfinite() & (guard.slope > 0)
+    trend = torch.where(known, (net.trend + change.nan_to_num(0.0)) / 2, net.trend)
+    return net._replace(trend=trend)
+
+
+def _square_before(products: Tensor) -> Tensor:
+    """|g_{k-1}|^2, from the inner products of s, y = g_k - g_{k-1} and g_k."""
     yy = products[..., 1, 1:2]
     yg = products[..., 1, 2:]
     gg = products[..., 2, 2:]
-    before = (gg - 2 * yg + yy).clamp(min=0)  # |g_{k-1}|^2
-    change = (gg / before).log() / 2
-    known = change.isfinite()
-    trend = torch.where(known, (net.trend + change.nan_to_num(0.0)) / 2, net.trend)
-    return net._replace(trend=trend)
+    return (gg - 2 * yg + yy).clamp(min=0)
 
 
 def wanted(net: Net) -> Tensor:
@@ -133,14 +143,11 @@ def adapt(guard: Guard, net: Net, products: Tensor, work: Scalar) -> Guard:
     """
     target = wanted(net)
     sg = products[..., 0, 2:]
-    yy = products[..., 1, 1:2]
-    yg = products[..., 1, 2:]
     gg = products[..., 2, 2:]
-    before = (gg - 2 * yg + yy).clamp(min=0)  # |g_{k-1}|^2
     moved = guard.slope > 0
-    slower = (before / gg).sqrt().clamp(max=1).nan_to_num(1.0)
+    slower = (_square_before(products) / gg).sqrt().clamp(max=1).nan_to_num(1.0)
     agreement = torch.where(moved, -sg / guard.slope * slower, target)
-    m = ((1 - target) / (1 - agreement).clamp(min=TINY)).clamp(0.5, GROWTH)
+    m = ((1 - target) / (1 - agreement).clamp(min=TINY)).clamp(SHRINK, GROWTH)
     fedavg = work * gg.sqrt()
     radius = torch.where((m < 1) | guard.capped, m * guard.radius, guard.radius)
     factor = torch.where(guard.capped, 1.0, m)
@@ -190,7 +197,7 @@ def misled(net: Net, loss: Tensor | None, lengths: Tensor) -> Tensor:
         lowest = net.losses.amin(-1, keepdim=True)
         usual = torch.maximum(highest - lowest, NOTICED * highest.abs())
         long = long | ~loss.isfinite() | (loss > highest + usual)
-    return long & (net.stretch > 1)
+    return long & (net.stretch > BEYOND) & (net.falls < PATIENCE)
 
 
 def remember(

@@ -247,7 +247,7 @@ def _adapted(
 ) -> tuple[trust_region.Guard, cautious.Net]:
     """The guard and its net after a look back along the last step."""
     if _is_cautious(record):
-        net = cautious.follow(server.net, products)
+        net = cautious.follow(server.net, server.guard, products)
         return cautious.adapt(server.guard, net, products, work), net
     return trust_region.adapt(server.guard, products, work, rounds), server.net
 
