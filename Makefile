@@ -51,7 +51,7 @@ test-frameworks: $(FRAMEWORKS)/pfl/.complete $(FRAMEWORKS)/nvflare/.complete  ##
 	for name in pfl nvflare; do PYTHONPATH=$(CURDIR)/tests $(FRAMEWORKS)/$$name/bin/python tests_frameworks/$${name}_run.py || exit 1; done
 
 check: .venv/.complete  ## ruff, ruff format, mypy --strict
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clients import ALPHA, STEPS, federation, initial, loss, vector
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -37,7 +38,6 @@ from flwr.serverapp.strategy import (
 from grid import FIRST_NODE, LocalGrid
 from numpy.typing import NDArray
 
-from clients import ALPHA, STEPS, federation, initial, loss, vector
 from fedsso import InputError
 from fedsso.flower import FedSSO
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from grid import LocalGrid
 
 import fedsso
-from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from fedsso import report
 from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO
