@@ -71,7 +71,7 @@ LEVERS = {
     "mu": (0.1, 0.5, 1.0),
     "a": (1.0, 0.5, 0.8),
 }  # what a test varies, and how
-BOUNDED = ("fedadagrad", "fedadam", "fedyogi")  # with a huge step the model stays finite
+BOUNDED = ("fedadagrad", "fedadam", "fedyogi", "serverlion")  # a huge step: x stays finite
 DRAWS = (
     "fedsophia",
 )  # clients draw numbers of their own, so another order or another client is another run

@@ -206,10 +206,17 @@ class Algorithm:
         """
         return ""
 
-    def fit(self, sizes: Sequence[int]) -> Self:  # noqa: ARG002
-        """The record for a model whose layers have these sizes, in the order of x.
+    def fit(self, sizes: Sequence[int], shapes: Sequence[Sequence[int]] = ()) -> Self:  # noqa: ARG002
+        """The record for a given model. The engine calls it once before the run.
 
-        The engine calls it once before the run. Most algorithms need not know.
+        Args:
+            sizes: How many numbers each layer has, in the order of x. A weight and its bias are
+                one layer.
+            shapes: The shapes of the single parameters, in the same order. The engine always
+                gives them.
+
+        Returns:
+            This record, or one with fields filled in. Most algorithms need not know the model.
         """
         return self
 

@@ -19,8 +19,11 @@ from typing import Any
 from ..algorithm import Algorithm, build
 from ..errors import unknown
 from .fedsso import FedSSO as FedSSO
+from .first_order.diloco import DiLoCo as DiLoCo
 from .first_order.fedac import FedAC as FedAC
+from .first_order.fedacg import FedACG as FedACG
 from .first_order.fedavg import FedAvg as FedAvg
+from .first_order.fedexp import FedExP as FedExP
 from .first_order.fednova import FedNova as FedNova
 from .first_order.fedopt import FedAdaGrad as FedAdaGrad
 from .first_order.fedopt import FedAdam as FedAdam
@@ -31,6 +34,8 @@ from .first_order.fedprox import FedProx as FedProx
 from .first_order.fedsgd import FedSGD as FedSGD
 from .first_order.ldsgd import LDSGD as LDSGD
 from .first_order.scaffold import SCAFFOLD as SCAFFOLD
+from .first_order.serverlion import ServerLion as ServerLion
+from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
 from .second_order.anderson import Anderson as Anderson
 from .second_order.dane import DANE as DANE
@@ -74,6 +79,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedsophia": FedSophia,
     "anderson": Anderson,
     "fedpm": FedPM,
+    "fedexp": FedExP,
+    "fedacg": FedACG,
+    "diloco": DiLoCo,
+    "serverlion": ServerLion,
+    "servermuon": ServerMuon,
 }
 __all__ = [
     "DANE",
@@ -83,12 +93,15 @@ __all__ = [
     "SCAFFOLD",
     "STEM",
     "Anderson",
+    "DiLoCo",
     "FedAC",
+    "FedACG",
     "FedAdaGrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
     "FedDANE",
+    "FedExP",
     "FedNL",
     "FedNLLS",
     "FedNLPP",
@@ -102,6 +115,8 @@ __all__ = [
     "FedSophia",
     "FedYogi",
     "LocalNewton",
+    "ServerLion",
+    "ServerMuon",
 ]
 
 

@@ -88,23 +88,23 @@ class Job:
 
 
 def fitted(record: A, model: nn.Module | Layout) -> A:
-    """The record for this model: it is told the sizes of the layers.
+    """The record for this model: it is told the sizes of the layers and the parameters' shapes.
 
     Args:
         record: An algorithm's record, with plain numbers or stacked.
         model: A module, or the layout of its parameters in the flat vector.
 
     Returns:
-        What `record.fit` makes of itself, given one number of parameters for each layer in the
-        order of the flat vector. The parameters of one submodule (a weight and its bias) count as
-        one layer.
+        What `record.fit` makes of itself, given one number of parameters for each layer and the
+        shape of each parameter, both in the order of the flat vector. The parameters of one
+        submodule (a weight and its bias) count as one layer.
     """
     layout = model if isinstance(model, Layout) else Layout.of(model)
     layers: dict[str, int] = {}
     for name, size in zip(layout.names, layout.sizes, strict=True):
         owner = name.rpartition(".")[0]
         layers[owner] = layers.get(owner, 0) + size
-    return record.fit(list(layers.values()))
+    return record.fit(list(layers.values()), [tuple(shape) for shape in layout.shapes])
 
 
 def admit(record: Algorithm, settings: Settings) -> None:

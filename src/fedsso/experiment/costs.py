@@ -310,5 +310,10 @@ THEORY: dict[str, Theory] = {
     "fednew": _even(1, 1, server=1, client=1),
     "fedsophia": _even(1, 1, server=1, client=2),
     "fedper": lambda a: Cost(1, Size(1, -a.own), Size(1, -a.own), Size(1, -a.own), Size(0, a.own)),
+    "fedexp": lambda _: Cost(1, Size(1), Size(1, 1), Size(2), Size()),  # the last two iterates
+    "fedacg": _even(1, 1, server=2),
+    "diloco": _even(1, 1, server=2),
+    "serverlion": _even(1, 1, server=2),
+    "servermuon": _even(1, 1, server=2),
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
 }

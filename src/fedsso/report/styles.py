@@ -1,8 +1,8 @@
 """The colour and the dashes of every algorithm: the same in all pictures and on the report page.
 
 Algorithms that are related share a colour and differ in their dashes. The colours are those of
-Okabe and Ito, with two more, which colour-blind readers tell apart. An algorithm that is not in the
-table gets a colour and dashes by a hash of its name, so that it keeps them from run to run.
+Okabe and Ito, with three more, which colour-blind readers tell apart. An algorithm that is not in
+the table gets a colour and dashes by a hash of its name, so that it keeps them from run to run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ FAMILIES = {
     "#CC79A7": ("fednl", "fednl-ls", "fednl-pp"),
     "#E69F00": ("fedac", "stem", "anderson"),
     "#56B4E9": ("scaffold", "localnewton", "fedpm"),
-    "#882255": ("fedadam", "fedyogi", "fedadagrad"),
+    "#882255": ("fedadam", "fedyogi", "fedadagrad", "serverlion"),
     "#6B6B6B": ("fedsgd", "ldsgd", "fedper"),
+    "#332288": ("fedexp", "fedacg", "diloco", "servermuon"),
 }
 """The algorithms of each colour; their places decide their dashes."""
 

@@ -41,3 +41,18 @@ def parts(fed: Federation) -> tuple[Tensor, Tensor]:
     rows, t = (torch.stack([v[fed.rows_of(i)] for i in range(fed.clients)]) for v in (fed.x, fed.y))
     scale = 2 / rows.shape[1]
     return scale * rows.mT @ rows, scale * torch.einsum("nri,nr->ni", rows, t)
+
+
+START = (4.0, -3.0)
+
+
+def trio(start: tuple[float, float] = START) -> Federation:
+    """Three quadratics seen from `start`: a run from zero is one from there, moved by -start.
+
+    A_1 = diag(1, 4), A_2 = diag(2, 1), A_3 = [[3, 1], [1, 2]]; b_1 = (1, 0), b_2 = (-1, 2),
+    b_3 = (0, 1); p = (0.5, 0.3, 0.2).
+    """
+    A = [[[1, 0], [0, 4]], [[2, 0], [0, 1]], [[3, 1], [1, 2]]]
+    b = [[1, 0], [-1, 2], [0, 1]]
+    seen = [[value - begin for value, begin in zip(row, start, strict=True)] for row in b]
+    return quadratic(A, seen, [0.5, 0.3, 0.2])

@@ -6,6 +6,8 @@ What they try, by file:
     fedprox, scaffold       against the drift of unequal clients
     fednova                 against unequal numbers of local steps
     fedopt, fedac, stem     momentum, adaptive steps, acceleration, variance reduction
+    fedexp, fedacg, diloco  other steps of the server: extrapolation, momentum ahead, Nesterov's
+    serverlion, servermuon  other steps of the server: signs, orthogonal matrices
     ldsgd                   several averages in a round
     fedper                  a model for each client
 """
