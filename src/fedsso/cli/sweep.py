@@ -58,7 +58,7 @@ def sweep(
     Left to itself, a sweep tries the paper's twelve client steps, --alpha
     0.0001 to 0.7. For fedsso, fedavgm, fedadam, fedyogi, fedadagrad and
     diloco it also tries the seven server steps, --eta 0.01 to 1; for fedprox
-    and fedac four values of --mu; for fedexp five of --eps; for fedacg six of
+    and fedac four values of --mu; for fedexp seven of --eps; for fedacg six of
     --beta; for serverlion seven of --eta, for servermuon six, for fednl three.
 
     A hyper-parameter with one value is fixed; with several, commas between,

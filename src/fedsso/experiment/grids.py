@@ -31,13 +31,13 @@ STRENGTH = (
 )
 # Values of η that damp Newton's step; 1 takes it whole.
 DAMPING = (0.1, 0.3, 1.0)
-# Momenta β that start from FedAvg's length of step and go to twenty times of it.
+# Momenta β: with 0 a step is as long as FedAvg's, with 0.95 up to twenty times as long.
 MOMENTUM = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95)
 # The ε of FedExP, to be compared with the squared length of an update.
-EPSILON = (1e-5, 1e-4, 1e-3, 0.01, 0.1)
+EPSILON = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
 # Server steps of methods whose step has a length of its own, whatever the clients' updates.
-SIGNS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
-ORTHOGONAL = (0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
+SIGNS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+ORTHOGONAL = (0.006, 0.02, 0.06, 0.2, 0.6, 2.0)
 # Algorithms that are tuned in both steps. For the others η stays at its default.
 BOTH = ("fedsso", "fedadagrad", "fedadam", "fedyogi", "fedavgm", "diloco")
 # Algorithms with axes of their own, in place of α and η.

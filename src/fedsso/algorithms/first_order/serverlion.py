@@ -20,8 +20,9 @@ Every entry moves by eta whatever the size of delta, so alpha only decides the d
 never settles: it ends within some multiples of eta of a minimum unless eta decays. An entry whose
 updates are all zero, such as the weight of a pixel that is always black, stays.
 
-beta1 and beta2 are Lion's. Its step is 1e-4 for each of many gradients; a server has hundreds of
-rounds instead, and takes more. Weight decay is left out: the penalty is the run option l2.
+beta1 and beta2 are Lion's. Its code steps by 1e-4, for each of many gradients. A server has
+hundreds of rounds, in which an entry moves by at most eta times their number: hence 0.01. Lion's
+weight decay is left out; the run option l2 is a penalty that the clients see.
 
 FedLion (Tang and Chang, arXiv 2402.09941) is another method: there the clients step by Lion.
 """
@@ -63,14 +64,14 @@ class State(NamedTuple):
 class ServerLion(Algorithm):
     """Lion at the server: every entry moves by the server step, in the direction of its momentum.
 
-    >>> ServerLion(eta=0.001).beta2
+    >>> ServerLion(eta=0.003).beta2
     0.99
     """
 
     any_client: ClassVar[bool] = True
 
     alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=0.003, doc="server step η: what every entry moves in a round")
+    eta: Step = param(default=0.01, doc="server step η: what every entry moves in a round")
     beta1: Scalar = param(default=0.9, doc="weight β₁ of the past in the direction")
     beta2: Scalar = param(default=0.99, doc="weight β₂ of the past in the momentum")
 
