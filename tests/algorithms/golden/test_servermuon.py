@@ -199,7 +199,7 @@ def test_wrong_shapes_are_refused(text: str) -> None:
 def test_a_record_that_knows_no_model_does_not_step() -> None:
     record = ServerMuon()
     state = record.server_init(torch.zeros(1, 3))
-    with pytest.raises(InputError, match="got shapes='auto'"):
+    with pytest.raises(InputError, match="got shapes='model'"):
         record.server(state, torch.ones(1, 3), Cohort(1, 2, torch.arange(2), 1.0, 1.0))
 
 

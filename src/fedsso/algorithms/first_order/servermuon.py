@@ -65,7 +65,7 @@ from ...algorithm import (
 from ...algorithm import local as solver
 from ...errors import InputError
 
-AUTO = "auto"
+OWN = "model"
 A, B, C = 3.4445, -4.7750, 2.0315  # Muon's a, b and c
 STEPS = 5
 WORD = r"([1-9]\d{0,11}x[1-9]\d{0,11}|\d{1,12})"  # a matrix or a vector, which may be empty
@@ -151,13 +151,13 @@ class ServerMuon(Algorithm):
     )
     beta: Scalar = param(default=0.95, doc="momentum β")
     shapes: str = param(
-        default=AUTO, doc="parameters in the order of x, such as 10x64 10; auto: the model's own"
+        default=OWN, doc="shapes of the parameters, such as 10x64 10; model: those of the model"
     )
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta", "eta_v")
         share(self, "beta")
-        if self.shapes != AUTO:
+        if self.shapes != OWN:
             read(self.shapes)
 
     def fit(self, sizes: Sequence[int], shapes: Sequence[Sequence[int]] = ()) -> Self:
@@ -166,7 +166,7 @@ class ServerMuon(Algorithm):
         Raises:
             InputError: The user's shapes have not as many numbers as the model.
         """
-        if self.shapes == AUTO:
+        if self.shapes == OWN:
             return replace(self, shapes=told(shapes))
         given = sum(map(prod, read(self.shapes)))
         if given != sum(sizes):
