@@ -1,7 +1,7 @@
 """Everything that the author of an algorithm imports, from one place.
 
-    the contract        Algorithm, Phase, Reply, Batch, Cohort, Local, Objective, as_sent, none,
-                        BLOW_UP
+    the contract        Algorithm, Phase, Reply, Attendance, Batch, Cohort, Local, Objective,
+                        as_sent, none, BLOW_UP
     records             hyper, param, build, Scalar, Step, Auto, Decay, at
     checks of fields    positive, not_negative, share, at_least
     vectors             dot, norm, gram, solve, Tree, tree_map
@@ -25,6 +25,7 @@ from .checks import positive as positive
 from .checks import share as share
 from .contract import BLOW_UP as BLOW_UP
 from .contract import Algorithm as Algorithm
+from .contract import Attendance as Attendance
 from .contract import Batch as Batch
 from .contract import Cohort as Cohort
 from .contract import Local as Local

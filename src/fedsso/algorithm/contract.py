@@ -120,6 +120,13 @@ class Cohort(NamedTuple):
     loss: Tensor | None = None  # [trials, 1]: weighted mean of the losses that they report
 
 
+class Attendance(NamedTuple):
+    """Who takes part in a run."""
+
+    clients: int = 1  # how many there are
+    some_absent: bool = False  # whether some may be missing in a round
+
+
 class Reply(NamedTuple):
     """What a client function returns."""
 
@@ -131,6 +138,11 @@ class Reply(NamedTuple):
 def as_sent(upload: Tree) -> Tree:
     """The upload itself is what is averaged."""
     return upload
+
+
+def as_received(server: Any, upload: Tree, memory: Tree, k: int) -> tuple[Tree, Tree]:  # noqa: ARG001
+    """The server remembers nothing about single clients."""
+    return upload, memory
 
 
 def none(tau: Tensor) -> Tensor:
@@ -146,7 +158,8 @@ class Phase(NamedTuple):
 
     `steps` turns the user's tau into the mini-batch steps of each client in this exchange: none by
     default, `self.local_steps` for tau. `decode` turns an upload as it was sent (factors, indices)
-    into the tree that is averaged.
+    into the tree that is averaged. `receive` is for servers that remember their clients
+    (`Algorithm.receive`).
     """
 
     broadcast: Callable[[Any], Tree]
@@ -154,6 +167,7 @@ class Phase(NamedTuple):
     server: Callable[[Any, Any, Cohort], Any]
     steps: Callable[[Tensor], Tensor] = none
     decode: Callable[[Tree], Tree] = as_sent
+    receive: Callable[[Any, Any, Any, int], tuple[Tree, Tree]] = as_received
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search
 
@@ -220,6 +234,14 @@ class Algorithm:
         """
         return self
 
+    def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
+        """The record for a given federation and a model of d parameters.
+
+        The engine calls it once before the run, after `fit`. It returns this record, or one with
+        fields filled in.
+        """
+        return self
+
     def server_init(self, x: Tensor) -> Any:
         """Server state from the initial model x [trials, d].
 
@@ -231,6 +253,41 @@ class Algorithm:
     def client_init(self, x: Tensor) -> Tree:  # noqa: ARG002
         """State that one client keeps between rounds; leaves [trials, ...]."""
         return ()
+
+    def memory_init(self, x: Tensor) -> Tree:  # noqa: ARG002
+        """What the server remembers of one client before its first answer; leaves [trials, ...]."""
+        return ()
+
+    def receive(self, server: Any, upload: Any, memory: Any, k: int) -> tuple[Tree, Tree]:
+        """What the server makes of single uploads, before they are averaged.
+
+        A server that must tell its clients apart, such as one that remembers what each of them
+        sent last, overrides it. Uploads come in parts, and are not kept: all that later steps need
+        must be in what this returns.
+
+        Args:
+            server: The state before this exchange.
+            upload: The decoded uploads of some of the clients, leaves [M, trials, ...].
+            memory: What the server remembers of them, leaves [M, trials, ...].
+            k: The round.
+
+        Returns:
+            What is averaged instead of the uploads and handed to `server`, and what the server
+            remembers from now on, of the shape that `memory_init` gave it.
+        """
+        return as_received(server, upload, memory, k)
+
+    def forget(self, server: Any, lost: Any) -> Any:  # noqa: ARG002
+        """The server's state without clients that have not answered for long.
+
+        The engine calls it before a round when the others have answered ten times each, on
+        average, since these clients did. It then remembers them as before their first answer.
+
+        Args:
+            server: The state before.
+            lost: The sum of p_i times what the server remembered of them, leaves [trials, ...].
+        """
+        return server
 
     def local_steps(self, tau: Tensor) -> Tensor:
         """The local steps each client takes when the user asks for tau."""
@@ -301,4 +358,7 @@ class Algorithm:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The exchanges of one round, in order."""
-        return (Phase(self.broadcast, self.client, self.server, self.local_steps),)
+        only = Phase(
+            self.broadcast, self.client, self.server, self.local_steps, receive=self.receive
+        )
+        return (only,)

@@ -22,11 +22,12 @@ learns an estimate B of the Hessian from how g changes between rounds, and takes
 -eta B^-1 g. `FedSSO.server` is the paper's Algorithm 1, line by line; B and the update of B are in
 `maths/quasi_newton.py`.
 
-Three parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
+Four parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
 pairs (s, y) that are mostly noise count less: `trust_region.py`. With guard="cautious" steps begin
 at FedAvg's model, so that clients may do anything that FedAvg's clients may: `cautious.py`. With
 alpha="auto" the server chooses the client step and undoes rounds that explode: `client_step.py`.
-guard="none" and a number for alpha give the paper's algorithm.
+Where some clients are absent the server remembers what each of them sent last: `memory.py`.
+guard="none", memory="none" and a number for alpha give the paper's algorithm.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ import torch
 from torch import Tensor
 
 from ..algorithm import (
-    Algorithm,
     Auto,
     Cohort,
     Local,
@@ -49,6 +49,7 @@ from ..algorithm import (
     Tree,
     at,
     at_least,
+    dot,
     gram,
     hyper,
     norm,
@@ -59,7 +60,8 @@ from ..algorithm import (
 from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
-from . import cautious, client_step, trust_region
+from . import cautious, client_step, memory, trust_region
+from .memory import Heard, Remembering
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "cautious", "none")
@@ -86,6 +88,7 @@ class State(NamedTuple):
     seen: Seen
     choice: client_step.Choice
     net: cautious.Net
+    memory: memory.Memory
 
 
 class Message(NamedTuple):
@@ -96,7 +99,7 @@ class Message(NamedTuple):
 
 
 @hyper
-class FedSSO(Algorithm):
+class FedSSO(Remembering):
     """Server-side BFGS on averaged gradients.
 
     >>> FedSSO(alpha=0.001, guard="none", R=200).eta
@@ -105,19 +108,16 @@ class FedSSO(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step | Auto = param(
-        default="auto", doc="client step α; auto: chosen in the first rounds"
-    )
+    alpha: Step | Auto = param(default="auto", doc="client step α; auto: chosen at the start")
     eta: Step = param(default=1.0, doc="server step η")
-    R: int | None = param(
-        default=None, doc="rounds between resets of B; none: never (the paper: 200)"
-    )
+    R: int | None = param(default=None, doc="resets B every R rounds; none: never (paper: 200)")
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
     guard: str = param(default="adaptive", doc="adaptive, cautious (any client), none (paper)")
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
+    memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -137,10 +137,11 @@ class FedSSO(Algorithm):
         delta, loss = solver.sgd(f, x, local, alpha)  # Alg. 1, lines 4-8
         return Reply(delta, own, loss)
 
-    def server(self, server: State, delta: Tensor, cohort: Cohort) -> State:
-        """The state after this round, from delta = v_k - x_k: the mean of line 10 is the engine's.
+    def server(self, server: State, mean: Tensor | Heard, cohort: Cohort) -> State:
+        """The state after this round, from v_k - x_k: the mean of line 10 is the engine's.
 
-        What is marked as not in the paper does nothing with guard="none" and a given alpha.
+        What is marked as not in the paper does nothing with guard="none", memory="none" and a
+        given alpha.
         """
         k = cohort.k
         tau = cohort.steps
@@ -151,6 +152,7 @@ class FedSSO(Algorithm):
         net = server.net
         alpha = at(self.alpha, k, choice.alpha)
         work = alpha * tau  # FedAvg's step is -work g
+        delta, recalled = _recalled(server, mean, alpha, cohort)  # not in the paper: memory
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
@@ -160,9 +162,12 @@ class FedSSO(Algorithm):
         if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
-            guard, net = _adapted(self, server, products, work, rounds)
+            look = Look(products, work, rounds, _slope_heard(mean, s, work), cohort)
+            guard, net = _adapted(self, server, look)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
+        if isinstance(mean, Heard):  # not in the paper: memory
+            s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
 
         unit = work if _is_cautious(self) else 1.0  # of B^-1
         form = _form(self, x, k, unit * guard.gamma)
@@ -174,15 +179,14 @@ class FedSSO(Algorithm):
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)
-        after = State(new, g, s, curvature, guard, seen, choice, net)
+        after = State(new, g, s, curvature, guard, seen, choice, net, recalled)
         return _caught(form, server, after, work, cohort) if _is_cautious(self) else after
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)
 
     def undo(self, server: State) -> tuple[State, Tensor] | None:
-        undoes = _chooses(self) and _guarded(self)
-        return _undone(server) if undoes else None
+        return _undone(server) if _chooses(self) and _guarded(self) else None
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return _columns(self, server)
@@ -205,6 +209,8 @@ def _check(record: FedSSO) -> None:
     at_least(record, "m", 1, most=10_000)
     if record.guard not in GUARDS:
         raise unknown("guard", record.guard, GUARDS)
+    if record.memory not in memory.KINDS:
+        raise unknown("memory", record.memory, memory.KINDS)
     qn.form(record.form, record.pairs, record.m)
 
 
@@ -220,6 +226,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         seen=_nothing_seen(x),
         choice=client_step.start(x),
         net=cautious.start(x, used=_is_cautious(record)),
+        memory=memory.start(x, used=record.remembers),
     )
 
 
@@ -238,18 +245,48 @@ def _is_cautious(record: FedSSO) -> bool:
     return record.guard == "cautious"
 
 
+def _recalled(
+    server: State,
+    mean: Tensor | Heard,
+    alpha: Scalar,
+    cohort: Cohort,
+) -> tuple[Tensor, memory.Memory]:
+    """delta = v_k - x_k [trials, d], corrected where there is a memory; and the memory."""
+    if isinstance(mean, Tensor):
+        return mean, server.memory
+    return memory.correct(server.memory, mean, alpha, cohort)
+
+
+class Look(NamedTuple):
+    """What the guard looks back with."""
+
+    products: Tensor  # [trials, 3, 3]: the inner products of s, y and g
+    work: Scalar  # alpha tau
+    rounds: Tensor  # [trials, 1]: how many there were, this one included
+    heard: Tensor | None  # [trials, 1]: s^T times the plain mean gradient of those who answered
+    cohort: Cohort
+
+
+def _slope_heard(mean: Tensor | Heard, s: Tensor, work: Scalar) -> Tensor | None:
+    """s^T times the plain mean gradient of those who answered; None if g is that already."""
+    if isinstance(mean, Tensor):
+        return None
+    return dot(s, mean.delta) / (-work * torch.ones_like(s[:, :1]))
+
+
 def _adapted(
     record: FedSSO,
     server: State,
-    products: Tensor,
-    work: Scalar,
-    rounds: Tensor,
+    look: Look,
 ) -> tuple[trust_region.Guard, cautious.Net]:
     """The guard and its net after a look back along the last step."""
+    products, work, rounds, heard, cohort = look
     if _is_cautious(record):
         net = cautious.follow(server.net, server.guard, products)
         return cautious.adapt(server.guard, net, products, work), net
-    return trust_region.adapt(server.guard, products, work, rounds), server.net
+    growth = trust_region.early_growth(cohort.size, cohort.mass)
+    guard = trust_region.adapt(server.guard, products, work, rounds, growth, heard)
+    return guard, server.net
 
 
 def _move(
@@ -380,7 +417,7 @@ def _nothing_seen(x: Tensor) -> Seen:
 
 
 def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:
-    """Columns of the trace, each [trials]; gamma and alpha only where they mean something."""
+    """Columns of the trace, each [trials]; some only where they mean something."""
     told = {name: value[:, 0] for name, value in server.seen._asdict().items()}
     alpha = told.pop("alpha")
     radius = server.guard.radius[:, 0]
@@ -392,4 +429,7 @@ def _columns(record: FedSSO, server: State) -> dict[str, Tensor]:
         told["falls"] = server.net.falls[:, 0]
     if _chooses(record):
         told["alpha"] = alpha
+    if record.remembers:
+        told["beta"] = server.memory.beta[:, 0]
+        told["known"] = server.memory.mass[:, 0]
     return told

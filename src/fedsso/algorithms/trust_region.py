@@ -46,6 +46,7 @@ EARLY = 4  # the first rounds, in which radius and gamma may grow faster
 EARLY_GROWTH = 10  # what they may grow by in one of these rounds
 LATE_GROWTH = 2  # and in one of the later rounds
 FLATTEST = 100  # the largest gamma
+ALL = 1 - 1e-9  # the share of the clients' weights from which on everybody has answered
 TINY = 1e-300  # stands for a direction of length 0
 
 
@@ -71,18 +72,28 @@ def adapt(
     products: Tensor,
     work: Scalar,
     rounds: Tensor,
+    growth: float = EARLY_GROWTH,
+    heard: Tensor | None = None,
 ) -> Guard:
     """New radius and gamma, after a look back along the last step.
 
-    `products` [trials, 3, 3] holds the inner products of s, y and g. `work` is alpha tau, so that
-    work |g| is the length of FedAvg's step. `rounds` [trials, 1] counts rounds, this one included.
+    Args:
+        guard: As the last step left it.
+        products: The inner products of s, y and g, [trials, 3, 3].
+        work: alpha tau, so that work |g| is the length of FedAvg's step.
+        rounds: How many there were, this one included, [trials, 1].
+        growth: What the first rounds may let the radius grow by, from `early_growth`.
+        heard: s^T times the plain mean gradient of those who answered, [trials, 1], where g was
+            corrected by a memory.
     """
     sg = products[..., 0, 2:]
     gg = products[..., 2, 2:]
     moved = guard.slope > 0
     radius = torch.where(guard.radius > 0, guard.radius, work * gg.sqrt())
     theta = torch.where(moved, sg / guard.slope, 0.0)
-    early = theta.new_tensor(1 / EARLY_GROWTH)
+    if heard is not None:
+        theta = _agreed(theta, torch.where(moved, heard / guard.slope, 0.0))
+    early = theta.new_tensor(1 / growth)
     late = theta.new_tensor(1 / LATE_GROWTH)
     least = torch.where(rounds > EARLY, late, early)
     m = 1 / torch.maximum(1 + theta, least).clamp(max=2)
@@ -90,6 +101,24 @@ def adapt(
     factor = torch.where(guard.capped | ~moved, 1.0, m * guard.share)
     gamma = (factor * guard.gamma).clamp(1, FLATTEST)
     return guard._replace(radius=radius, gamma=gamma)
+
+
+def early_growth(size: int, mass: float) -> float:
+    """What the first rounds may let the radius grow by: 1 more than the clients that answered.
+
+    `size` clients did, with `mass` of all weights. A slope that few clients agree upon may be
+    theirs alone. Where all answer it is `EARLY_GROWTH`, which is also the most.
+    """
+    if mass > ALL:
+        return EARLY_GROWTH
+    return min(EARLY_GROWTH, 1 + size)
+
+
+def _agreed(theta: Tensor, other: Tensor) -> Tensor:
+    """Of two values the one nearer to 0, and 0 where their signs differ."""
+    below = torch.maximum(theta, other).clamp(max=0)
+    above = torch.minimum(theta, other).clamp(min=0)
+    return below + above
 
 
 def damp(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Plan(NamedTuple):

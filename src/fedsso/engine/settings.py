@@ -301,6 +301,11 @@ class Settings:
         return ClientOptimizer(self.client, self.client_weight_decay)
 
     @property
+    def some_absent(self) -> bool:
+        """Whether some clients may be missing in a round."""
+        return self.participation < 1 or self.drop_rate > 0
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The floating-point type as torch has it."""
         return DTYPES[self.dtype]

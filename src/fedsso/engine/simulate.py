@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..algorithm.contract import Algorithm, Cohort
+from ..algorithm.contract import Algorithm, Attendance, Cohort
 from ..algorithm.records import stack
 from ..errors import InputError
 from ..objective.backend import Layout, buffers_of, ravel
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
+FORGOTTEN = 10.0  # how often the others answer before the server forgets who does not
 MIN_CHUNK = 8  # clients, however ragged
 SIMILAR = 0.8  # on a CPU, clients of a chunk have at least this share of the largest one's rows
 A = TypeVar("A", bound=Algorithm)
@@ -87,24 +88,30 @@ class Job:
     settings: Settings
 
 
-def fitted(record: A, model: nn.Module | Layout) -> A:
-    """The record for this model: it is told the sizes of the layers and the parameters' shapes.
+def fitted(
+    record: A,
+    model: nn.Module | Layout,
+    attendance: Attendance = Attendance(),  # noqa: B008
+) -> A:
+    """The record for this model and federation.
 
     Args:
         record: An algorithm's record, with plain numbers or stacked.
         model: A module, or the layout of its parameters in the flat vector.
+        attendance: How many clients there are, and whether some may be missing.
 
     Returns:
-        What `record.fit` makes of itself, given one number of parameters for each layer and the
-        shape of each parameter, both in the order of the flat vector. The parameters of one
-        submodule (a weight and its bias) count as one layer.
+        What `record.fit` and then `record.join` make of it. `fit` is given one number of
+        parameters for each layer and the shape of each parameter, both in the order of the flat
+        vector. The parameters of one submodule (a weight and its bias) count as one layer.
     """
     layout = model if isinstance(model, Layout) else Layout.of(model)
     layers: dict[str, int] = {}
     for name, size in zip(layout.names, layout.sizes, strict=True):
         owner = name.rpartition(".")[0]
         layers[owner] = layers.get(owner, 0) + size
-    return record.fit(list(layers.values()), [tuple(shape) for shape in layout.shapes])
+    record = record.fit(list(layers.values()), [tuple(shape) for shape in layout.shapes])
+    return record.join(attendance, sum(layout.sizes))
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
@@ -117,8 +124,7 @@ def admit(record: Algorithm, settings: Settings) -> None:
     """
     if not settings.optimizer.is_plain:
         _admit_optimizer(record, settings)
-    some_absent = settings.participation < 1 or settings.drop_rate > 0
-    if record.needs_all and some_absent:
+    if record.needs_all and settings.some_absent:
         raise InputError(
             f"{type(record).__name__} needs all clients in every round, got "
             f"participation={settings.participation:g}, drop_rate={settings.drop_rate:g}; use "
@@ -171,7 +177,8 @@ class Trials:
         shape = job.fed.sample_shape
         self.f, self.reason = objective(module, job.loss, settings.engine, self.device, shape)
         self.f.l2 = settings.l2
-        each = [fitted(record, module) for record in records]
+        attendance = Attendance(job.fed.clients, settings.some_absent)
+        each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)
         self.gather = Gather(self.fed, self.dtype)
@@ -201,9 +208,11 @@ class Trials:
             k=0,
             server=self.algorithm.server_init(x),
             own=[self.algorithm.client_init(x)] * self.job.fed.clients,
+            memory=[self.algorithm.memory_init(x)] * self.job.fed.clients,
             errors={},
             buffers=buffers.expand(self.trials, -1).contiguous(),
             position=np.zeros(self.job.fed.clients, np.int64),
+            unheard=np.zeros(self.job.fed.clients),
             ended=ended,
             diverged=torch.zeros_like(ended),
             first_loss=self._all(torch.nan),
@@ -313,8 +322,14 @@ class Trials:
         # Lists and arrays that the exchanges write into are copied here, so that the present
         # state stays as it is. The trees in them are replaced, never written into.
         state = self.now._replace(
-            k=k, own=list(self.own), errors=dict(self.errors), position=self.position.copy()
+            k=k,
+            own=list(self.own),
+            memory=list(self.now.memory),
+            errors=dict(self.errors),
+            position=self.position.copy(),
+            unheard=self.now.unheard.copy(),
         )
+        state = self._forget(state)
         loss: Tensor | None = None
         samples = 0
         plan = self.rounds.plan(k)
@@ -364,6 +379,7 @@ class Trials:
         # them.
         weight = self.p[who] / self.p[who].sum()
         own: Any = state.own
+        memory: Any = state.memory
         mean: Tree = None
         loss: Tensor | None = None
         start = state.buffers
@@ -381,9 +397,11 @@ class Trials:
             ids = clients.tolist()
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients))
+            remembered = gathered([memory[i] for i in clients])
+            received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
             # are in memory.
-            part_mean = tree_map(lambda leaf, w=w: torch.tensordot(w, leaf, 1), upload)
+            part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
@@ -391,6 +409,7 @@ class Trials:
             self._check_same_state(reply.own)
             for m, i in enumerate(clients):
                 own[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), reply.own)
+                memory[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), remembered)
             moved = torch.tensordot(w, self.f.buffers - start, 1)
             buffers = buffers + moved  # a difference, so that a constant stays to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
@@ -398,8 +417,30 @@ class Trials:
         heard = None if loss is None else loss.unsqueeze(-1)
         cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard)
         state.position[who] += steps
+        state.unheard[:] += mass
+        state.unheard[who] = 0
         server = phase.server(state.server, mean, cohort)
         return state._replace(server=server, buffers=buffers), loss
+
+    def _forget(self, state: State) -> State:
+        """The state without what the server remembers of clients that stay away.
+
+        They are those who have not answered while the others did so `FORGOTTEN` times each, on
+        average. The lists of the given state are written into.
+        """
+        memory: Any = state.memory
+        blank = self.algorithm.memory_init(self.models())
+        gone = np.flatnonzero(state.unheard > FORGOTTEN)
+        if not len(gone) or blank == ():
+            return state
+        p = self.p[gone].to(self.device, self.dtype)
+        of_gone = gathered([memory[i] for i in gone])
+        lost = tree_map(lambda leaf: _weighted(p, leaf), of_gone)
+        for i in gone:
+            memory[i] = blank
+            state.unheard[i] = 0
+        log.info("round %d: client(s) %s are forgotten", state.k, ", ".join(map(str, gone)))
+        return state._replace(server=self.algorithm.forget(state.server, lost))
 
     def _check_same_state(self, own: Tree) -> None:
         """A client must keep what `client_init` gave it: a resumed run could not read other.
@@ -523,10 +564,13 @@ class Trials:
 
         server = tree_map(keep, now.server, tried.server)
         own = tried.own
+        memory = tried.memory
         errors = tried.errors
         undone = torch.zeros_like(lost)
         if not alive.all():
             own = [tree_map(keep, *pair) for pair in zip(now.own, tried.own, strict=True)]
+            pairs = zip(now.memory, tried.memory, strict=True)
+            memory = [tree_map(keep, *pair) for pair in pairs]
             errors = {}
             for name, error in tried.errors.items():
                 before = now.errors.get(name, torch.zeros_like(error))
@@ -540,6 +584,7 @@ class Trials:
         new = tried._replace(
             server=server,
             own=own,
+            memory=memory,
             errors=errors,
             buffers=keep(now.buffers, tried.buffers),
             first_loss=torch.where(undone, now.first_loss, self._first(loss)),
@@ -631,6 +676,7 @@ class Trials:
         for name, error in self.errors.items():
             out[f"errors.{name}"] = error
         out["position"] = torch.from_numpy(self.position)
+        out["unheard"] = torch.from_numpy(self.now.unheard)
         out["k"] = torch.tensor(self.k)
         columns = self.columns()
         for name, column in columns.items():
@@ -679,15 +725,27 @@ class Trials:
         lost = torch.empty(self.trials, self.uplink.width, dtype=self.dtype)
         errors = {name: read.like(f"errors.{name}", lost) for name in lossy}
         position = read.tensor("position", (self.fed.clients,), torch.int64)
+        unheard = torch.zeros(self.fed.clients, dtype=torch.float64)  # of earlier versions
+        if "unheard" in saved:
+            unheard = read.tensor("unheard", unheard.shape, unheard.dtype)
         trees = {name: read.tree(name, getattr(self.now, name)) for name in KEPT}
         trees["own"] = list(trees["own"])
+        trees["memory"] = list(trees["memory"])
         steps = position.cpu().numpy().copy()
-        state = self.now._replace(k=k, errors=errors, position=steps, **trees)
+        absence = unheard.cpu().numpy().copy()
+        state = self.now._replace(k=k, errors=errors, position=steps, unheard=absence, **trees)
         if not self.models(state).isfinite().all():
             raise Damaged("the checkpoint's model holds NaN or infinite numbers")
         ended = state.ended
         diverged = state.diverged
-        counts = (position >= 0, ended >= -1, ended <= k, diverged >= 0, diverged <= k)
+        counts = (
+            position >= 0,
+            unheard >= 0,
+            ended >= -1,
+            ended <= k,
+            diverged >= 0,
+            diverged <= k,
+        )
         if not all(bool(right.all()) for right in counts):
             raise Damaged(f"the checkpoint counts rounds or steps that cannot be after {k} rounds")
         self.now = state
@@ -695,6 +753,12 @@ class Trials:
         for i in range(k + 1):
             self.rows.append({name: column[i] for name, column in rows.items()})
         self._columns = rows
+
+
+def _weighted(weights: Tensor, leaf: Tensor) -> Tensor:
+    """The sum of a leaf [clients, ...] over the clients, with weights [clients]."""
+    total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
+    return total
 
 
 def _within(loss: Tensor, limit: Tensor) -> Tensor:

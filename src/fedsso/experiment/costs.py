@@ -200,6 +200,7 @@ class Rehearsal:
         short = replace(cast(Any, record), **{name: 1 for name in LOOPS if hasattr(record, name)})
         self.algorithm: Algorithm = stack([short], x.dtype, META)
         self.server, self.own = self.algorithm.server_init(x), self.algorithm.client_init(x)
+        self.memory = self.algorithm.memory_init(x)
         self.uplink, self.errors = (
             uplink(self.algorithm, self.server, self.f.layout, work.compress),
             Errors(),
@@ -226,7 +227,10 @@ class Rehearsal:
             ledger.upload(sent, 1)
             self.own = tree_map(lambda leaf: leaf[0], reply.own)
             # The mean over the clients: of one client it is what that client sent.
-            mean = tree_map(lambda leaf: leaf[0], read)
+            held = tree_map(lambda leaf: leaf.unsqueeze(0), self.memory)
+            heard, held = phase.receive(self.server, read, held, k)
+            self.memory = tree_map(lambda leaf: leaf[0], held)
+            mean = tree_map(lambda leaf: leaf[0], heard)
             self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
         return ledger
 

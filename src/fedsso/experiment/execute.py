@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..algorithm import Attendance
 from ..algorithm.records import signature, stack
 from ..engine import checkpoint
 from ..engine.simulate import Trials, fitted
@@ -191,11 +192,11 @@ def _trials(run: Planned) -> int:
     """
     device = run.settings.torch_device.type
     meta = run.problem.without_memory()
-    record = stack([fitted(run.record, run.problem.module)], meta.dtype, meta.device)
-    each = (
-        nbytes(record.server_init(meta), 1)
-        + nbytes(record.client_init(meta), 1) * run.problem.fed.clients
-    )
+    attendance = Attendance(run.problem.fed.clients, run.settings.some_absent)
+    record = fitted(run.record, run.problem.module, attendance)
+    stacked = stack([record], meta.dtype, meta.device)
+    of_client = nbytes(stacked.client_init(meta), 1) + nbytes(stacked.memory_init(meta), 1)
+    each = nbytes(stacked.server_init(meta), 1) + of_client * attendance.clients
     fit = max(1, MEMORY[device] // max(1, each))
     return int(min(TRIALS, fit) if device == "cpu" else fit)
 

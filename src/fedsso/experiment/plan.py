@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, Attendance
 from ..algorithm.records import OTHER_NAMES, fields_of
 from ..algorithms import ALGORITHMS, make
 from ..engine import checkpoint
@@ -367,13 +367,15 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
     """
     settings = problem.settings
     admit(record, settings)
-    record = fitted(record, problem.module)
+    attendance = Attendance(problem.fed.clients, settings.some_absent)
+    record = fitted(record, problem.module, attendance)
     x = problem.without_memory()
     server = record.server_init(x)
     uplink(record, server, Layout.of(problem.module), settings.compress)
     problem.grants(record.asks())
     clients = problem.fed.clients
-    keeps = nbytes(server, 1) + nbytes(record.client_init(x), 1) * clients
+    of_client = nbytes(record.client_init(x), 1) + nbytes(record.memory_init(x), 1)
+    keeps = nbytes(server, 1) + of_client * clients
     memory = _memory(settings.torch_device)
     if 2 * keeps > memory:  # of the round before and of this one
         raise InputError(

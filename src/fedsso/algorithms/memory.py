@@ -1,0 +1,261 @@
+"""The server's memory of every client's last gradient: FedSSO with memory="clients".
+
+Where only some clients answer, their mean gradient is not the federation's, and y = g_k - g_{k-1}
+compares different clients. A server that sees single replies can remember what each client sent
+last, and make up for those who are absent. Clients and bytes stay as they are. The symbols are
+those of `fedsso.py`, and further:
+
+    S, p_i, w_i   who answers; the clients' weights; p_i over the sum of p_j of S
+    u_i           (x - v_i) / alpha, the sum of the local gradients of client i in this round
+    o_i, x_i      u_i of its last answer, and the model that it had then
+    o             the mean of all o_i that are known, with weights p_i
+    m             the share of all weights that S has, sum of the p_i of S
+
+The corrected gradient. A client of S was above the mean by o_i - o when it last answered. As far
+as that lasts, it tells how much this cohort differs from the federation:
+
+    tau g = sum_S w_i u_i - beta sum_S w_i (o_i - o)
+
+beta = 0 would be no memory, beta = 1 is the correction of FedVARP and SAGA. How much lasts is
+learned from the clients' own answers. It is the slope of today's deviations over yesterday's:
+
+    beta = A / C, within 0 <= beta <= 1
+    A    = 0.8 A + sum_S w_i (u_i - o)^T (o_i - o)
+    C    = 0.8 C + sum_S w_i |o_i - o|^2
+
+A client that has never answered counts with o, which is to say not at all. One that has not
+answered for long is forgotten (`Algorithm.forget`), and counts likewise.
+
+The better pair. The server has two pairs (s, y) to learn from: that of its own last step, with
+corrected gradients, and that of the clients who answer again. Each of them knows its gradient at
+two models, x_i and x, and no other client is involved:
+
+    s = (1 - m) s + m sum_S w_i (x - x_i),    y = (1 - m) y + m sum_S w_i (u_i - o_i) / tau
+
+The sums run on over some 1 / m rounds, in which about every client answers once: the curvature of
+a single client is not that of the mean. This pair is used where cos(s, y) is at least 0.5 and
+larger than in the other pair: noise and differences between clients make it small. A pair of the
+server's step does not enter where a client of S answered for the first time, since y would then
+mostly tell how this client differs.
+
+Where all clients answer, none of this changes anything: the correction is 0, and the server's own
+pair is used.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor
+
+from ..algorithm.contract import Algorithm, Attendance, Cohort
+from ..algorithm.schedule import at
+from ..support.linalg import dot, gram
+from ..support.trees import Scalar, Tree
+from .trust_region import ALL, TINY
+
+log = logging.getLogger("fedsso")
+KINDS = ("auto", "clients", "none")
+LASTS = 0.8  # what a round leaves of the sums that beta is learned from
+CLEAR = 0.5  # the cosine from which on the clients' pair may be used
+BYTES = 2_000_000_000  # the largest memory that memory="auto" takes, for one trial
+
+
+class Kept(NamedTuple):
+    """What the server remembers of one client; [..., trials, d] and [..., trials, 1]."""
+
+    u: Tensor  # o_i
+    x: Tensor  # x_i
+    known: Tensor  # 1 if it has answered, else 0
+
+
+class Memory(NamedTuple):
+    """What the server knows about all clients together; [trials, d] and [trials, 1]."""
+
+    total: Tensor  # sum of p_i o_i over the clients that are known
+    mass: Tensor  # sum of their p_i
+    s: Tensor  # the pair of the clients that answer again; y is not yet divided by tau
+    y: Tensor
+    along: Tensor  # A
+    square: Tensor  # C
+    beta: Tensor
+
+
+class Heard(NamedTuple):
+    """What is averaged over the clients of S instead of their updates."""
+
+    delta: Tensor  # v_i - x
+    deviation: Tensor  # o_i - o; 0 for a client that is not known
+    known: Tensor
+    s: Tensor  # x - x_i, and 0 likewise
+    y: Tensor  # u_i - o_i, and 0 likewise
+    along: Tensor  # (u_i - o)^T (o_i - o)
+    square: Tensor  # |o_i - o|^2
+
+
+def fits(clients: int, d: int, itemsize: int = 4) -> bool:
+    """Whether so many clients' gradients and models, of d numbers each, fit into the budget."""
+    return 2 * clients * d * itemsize <= BYTES
+
+
+def start(x: Tensor, *, used: bool) -> Memory:
+    """The memory before the first round from the models x [trials, d].
+
+    One that is not used takes no space.
+    """
+    vector = x.new_zeros(x.shape)
+    number = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
+    empty = Memory(vector, number, vector, vector, number, number, number)
+    if used:
+        return empty
+    return Memory(*[field[:, :0] for field in empty])
+
+
+def blank(x: Tensor) -> Kept:
+    """What is known of a client that has not answered yet, for models x [trials, d]."""
+    zero = x.new_zeros(x.shape)
+    return Kept(zero, zero, zero[:, :1])
+
+
+def hear(
+    memory: Memory,
+    x: Tensor,
+    alpha: Scalar,
+    delta: Tensor,
+    kept: Kept,
+) -> tuple[Heard, Kept]:
+    """What is averaged, and what is remembered from now on.
+
+    `delta` [M, trials, d] are the updates v_i - x of some clients, `kept` is what the server
+    remembers of them. x is [trials, d].
+    """
+    u = delta / -alpha
+    known = kept.known
+    deviation = known * (kept.u - mean(memory))
+    heard = Heard(
+        delta=delta,
+        deviation=deviation,
+        known=known,
+        s=known * (x - kept.x),
+        y=known * (u - kept.u),
+        along=dot(u - mean(memory), deviation),
+        square=dot(deviation, deviation),
+    )
+    return heard, Kept(u, x.expand_as(u), torch.ones_like(known))
+
+
+def mean(memory: Memory) -> Tensor:
+    """o [trials, d], the mean of what is known; 0 before anybody has answered."""
+    nobody = memory.mass == 0
+    return memory.total / torch.where(nobody, 1.0, memory.mass).to(memory.total.dtype)
+
+
+def correct(
+    memory: Memory,
+    heard: Heard,
+    alpha: Scalar,
+    cohort: Cohort,
+) -> tuple[Tensor, Memory]:
+    """The update v - x of the whole federation, as far as it can be told; and the new memory."""
+    m = cohort.mass
+    along = LASTS * memory.along + heard.along
+    square = LASTS * memory.square + heard.square
+    beta = (along / square.clamp(min=TINY)).clamp(0, 1)
+    answered = -heard.delta / alpha  # sum_S w_i u_i
+    replaced = heard.deviation + heard.known * mean(memory)  # sum_S w_i o_i of the known
+    new = Memory(
+        total=memory.total + m * (answered - replaced),
+        mass=(memory.mass + m * (1 - heard.known.double())).clamp(max=1),
+        s=(1 - m) * memory.s + m * heard.s,
+        y=(1 - m) * memory.y + m * heard.y,
+        along=along,
+        square=square,
+        beta=beta,
+    )
+    if m > ALL:
+        return heard.delta, new
+    return heard.delta + alpha * beta.to(answered.dtype) * heard.deviation, new
+
+
+def forget(memory: Memory, lost: Kept) -> Memory:
+    """The memory without clients; `lost` is the sum of p_i times what was remembered of them."""
+    return memory._replace(
+        total=memory.total - lost.u,
+        mass=(memory.mass - lost.known.double()).clamp(min=0),
+    )
+
+
+def better(
+    memory: Memory,
+    heard: Heard,
+    s: Tensor,
+    y: Tensor,
+    products: Tensor,
+    g: Tensor,
+    cohort: Cohort,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pair that the server learns from: (s, y, their inner products with g).
+
+    s and y [trials, d] are the pair of the server's own step, `products` [trials, 3, 3] its inner
+    products and those with g.
+    """
+    if cohort.mass > ALL:
+        return s, y, products
+    y_clients = memory.y / cohort.steps
+    of_clients = gram(memory.s, y_clients, g)
+    clients = (_cosine(of_clients) >= CLEAR) & (_cosine(of_clients) > _cosine(products))
+    new_client = heard.known < ALL
+    nothing = torch.zeros_like(y)
+    y = torch.where(clients, y_clients, torch.where(new_client, nothing, y))
+    s = torch.where(clients, memory.s, s)
+    return s, y, gram(s, y, g)
+
+
+def _cosine(products: Tensor) -> Tensor:
+    """cos(s, y), [trials, 1]; -1 where one of them is 0."""
+    ss = products[..., 0, :1]
+    sy = products[..., 0, 1:2]
+    yy = products[..., 1, 1:2]
+    return (sy / (ss * yy).sqrt()).nan_to_num(-1.0)
+
+
+class Remembering(Algorithm):
+    """The part of FedSSO's record that keeps the memory, where its field `memory` says so."""
+
+    memory: str
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a memory; "auto" means no until `join` has decided it."""
+        return self.memory == "clients"
+
+    def join(self, attendance: Attendance, d: int) -> Self:
+        """Decide memory="auto": on if some clients may be absent and the memory fits."""
+        if self.memory != "auto":
+            return self
+        room = fits(attendance.clients, d)
+        if attendance.some_absent and not room:
+            log.warning(
+                "a memory of %d clients with %d parameters each exceeds 2 GB: FedSSO goes without; "
+                "memory='clients' insists",
+                attendance.clients,
+                d,
+            )
+        chosen = "clients" if attendance.some_absent and room else "none"
+        return cast(Self, replace(cast(Any, self), memory=chosen))
+
+    def memory_init(self, x: Tensor) -> Tree:
+        return blank(x) if self.remembers else ()
+
+    def receive(self, server: Any, upload: Tensor, memory: Any, k: int) -> tuple[Tree, Tree]:
+        if not self.remembers:
+            return upload, memory
+        own: Any = self
+        alpha = at(own.alpha, k, server.choice.alpha)
+        return hear(server.memory, server.x, alpha, upload, memory)
+
+    def forget(self, server: Any, lost: Any) -> Any:
+        return server._replace(memory=forget(server.memory, lost))
