@@ -51,7 +51,7 @@ from flwr.server.strategy import FedAvg
 from ..algorithm.schedule import Step
 from ..errors import InputError, integer
 from ..server import Server
-from . import bounds, privacy, statistics
+from . import bounds, messages, privacy, statistics
 from .bounds import Clip, checked
 from .screen import HEAVY, farthest, header, heaviest, holds, scales_of, told_moves
 from .settings import loss, server, split, told
@@ -102,6 +102,7 @@ class LegacyFedSSO(FedAvg):
         loss_key: str | None = None,
         **keywords: Any,
     ) -> None:
+        messages.join()
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         # In place, Flower's mean of integers would be 0.
         super().__init__(**{"inplace": False, **of_fedavg})

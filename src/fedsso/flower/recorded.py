@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..errors import InputError
 from ..experiment.trace import Trace
 from ..report.tables import Curve
+from . import messages
 from .folder import Folder, Saved
 from .journal import Journal
 from .privacy import chain
@@ -66,6 +67,7 @@ class Recorded(Strategy):
                 same text.
             checkpoint_dir: The folder, or None.
         """
+        messages.join()
         self.name = name
         self.journal = Journal()
         self.folder = None
