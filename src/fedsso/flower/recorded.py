@@ -18,11 +18,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..errors import InputError
 from ..experiment.trace import Trace
 from ..report.tables import Curve
-from . import messages
 from .folder import Folder, Saved
 from .journal import Journal
 from .privacy import chain
 from .screen import screen, tell
+from .settings import join_logs
 from .wire import arrays_of
 
 log = logging.getLogger("flwr")
@@ -67,7 +67,7 @@ class Recorded(Strategy):
                 same text.
             checkpoint_dir: The folder, or None.
         """
-        messages.join()
+        join_logs()
         self.name = name
         self.journal = Journal()
         self.folder = None
