@@ -418,3 +418,15 @@ def test_privacy_around_it_is_refused(wrapper: Any) -> None:
         )
     with pytest.raises(InputError, match="Put it inside"):
         outside.configure_fit(1, ndarrays_to_parameters([np.zeros(2)]), SimpleClientManager())
+
+
+def test_what_the_core_tells_is_in_flowers_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("fedsso"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [handler])
+    for _ in range(2):  # a second strategy does not double the messages
+        LegacyFedSSO()
+    logging.getLogger("fedsso").warning("going back")
+    assert heard == ["going back"]

@@ -168,6 +168,48 @@ def test_the_summary_names_the_settings(caplog: pytest.LogCaptureFixture) -> Non
     assert "Minimum nodes" in caplog.text
 
 
+class Heard(logging.Handler):
+    """Keeps the messages that a logger's handlers get."""
+
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+def test_a_fall_is_told_once_in_flowers_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The core logs to "fedsso"; Flower shows, and writes to its log file, what "flwr" handles."""
+    grid = federation()
+
+    def alarmed(reply: Message) -> Message:
+        if (
+            grid.asked.content.get("config", {}).get("server-round") == 7
+            and "arrays" in reply.content
+        ):
+            reply.content["metrics"]["train_loss"] = 1e6
+        return reply
+
+    grid.tamper = alarmed
+    heard, deaf = Heard(), Heard(logging.ERROR)
+    flower = logging.getLogger("flwr")
+    flower.addHandler(heard)
+    flower.addHandler(deaf)
+    try:
+        FedSSO()  # a second strategy in the same process does not double the messages
+        result = FedSSO().start(grid, initial(), num_rounds=8)
+    finally:
+        flower.removeHandler(heard)
+        flower.removeHandler(deaf)
+    assert result.train_metrics_clientapp[8]["fedsso-falls"] == 1
+    told = [line for line in heard.lines if "the last step made things worse" in line]
+    assert len(told) == 1
+    assert told[0].startswith("WARNING FedSSO: round 7: ")
+    assert deaf.lines == []
+    assert caplog.text.count("the last step made things worse") == 1
+
+
 # ---- checkpoints ----
 
 

@@ -54,7 +54,7 @@ from ..server import Server
 from . import bounds, privacy, statistics
 from .bounds import Clip, checked
 from .screen import HEAVY, farthest, header, heaviest, holds, scales_of, told_moves
-from .settings import loss, server, split, told
+from .settings import join_logs, loss, server, split, told
 from .wire import Arrays, Model, Values
 
 log = logging.getLogger("flwr")
@@ -102,6 +102,7 @@ class LegacyFedSSO(FedAvg):
         loss_key: str | None = None,
         **keywords: Any,
     ) -> None:
+        join_logs()
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         # In place, Flower's mean of integers would be 0.
         super().__init__(**{"inplace": False, **of_fedavg})

@@ -22,6 +22,7 @@ from .folder import Folder, Saved
 from .journal import Journal
 from .privacy import chain
 from .screen import screen, tell
+from .settings import join_logs
 from .wire import arrays_of
 
 log = logging.getLogger("flwr")
@@ -66,6 +67,7 @@ class Recorded(Strategy):
                 same text.
             checkpoint_dir: The folder, or None.
         """
+        join_logs()
         self.name = name
         self.journal = Journal()
         self.folder = None

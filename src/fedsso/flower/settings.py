@@ -1,11 +1,18 @@
-"""Keywords in, metrics out: what the strategies for Flower's two generations share.
+"""Keywords in, metrics and messages out: what the strategies for Flower's two generations share.
 
 A strategy takes its own keywords, the fields of the FedSSO record, and the keywords of FedAvg, all
 in one call. The functions here sort them and check them.
+
+The modules of this room log to Flower's own logger, "flwr". The core does not know Flower and logs
+to "fedsso": that the server went back to an earlier model, that a checkpoint is damaged, that pairs
+do not fit into the memory. Python would write these to standard error without their level, between
+Flower's lines, and they would be missing in Flower's log file. `join_logs` shows them in Flower's
+log.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from inspect import signature
@@ -32,6 +39,9 @@ LOSSES = ("train_loss", "train-loss", "training_loss", "loss")
 
 Keywords = dict[str, Any]
 """Keyword arguments by name."""
+
+FLOWER = logging.getLogger("flwr")
+CORE = logging.getLogger("fedsso")
 
 
 def split(
@@ -135,3 +145,31 @@ def told(numbers: Mapping[str, float]) -> dict[str, float]:
         dashed = name.replace("_", "-")
         found[f"fedsso-{dashed}"] = value
     return found
+
+
+# ---- messages ----
+
+
+class ToFlower(logging.Handler):
+    """Gives each record to the handlers of Flower's logger.
+
+    They are looked up for each record, because Flower adds some of them late. The record is not
+    logged again under "flwr": both loggers pass their records on to the root logger, whose handlers
+    would then show it twice.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Let those of Flower's handlers show a record whose level admits it."""
+        for handler in FLOWER.handlers:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+
+
+def join_logs() -> None:
+    """Show what the core logs in Flower's log from now on. A second call changes nothing.
+
+    It leaves the level of "fedsso" alone: unless somebody has set it, warnings and errors are
+    shown.
+    """
+    if not any(isinstance(handler, ToFlower) for handler in CORE.handlers):
+        CORE.addHandler(ToFlower())
