@@ -20,7 +20,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from .algorithm.checks import HUGE
 from .algorithms.fedsso import FedSSO
-from .errors import InputError, number
+from .algorithms.memory import KINDS
+from .errors import InputError, number, unknown
 from .server import Server
 
 log = logging.getLogger("fedsso")
@@ -35,6 +36,7 @@ class ServerBFGS(Optimizer):
     The parameters that require a gradient when the optimizer is made are treated as one vector, in
     order. A parameter whose `grad` is None counts as unmoved. With lr = 0, or if every `grad` is
     None, a step does nothing. If the mean is not finite, that is logged and the model is kept.
+    memory="clients" is refused, because the optimizer sees the mean alone; "auto" means "none".
 
     The group's lr (by a scheduler), local_lr, local_steps, lam and Lam may change between steps;
     R, form, guard, pairs and m may not. `server` tells the round `k` and `diagnostics()`.
@@ -61,7 +63,9 @@ class ServerBFGS(Optimizer):
         guard: str = "cautious",
         pairs: int = 200,
         m: int = 20,
+        memory: str = "auto",
     ) -> None:
+        _check_memory(memory)
         group = {
             "lr": lr,
             "local_lr": local_lr,
@@ -220,6 +224,17 @@ class ServerBFGS(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "server": self.server, "_sizes": self._sizes}
+
+
+def _check_memory(memory: str) -> None:
+    """Refuse a memory of single clients, and a word that is none of the record's."""
+    if memory == "clients":
+        raise InputError(
+            "memory='clients' needs what each client sent, but ServerBFGS sees their mean alone; "
+            "use memory='none', or fedsso.flower.FedSSO"
+        )
+    if memory not in KINDS:
+        raise unknown("memory", memory, KINDS)
 
 
 def _server(group: Mapping[str, Any]) -> Server:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from .algorithm import Cohort
+from .algorithm.contract import Attendance
 from .algorithm.records import stack
 from .algorithm.schedule import at
+from .algorithms import memory
 from .algorithms.cautious import PATIENCE
 from .algorithms.fedsso import FedSSO, State
 from .errors import MOST, InputError, number
@@ -26,6 +28,25 @@ from .support.trees import named_leaves, tree_map
 
 log = logging.getLogger("fedsso")
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
+MEMORY = "server.memory."  # how the leaves of the memory begin
+
+
+class Answers(NamedTuple):
+    """What the clients of a round sent, and what the server remembers: for memory="clients".
+
+    `remembered.Remembered` makes it.
+    """
+
+    heard: memory.Heard
+    """The weighted mean over the clients that answered, leaves [1, ...]."""
+    size: int
+    """How many clients answered."""
+    mass: float
+    """Their share of the weights of all clients, at most 1."""
+    total: Tensor
+    """The sum of p_i o_i over the clients that were known before this round, [1, d]."""
+    known: float
+    """The sum of their p_i."""
 
 
 class Server:
@@ -75,11 +96,14 @@ class Server:
     def advance(
         self,
         x: Tensor,
-        delta: Tensor,
+        delta: Tensor | Answers,
         k: int | None = None,
         loss: float | None = None,
     ) -> Tensor:
         """The next model [d], from this one and from the clients' mean update delta = v - x.
+
+        `delta` [d] is that mean, or, with memory="clients", what `remembered.Remembered` makes of
+        the single updates.
 
         `loss` is the clients' mean training loss of this round, if they report it; the cautious
         guard looks at it.
@@ -91,23 +115,55 @@ class Server:
         x = x.detach()
         if k is None:
             k = self.k + 1
-        if delta.shape != x.shape or k <= self.k:
+        mean: Tensor | memory.Heard
+        if isinstance(delta, Answers):
+            mean = delta.heard
+            update = mean.delta[0]
+        else:
+            update = delta.detach()
+            mean = update.unsqueeze(0)
+        if update.shape != x.shape or k <= self.k:
             raise InputError(
                 f"x and v must be vectors of one length, in round {self.k + 1} or later; got "
-                f"{tuple(x.shape)}, {tuple(delta.shape)}, round {k}"
+                f"{tuple(x.shape)}, {tuple(update.shape)}, round {k}"
             )
-        heard = None
-        if loss is not None:
-            heard = torch.tensor([[loss]], dtype=torch.float64, device=x.device)
-        cohort = Cohort(self.steps + 1, 1, torch.arange(1), 1.0, self.local_steps, heard)
         algorithm = stack([self._record_of(k)], x.dtype, x.device)
         with torch.no_grad():
             before = self._at(x)
-            self.state = algorithm.server(before, delta.detach().unsqueeze(0), cohort)
+            if isinstance(delta, Answers):
+                before = before._replace(memory=_recalled(before.memory, delta))
+            self.state = algorithm.server(before, mean, self._cohort(delta, loss, x.device))
         _tell_falls(before, self.state, k)
         self.k = k
         self.steps += 1
         return self.state.x[0].clone()
+
+    def _cohort(
+        self,
+        delta: Tensor | Answers,
+        loss: float | None,
+        device: torch.device,
+    ) -> Cohort:
+        """Who answered. A server that is given a mean takes it for that of all clients."""
+        told = None
+        if loss is not None:
+            told = torch.tensor([[loss]], dtype=torch.float64, device=device)
+        size = 1
+        mass = 1.0
+        if isinstance(delta, Answers):
+            size = delta.size
+            mass = delta.mass
+        return Cohort(self.steps + 1, size, torch.arange(size), mass, self.local_steps, told)
+
+    def join(self, attendance: Attendance, d: int) -> None:
+        """Decide memory="auto" for this federation and a model of d parameters.
+
+        Where the memory begins after some rounds, everything else goes on as it was.
+        """
+        self.record = self.record.join(attendance, d)
+        state = self.state
+        if state is not None and self.record.remembers and not state.memory.total.numel():
+            self.state = state._replace(memory=memory.start(state.x, used=True))
 
     def _record_of(self, k: int) -> FedSSO:
         """The record with the step sizes of round k."""
@@ -163,7 +219,12 @@ class Server:
         return counts | packed(self.state, self.steps)
 
     def restore(self, x: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from `tensors()`; x [d] has the model's size, type and device."""
+        """Go on from `tensors()`; x [d] has the model's size, type and device.
+
+        A state that was saved with a memory decides memory="auto".
+        """
+        if _has_memory(tensors):
+            self.join(Attendance(some_absent=True), 0)
         state = unpacked(self._blank(x.detach().unsqueeze(0)), tensors)
         none = torch.tensor(0)
         k = int(tensors.get("k", none))
@@ -173,6 +234,18 @@ class Server:
         self.state = state
         self.k = k
         self.steps = steps
+
+
+def _recalled(before: memory.Memory, answers: Answers) -> memory.Memory:
+    """The memory with the weights of this round, in which clients may have come or gone."""
+    mass = torch.full_like(before.mass, answers.known)
+    return before._replace(total=answers.total, mass=mass)
+
+
+def _has_memory(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a saved state has a memory of clients."""
+    total = tensors.get(f"{MEMORY}total")
+    return total is not None and total.numel() > 0
 
 
 def _tell_falls(before: State, after: State, k: int) -> None:
@@ -204,8 +277,16 @@ def packed(state: Any, steps: int) -> dict[str, Tensor]:
 
 
 def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A blank state filled with what `packed` gave."""
-    names = [name for name, _ in named_leaves(blank, "server")]
+    """A blank state filled with what `packed` gave.
+
+    A state of a version without a memory of clients goes on with a blank one.
+    """
+    of_blank = dict(named_leaves(blank, "server"))
+    names = list(of_blank)
+    older = not any(name.startswith(MEMORY) for name in tensors)
+    if older:
+        memories = {name: leaf for name, leaf in of_blank.items() if name.startswith(MEMORY)}
+        tensors = {**tensors, **memories}
     missing = [name for name in names if name not in tensors]
     if missing:
         raise InputError(

@@ -28,6 +28,7 @@ from ..support.trees import Scalar, Tree
 from .client_optimizer import ClientOptimizer
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
+FORGOTTEN = 10.0  # how often the others answer before the server forgets who does not
 
 
 class Batch(NamedTuple):

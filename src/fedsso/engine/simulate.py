@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..algorithm.contract import Algorithm, Attendance, Cohort
+from ..algorithm.contract import FORGOTTEN, Algorithm, Attendance, Cohort
 from ..algorithm.records import stack
 from ..errors import InputError
 from ..objective.backend import Layout, buffers_of, ravel
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedsso")
 SMALL = 1e-6  # the least that counts as a first loss: a run may start at the optimum
-FORGOTTEN = 10.0  # how often the others answer before the server forgets who does not
 MIN_CHUNK = 8  # clients, however ragged
 SIMILAR = 0.8  # on a CPU, clients of a chunk have at least this share of the largest one's rows
 A = TypeVar("A", bound=Algorithm)

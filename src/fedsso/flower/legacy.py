@@ -76,7 +76,8 @@ class LegacyFedSSO(FedAvg):
             statistics of BatchNorm. Arrays of integers are always treated so.
         clip: What bounds the influence of one reply, where replies can be seen. None does not bound
             it.
-        **keywords: The fields of `fedsso.FedSSO`, and the keywords of the earlier FedAvg.
+        **keywords: The fields of `fedsso.FedSSO`, and the keywords of the earlier FedAvg. There is
+            no memory of clients: memory="auto" means "none" here, "clients" is refused.
 
     >>> strategy = LegacyFedSSO(eta_l=0.01, local_steps=5, min_fit_clients=4)
     >>> strategy.min_fit_clients
@@ -104,6 +105,11 @@ class LegacyFedSSO(FedAvg):
     ) -> None:
         join_logs()
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
+        if of_record.get("memory") == "clients":
+            raise InputError(
+                "memory='clients' needs what each client sent; LegacyFedSSO is for secure "
+                "aggregation, which hides that: use memory='none', or fedsso.flower.FedSSO"
+            )
         # In place, Flower's mean of integers would be 0.
         super().__init__(**{"inplace": False, **of_fedavg})
         self.server = server(eta_l, local_steps, of_record)

@@ -105,6 +105,11 @@ class PhasedStrategy(Recorded):
             else:
                 of_record[name] = value
         self.record = _record(algorithm, of_record)
+        if getattr(self.record, "memory", "") == "clients":
+            raise InputError(
+                "PhasedStrategy keeps no memory of clients; use memory='none', or "
+                "fedsso.flower.FedSSO with memory='clients'"
+            )
         self.inner = FedAvg(**sampling(of_fedavg))
         _check_fraction(self.record, self.inner.fraction_train)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)

@@ -13,6 +13,9 @@ How the symbols of the paper are called here:
 
 Users of Flower seldom know alpha and tau, and their clients may run Adam, momentum or whole epochs.
 So the default here is guard="cautious" (`algorithms/cautious.py`), which needs neither number.
+
+Where FedAvg itself averages and some nodes do not answer, the server remembers what each node sent
+last, by its id (`remembered.py`). All other strategies inside show FedSSO nothing but their mean.
 """
 
 from __future__ import annotations
@@ -28,10 +31,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
+from torch import Tensor
 
-from ..algorithm.schedule import Step
+from ..algorithm.contract import Attendance
+from ..algorithm.schedule import Step, at
 from ..errors import InputError
-from ..server import Server
+from ..remembered import Answer, Remembered
+from ..server import Answers, Server
 from . import privacy, settings
 from .answers import shown
 from .bounds import Clip, checked
@@ -74,8 +80,13 @@ class FedSSO(Recorded):
         clip: What bounds the influence of one reply. None does not bound it.
         loss_key: The metric in which clients report their training loss. By default "train_loss",
             "train-loss", "training_loss" or "loss", if they report one of these.
-        **keywords: The fields of `fedsso.FedSSO`, such as eta, form, guard and R, and the keywords
-            of FedAvg, such as fraction_train and min_train_nodes.
+        **keywords: The fields of `fedsso.FedSSO`, such as eta, form, guard, R and memory, and the
+            keywords of FedAvg, such as fraction_train and min_train_nodes.
+
+    memory="clients" remembers what each node sent last, and makes up for those that do not answer.
+    "none" does not. The default "auto" begins to remember in the first round that a connected node
+    does not answer, if FedAvg averages and the memory takes at most 2 GB. Where another strategy
+    averages, "clients" is refused.
 
     >>> strategy = FedSSO(fraction_train=0.5)
     >>> strategy.name
@@ -108,6 +119,8 @@ class FedSSO(Recorded):
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         self.server = server(eta_l, local_steps, of_record)
         self.inner = _inner(inner, of_fedavg)
+        _check_memory(self.server, self.inner)
+        self.remembered = Remembered()
         self.buffers = _patterns(buffers)
         self.loss_key = loss_key
         # A private strategy clips by itself.
@@ -119,6 +132,8 @@ class FedSSO(Recorded):
         self._current = ArrayRecord()
         self._sent: Arrays = {}
         self._asked: list[Message] = []
+        # The nodes that could have been asked.
+        self._connected: set[int] = set()
         # How many rounds in a row the inner strategy has failed.
         self._failures = 0
 
@@ -132,15 +147,19 @@ class FedSSO(Recorded):
         inside = " of ".join(names)
         steps = f"local_steps={self.server.local_steps:g}"
         replies = f"inner {inside}, buffers {self.buffers}, clip {self.clip}"
-        return f"{self.server.record}, {steps}, {replies}"
+        # Checkpoints of versions without a memory do not name it, and go on with the default.
+        record = str(self.server.record).replace(", memory='auto'", "")
+        return f"{record}, {steps}, {replies}"
 
     def _restore(self, saved: Saved) -> None:
-        """Take over the state of a checkpoint: the server's curvature, and its round."""
+        """Take over the state of a checkpoint: curvature, memory, and round."""
         privacy.check_resumable(self.inner)
         arrays = arrays_of(saved.arrays)
         model = self._layout(arrays)
         if saved.tensors:
-            self.server.restore(model.ravel(arrays), saved.tensors)
+            x = model.ravel(arrays)
+            self.server.restore(x, saved.tensors)
+            self.remembered = Remembered.of(x, saved.tensors)
 
     def summary(self) -> None:
         """Log the settings of FedSSO and of the strategy inside."""
@@ -153,6 +172,7 @@ class FedSSO(Recorded):
         log.info("\t│\t├── Clients: %s", _clients(self.server))
         log.info(server_line, record.eta, record.form, record.guard)
         log.info("\t│\t├── Curvature: in (%g, %g), reset: %s", record.lam, record.Lam, reset)
+        log.info("\t│\t├── Memory of clients: %s", self._memory_told())
         log.info("\t│\t├── Replies: %s", self.clip or "not clipped")
         log.info("\t│\t├── Checkpoints: %s", folder)
         log.info("\t│\t└── Inner strategy: %s", type(self.inner).__name__)
@@ -179,12 +199,15 @@ class FedSSO(Recorded):
         if server_round == 1 and has_begun and not same(arrays, self._current):
             log.info("FedSSO: another model than that of the last round, the curvature starts anew")
             self.server = Server(self.server.record, self.server.local_steps)
+            self.remembered = Remembered()
         self._current = arrays
         self._sent = arrays_of(arrays)
         self._layout(self._sent)
         privacy.check(self.inner, self._sent)
         self._asked = list(self.inner.configure_train(k, arrays, config, grid))
         self.journal.sent(k, self._asked)
+        asked = {message.metadata.dst_node_id for message in self._asked}
+        self._connected = asked | set(grid.get_node_ids())
         return self._asked
 
     def aggregate_train(
@@ -208,14 +231,19 @@ class FedSSO(Recorded):
         if not reason:
             reason, mean, metrics = self._averaged(k, found)
         if not reason:
-            reason, arrays = self._stepped(k, mean, settings.loss(metrics, self.loss_key))
+            loss = settings.loss(metrics, self.loss_key)
+            reason, arrays = self._stepped(k, mean, loss, found)
         numbers = {**found.numbers, "kept": float(bool(reason))}
         if not reason:
             numbers |= self.server.diagnostics()
         self.journal.trained(k, metrics, **numbers)
         self._current = arrays or self._current
-        self._settle(k, reason, lambda: Saved(k, self._current, self.server.tensors()))
+        self._settle(k, reason, lambda: Saved(k, self._current, self._tensors()))
         return arrays, MetricRecord({**(metrics or {}), **settings.told(numbers)})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What a later run needs to go on, beside the model."""
+        return {**self.server.tensors(), **self.remembered.tensors()}
 
     @property
     def _weight_key(self) -> str:
@@ -281,6 +309,7 @@ class FedSSO(Recorded):
         k: int,
         mean: ArrayRecord | None,
         loss: float | None,
+        found: Screened,
     ) -> tuple[str, ArrayRecord | None]:
         """Make FedSSO's step from the inner strategy's model: (why it failed or "", new model).
 
@@ -298,12 +327,51 @@ class FedSSO(Recorded):
         model = self._layout(self._sent)
         before = copy(self.server)
         x_k = model.ravel(self._sent)
-        x = self.server.step(x_k, model.ravel(v), k, loss)
+        mean_update = model.ravel(v) - x_k
+        answers, remembered = self._recalled(k, x_k, mean_update, found)
+        x = self.server.advance(x_k, answers, k, loss)
         new = model.record(x, v)
         if not _are_finite(arrays_of(new)):
             self.server = before
             return "the step is not finite", None
+        self.remembered = remembered
         return "", new
+
+    def _recalled(
+        self,
+        k: int,
+        x: Tensor,
+        mean_update: Tensor,
+        found: Screened,
+    ) -> tuple[Tensor | Answers, Remembered]:
+        """What the server makes its step from, and what it remembers afterwards.
+
+        Without a memory it is the mean update [d] itself. memory="auto" is decided here, when a
+        connected node does not answer for the first time.
+        """
+        answered = {reply.node for reply in found.good}
+        some_absent = bool(self._connected - answered)
+        if some_absent and _shows_replies(self.inner):
+            attendance = Attendance(len(self._connected), some_absent)
+            self.server.join(attendance, x.numel())
+        if not self.server.record.remembers:
+            return mean_update, self.remembered
+        model = self._layout(self._sent)
+        answers = []
+        for reply in found.good:
+            update = model.ravel(reply.arrays) - x
+            answers.append(Answer(reply.node, reply.weight, update))
+        alpha = at(self.server.record.alpha, k)
+        return self.remembered.hear(x, alpha, k, answers, mean_update, self._connected)
+
+    def _memory_told(self) -> str:
+        """Whether there is a memory of clients, in words."""
+        kind = self.server.record.memory
+        if kind != "auto":
+            return kind
+        if _shows_replies(self.inner):
+            return "auto (from the first round that a node does not answer)"
+        return "none (the inner strategy shows its mean alone)"
 
     def _layout(self, arrays: Arrays) -> Model:
         """The layout of the model, which must stay the same in all rounds.
@@ -319,6 +387,26 @@ class FedSSO(Recorded):
             )
         self._model = model
         return model
+
+
+def _shows_replies(inner: Strategy) -> bool:
+    """Whether the inner strategy's model is the weighted mean of single replies: FedAvg's own.
+
+    It is also where a strategy is derived from FedAvg and averages as FedAvg does, such as FedProx.
+    """
+    function = getattr(inner.aggregate_train, "__func__", None)
+    return isinstance(inner, FedAvg) and function is FedAvg.aggregate_train
+
+
+def _check_memory(server: Server, inner: Strategy) -> None:
+    """Refuse a memory of clients where only the inner strategy may look at single replies."""
+    if server.record.memory == "clients" and not _shows_replies(inner):
+        name = type(inner).__name__
+        raise InputError(
+            f"memory='clients' remembers single replies, but with {name} only the average of them "
+            "may be used: it is robust or private, single replies are not; use memory='none', or "
+            "FedAvg inside"
+        )
 
 
 def _clients(server: Server) -> str:
