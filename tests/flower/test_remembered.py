@@ -122,10 +122,10 @@ def test_flower_is_the_simulator_where_some_are_absent(
     grid = LocalGrid(own, [{"partition-id": i} for i in range(6)])
     arrays = strategy.start(grid, ArrayRecord(problem.Net().state_dict()), num_rounds=12).arrays
     x = torch.cat([t.reshape(-1) for t in arrays.to_torch_state_dict().values()])
-    torch.testing.assert_close(x, simulation.models()[0], rtol=0, atol=10 * problem.SINGLE)
+    torch.testing.assert_close(x, simulation.models()[0], rtol=0, atol=problem.SINGLE)
     for name in ("beta", "known"):
         expected = [float(row[name]) for row in rows]
-        assert strategy.trace[name][1:].tolist() == pytest.approx(expected, abs=1e-3)
+        assert strategy.trace[name][1:].tolist() == pytest.approx(expected, abs=1e-4)
     assert strategy.trace["known"][1] == 0.5
     assert strategy.trace["known"][-1] == 1.0
     assert 0 < strategy.trace["beta"][-1] <= 1
