@@ -204,7 +204,8 @@ class Server:
     def diagnostics(self) -> dict[str, float]:
         """What is known of the last step.
 
-        The names are ys, overridden, skipped, grad_norm, radius (NaN without the guard) and gamma.
+        The names are ys, overridden, skipped, grad_norm, radius (NaN without the guard) and gamma,
+        with guard="cautious" also stretch and falls, with a memory also beta and known.
         """
         if self.state is None:
             return {}

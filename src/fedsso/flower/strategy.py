@@ -103,6 +103,8 @@ class FedSSO(Recorded):
     """What bounds the influence of one reply."""
     loss_key: str | None
     """The metric in which clients report their training loss. None: one of the usual names."""
+    remembered: Remembered
+    """What the nodes sent last, by their ids. Empty without a memory."""
 
     def __init__(
         self,
