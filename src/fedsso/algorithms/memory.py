@@ -61,6 +61,7 @@ log = logging.getLogger("fedsso")
 KINDS = ("auto", "clients", "none")
 LASTS = 0.8  # what a round leaves of the sums that beta is learned from
 CLEAR = 0.5  # the cosine from which on the clients' pair may be used
+ROUNDING = 1e-5  # what rounding may take from a sum of weights
 BYTES = 2_000_000_000  # the largest memory that memory="auto" takes, for one trial
 
 
@@ -207,7 +208,7 @@ def better(
     y_clients = memory.y / cohort.steps
     of_clients = gram(memory.s, y_clients, g)
     clients = (_cosine(of_clients) >= CLEAR) & (_cosine(of_clients) > _cosine(products))
-    new_client = heard.known < ALL
+    new_client = heard.known < 1 - ROUNDING
     nothing = torch.zeros_like(y)
     y = torch.where(clients, y_clients, torch.where(new_client, nothing, y))
     s = torch.where(clients, memory.s, s)
