@@ -24,6 +24,16 @@ def test_a_run_is_not_written_beside_a_sweep(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_algorithm_that_does_not_suit_is_refused_before_the_data_are_looked_for(
+    tmp_path: Path,
+) -> None:
+    nowhere = ("--dataset", "mnist", "--data-dir", tmp_path)
+    told = command("run", *nowhere, "--algorithm", "scaffold", "--client", "adam", code=2).stderr
+    assert "SCAFFOLD prescribes what its clients do" in told
+    told = command("compare", *nowhere, "--algorithms", "fednl", "--drop-rate", 0.5, code=2).stderr
+    assert "FedNL needs all clients in every round" in told
+
+
 @pytest.mark.parametrize("name", ["run", "compare"])
 def test_an_accuracy_is_no_column(name: str, tmp_path: Path) -> None:
     told = command(name, *SMALL, "--target", 0.9, code=2).stderr

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..algorithms import ALGORITHMS
 from ..data.catalogue import load
+from ..engine.simulate import admit
 from ..errors import InputError, one_of
 from ..experiment.plan import (
     SELECT,
@@ -89,7 +90,8 @@ def plan(
     chosen = getattr(settings, key)
     names = _names(key, chosen)
     grids = records(settings, names, given["hyper"])
-    _check_before_loading(settings)
+    by_name = [] if chosen == ["all"] else _joined(grids)
+    _check_before_loading(settings, by_name)
     fed = _federation(settings, config, given["data"])
     question = Question(
         fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
@@ -108,15 +110,17 @@ def plan(
     return Plan(settings, fed, question, _numbered(kept), left_out, table)
 
 
-def _check_before_loading(settings: Any) -> None:
+def _check_before_loading(settings: Any, by_name: Sequence[Algorithm]) -> None:
     """Refuse wrong settings that can be told without the data, which may take minutes to load.
 
     These are ranges of run options, and names: of the model, the loss, metrics, the device, and
-    the rows that a sweep chooses by. What depends on the data is checked when the runs are
-    planned.
+    the rows that a sweep chooses by; and algorithms, asked for by name, that do not suit the run
+    options. What depends on the data is checked when the runs are planned.
     """
     one_of("model", settings.model, MODELS)
-    every_settings(settings.seeds, settings.given_options())
+    first = every_settings(settings.seeds, settings.given_options())[0]
+    for record in by_name:
+        admit(record, first)
     if isinstance(settings, Sweep):
         one_of("choice of rows: select", settings.select, SELECT)
 
