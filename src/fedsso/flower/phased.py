@@ -107,6 +107,7 @@ class PhasedStrategy(Recorded):
         self.record = _record(algorithm, of_record)
         self.inner = FedAvg(**sampling(of_fedavg))
         _check_fraction(self.record, self.inner.fraction_train)
+        _check_memory(self.record)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
         self.local_steps = self.work.local_steps or 1
         self.l2 = _penalty(l2)
@@ -375,6 +376,19 @@ def _check_fraction(record: Algorithm, fraction: float) -> None:
         raise InputError(
             f"{type(record).__name__} needs all clients in every round, got "
             f"fraction_train={fraction}; use fraction_train=1.0, or {record.needs_all}"
+        )
+
+
+def _check_memory(record: Algorithm) -> None:
+    """Raise InputError for an algorithm whose server remembers single clients.
+
+    This strategy averages the uploads of all nodes and hands no single one to the algorithm
+    (`Algorithm.receive`).
+    """
+    if record.memory_init(torch.empty(1, 1)) != ():
+        raise InputError(
+            f"{type(record).__name__} remembers what each client sent last, which this strategy "
+            f"does not keep; use fedavg or scaffold, or the simulator"
         )
 
 
