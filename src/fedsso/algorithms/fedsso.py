@@ -162,7 +162,7 @@ class FedSSO(Remembering):
         if _chooses(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
-            look = Look(products, work, rounds, _slope_heard(mean, s, work), cohort)
+            look = Look(products, work, rounds, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
             y = trust_region.damp(y, server.g, products, guard)
             products = gram(s, y, g)
@@ -267,9 +267,14 @@ class Look(NamedTuple):
     cohort: Cohort
 
 
-def _slope_heard(mean: Tensor | Heard, s: Tensor, work: Scalar) -> Tensor | None:
+def _slope_heard(
+    mean: Tensor | Heard,
+    s: Tensor,
+    work: Scalar,
+    cohort: Cohort,
+) -> Tensor | None:
     """s^T times the plain mean gradient of those who answered; None if g is that already."""
-    if isinstance(mean, Tensor):
+    if isinstance(mean, Tensor) or cohort.mass > trust_region.ALL:
         return None
     return dot(s, mean.delta) / (-work * torch.ones_like(s[:, :1]))
 
