@@ -48,7 +48,7 @@ NUMERICAL = (
     "repository/test_bench.py",
     "algorithms/test_contract.py",
     "engine/test_engine.py",
-    "engine/test_memory.py",
+    "engine/test_engine_memory.py",
     "algorithms/test_exchanges.py",
     "algorithms/test_memory.py",
     "models/test_models.py",

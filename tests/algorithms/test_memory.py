@@ -19,7 +19,6 @@ from fedsso.experiment.stepper import Simulation
 from fedsso.support.linalg import gram
 from fedsso.support.trees import tree_map
 
-
 D = 5
 TRIALS = 2
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
