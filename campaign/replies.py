@@ -71,7 +71,7 @@ class Known(NamedTuple):
 
 
 def strategies() -> dict[str, Callable[[], Any]]:
-    """FedSSO, alone and around robust averages, and every algorithm that Flower's strategy takes."""
+    """FedSSO, alone and around robust averages, and every algorithm that PhasedStrategy takes."""
     from flwr.serverapp import strategy as flower
 
     from fedsso.flower import FedSSO, PhasedStrategy
