@@ -28,6 +28,8 @@ CONVEX = {
     *("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton"),
 }
 """Algorithms for convex problems: a network takes some of them far away by itself."""
+REMEMBER = {"fedvarp", "mifa"}
+"""Algorithms whose servers remember single clients: the strategy refuses them."""
 
 
 class Net(nn.Module):
@@ -69,7 +71,7 @@ class Known(NamedTuple):
 
 
 def strategies() -> dict[str, Callable[[], Any]]:
-    """FedSSO, alone and around robust averages, and every algorithm of the registry."""
+    """FedSSO, alone and around robust averages, and every algorithm that PhasedStrategy takes."""
     from flwr.serverapp import strategy as flower
 
     from fedsso.flower import FedSSO, PhasedStrategy
@@ -82,6 +84,8 @@ def strategies() -> dict[str, Callable[[], Any]]:
         inner = partial(getattr(flower, name), **QUIET, **extra.get(name, {}))
         made[f"FedSSO of {name}"] = partial(_around, alone, inner)
     for name in ALGORITHMS:
+        if name in REMEMBER:
+            continue
         alpha: dict[str, Any] = {"alpha": 0.05} if name == "fedsso" else {}
         phased = partial(PhasedStrategy, name, local_steps=3, **alpha, **QUIET)
         made[f"PhasedStrategy {name}"] = phased

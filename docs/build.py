@@ -355,9 +355,11 @@ def round_costs(name: str) -> str:
     )
     count = f"{exchanges} exchange{'s' if str(exchanges) != '1' else ''}"
     model = ", model `mlp`" if name == "fedper" else ""
+    remembered = row.theory.per_client
+    of_server = f", the server {remembered} numbers for each client," if remembered else ""
     return (
         f"{count}; to each client {down} numbers, from each client {up}; a client keeps "
-        f"{row.theory.client} numbers "
+        f"{row.theory.client} numbers{of_server} "
         f"until the next round (the paper's counts, default settings{model}). {absent}"
     )
 

@@ -194,7 +194,7 @@ def test_all_algorithms_and_what_cannot_run() -> None:
     document = found(
         *SMALL, "--rounds", 1, "--algorithms", "all", "--alpha", 0.1, "--eta", 1, "--mu", 0.1
     )
-    assert len(document["results"]) == 30
+    assert len(document["results"]) == 32
     assert list(document["left_out"]) == ["fedper"]  # softmax regression has one layer
 
 

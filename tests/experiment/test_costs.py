@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -17,13 +18,14 @@ with warnings.catch_warnings():
 
     from fedsso.cli.main import app
 
-from fedsso import FedAvg, Federation, load
+from fedsso import FedAvg, Federation, FedSSO, load
 from fedsso.algorithm.records import hyper
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.engine.simulate import run
 from fedsso.errors import InputError
-from fedsso.experiment.costs import THEORY, Bill, Cost, Row, Size, costs
+from fedsso.experiment.costs import META, THEORY, Bill, Cost, Row, Size, Work, costs, measure
 from fedsso.experiment.stepper import Simulation
+from fedsso.models import build
 from fedsso.support.trees import nbytes
 
 CLIENTS = 3
@@ -121,7 +123,8 @@ def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
     kept = nbytes(sim.own[0], 1) + nbytes(
         tuple(e for n, e in sim.errors.items() if n.endswith(".0")), 1
     )
-    return Cost(len(sim.algorithm.phases), down, up, nbytes(sim.server, 1), kept)
+    server, remembered = nbytes(sim.server, 1), nbytes(sim.now.memory[0], 1)
+    return Cost(len(sim.algorithm.phases), down, up, server, kept, remembered)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -167,6 +170,7 @@ def test_measured_is_what_the_papers_count(everything: Bill, name: str) -> None:
         server, client = (4 * bill.d * vectors for vectors in MORE.get(name, (0, 0)))
         assert 0 <= found.server - expected.server - server <= SCALARS
         assert 0 <= found.client - expected.client - client <= SCALARS
+        assert found.per_client == expected.per_client
 
 
 def test_all_algorithms_are_measured(everything: Bill) -> None:
@@ -281,6 +285,25 @@ def test_command_shows_why_something_is_refused() -> None:
     assert "fednl: 25450 parameters need 25450 x 25450 matrices" in out
 
 
+def test_command_tells_what_a_server_remembers_of_every_client() -> None:
+    out = command("--algorithms", "fedvarp,fedavg").stdout
+    assert "fedvarp: the server keeps 31 400 bytes (d numbers) more for each client" in out
+    assert "fedavg:" not in out
+
+
+def test_fedsso_remembers_two_vectors_of_every_client_and_three_of_all() -> None:
+    """And in numbers of 4 bytes whether the client is known, in 8 the mass, A, C and beta."""
+    d = 7850
+    plain = measured("fedsso")
+    with META:
+        model = build("mclr", (1, 28, 28), 10)
+    with torch.no_grad():
+        found = measure(FedSSO(memory="clients"), model, Work((1, 28, 28), None))
+    assert found.per_client == 4 * (2 * d + 1)
+    assert found.server - plain.server == 4 * 3 * d + 8 * 4
+    assert found[:3] == plain[:3]
+
+
 @pytest.mark.usefixtures("_stranger")
 def test_command_shows_a_dash_without_theory() -> None:
     lines = command("--algorithms", "stranger").stdout.splitlines()
@@ -308,13 +331,20 @@ def test_command_prints_json() -> None:
         "int8",
     )
     fedsso, fedavg = found["results"]
-    assert fedsso["theory"]["formula"] == {"down": "d", "up": "d", "server": "403d", "client": "0"}
+    assert fedsso["theory"]["formula"] == {
+        "down": "d",
+        "up": "d",
+        "server": "403d",
+        "client": "0",
+        "per_client": "0",
+    }
     assert fedavg["measured"] == {
         "exchanges": 1,
         "down": 24_920,
         "up": 6_234,
         "server": 24_928,
         "client": 24_920,
+        "per_client": 0,
         "relative": {"round": 31_154 / 49_840, "server": 24_928 / 24_920, "client": 1.0},
     }
     assert fedavg["theory"]["up"] == 24_920

@@ -59,6 +59,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
 }
+REMEMBER = ("fedvarp", "mifa")  # are refused: their servers tell clients apart
 FULL_PASSES = ("fedsso", "fedavg", "ldsgd")  # are tested without mini-batches as well
 
 
@@ -137,6 +138,8 @@ def records() -> list[Any]:
     """Every algorithm with each of its variants, of which the first is always tested."""
     found = []
     for name in ALGORITHMS:
+        if name in REMEMBER:
+            continue
         variants = EXTRA.get(name, ({},))
         for extra in variants:
             label = "-".join(map(str, (name, *extra.values(), 4)))
@@ -418,6 +421,7 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
         ("fedavg", {"alfa": 1.0}, "did you mean 'alpha'"),
         (make("fedavg"), {"alpha": 1.0}, "a record alone"),
         (Algorithm(), {}, "not registered"),
+        *((name, {}, "remembers what each client sent last") for name in REMEMBER),
     ],
 )
 def test_bad_input(algorithm: Any, options: dict[str, Any], complaint: str) -> None:

@@ -130,7 +130,7 @@ def test_markdown_aligns_and_escapes() -> None:
 
 def test_every_known_algorithm_has_its_own_look() -> None:
     names = [name for family in FAMILIES.values() for name in family]
-    assert len({style(name) for name in names}) == len(names) == 31
+    assert len({style(name) for name in names}) == len(names) == 33
     assert style("fedsso") != style("fedavg")
 
 

@@ -4,7 +4,8 @@ A line in ALGORITHMS makes an algorithm known to the command line, the sweeps, t
 documentation. Its name in __all__ puts it beside `fedsso.FedSSO`.
 
 `first_order` and `second_order` hold one paper in each file. `fedsso.py` is the paper that this
-package is about; `trust_region.py` and `client_step.py` are parts of it that go beyond the paper.
+package is about; `trust_region.py`, `cautious.py`, `client_step.py` and `memory.py` are parts of
+it that go beyond the paper.
 
 Every file is built alike. Its docstring cites the paper, lists the symbols beside the paper's
 own, and says what a round does and where the method fails. Below stand the server's state, the
@@ -32,7 +33,9 @@ from .first_order.fedopt import FedYogi as FedYogi
 from .first_order.fedper import FedPer as FedPer
 from .first_order.fedprox import FedProx as FedProx
 from .first_order.fedsgd import FedSGD as FedSGD
+from .first_order.fedvarp import FedVARP as FedVARP
 from .first_order.ldsgd import LDSGD as LDSGD
+from .first_order.mifa import MIFA as MIFA
 from .first_order.scaffold import SCAFFOLD as SCAFFOLD
 from .first_order.serverlion import ServerLion as ServerLion
 from .first_order.servermuon import ServerMuon as ServerMuon
@@ -84,12 +87,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "diloco": DiLoCo,
     "serverlion": ServerLion,
     "servermuon": ServerMuon,
+    "fedvarp": FedVARP,
+    "mifa": MIFA,
 }
 __all__ = [
     "DANE",
     "DONE",
     "GIANT",
     "LDSGD",
+    "MIFA",
     "SCAFFOLD",
     "STEM",
     "Anderson",
@@ -113,6 +119,7 @@ __all__ = [
     "FedSGD",
     "FedSSO",
     "FedSophia",
+    "FedVARP",
     "FedYogi",
     "LocalNewton",
     "ServerLion",

@@ -114,7 +114,9 @@ def costs(
 
     n_c: multiples of a FedAvg round, down and up (8 d bytes).
     n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.
-    "Keeps" means: until the next round. Working memory does not count.
+    "Keeps" means: until the next round. Working memory does not count. What a
+    server remembers of every client is told below the table. All clients answer
+    in this round; where some are absent fedsso remembers 2 d numbers of each.
 
     Nothing is trained and no data are read, so any size of model is possible.
     """

@@ -233,11 +233,19 @@ def cost_table(bill: Bill, title: str) -> Table:
 
     The upper line has measured bytes, the lower one what the papers count, in d and in multiples
     of FedAvg's. Algorithms that refuse the model have dashes, and the reason below the table.
+    There it also stands what a server remembers of every client.
     """
-    refused = [f"{row.algorithm}: {row.refused}" for row in bill.rows if row.refused]
+    notes = []
+    for row in bill.rows:
+        if row.refused:
+            notes.append(f"{row.algorithm}: {row.refused}")
+        elif row.measured is not None and row.measured.per_client:
+            kept = f"{_count(row.measured.per_client)} bytes"
+            formula = f" ({row.theory.per_client} numbers)" if row.theory else ""
+            notes.append(f"{row.algorithm}: the server keeps {kept}{formula} more for each client")
     table = Table(
         title=title,
-        caption="\n".join(refused) or None,
+        caption="\n".join(notes) or None,
         box=SIMPLE_HEAD,
         pad_edge=False,
         title_justify="left",
@@ -270,7 +278,7 @@ def _cells(
     """
     if shown is None or in_bytes is None:
         return ["–"] * len(COSTS)
-    exchanges, down, up, server, client = map(_count, shown)
+    exchanges, down, up, server, client = map(_count, shown[:5])
     both = _count(in_bytes.down + in_bytes.up)
     multiples = bill.relative(in_bytes).values()
     whole, of_server, of_client = map(_multiple, multiples)

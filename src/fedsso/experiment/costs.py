@@ -68,7 +68,8 @@ class Cost(NamedTuple):
 
     `exchanges` counts the times that the server sends and the clients answer. `down` and `up` go
     to and from each client. `server` and `client` are what they keep until the next round;
-    working memory does not count.
+    working memory does not count. `per_client` is what the server remembers of every client of
+    the federation, beside `server`.
 
     Measured costs are in bytes. In theory they are counts of numbers (`Size`).
     """
@@ -78,6 +79,7 @@ class Cost(NamedTuple):
     up: Any
     server: Any
     client: Any
+    per_client: Any = 0
 
 
 class Row(NamedTuple):
@@ -101,7 +103,8 @@ class Bill(NamedTuple):
 
     def in_bytes(self, theory: Cost) -> Cost:
         """The bytes that theory comes to for this model, in float32."""
-        return Cost(theory.exchanges, *(round(FLOAT * size.at(self.d)) for size in theory[1:]))
+        exchanges, *sizes = theory
+        return Cost(exchanges, *(round(FLOAT * size.at(self.d)) if size else 0 for size in sizes))
 
     def relative(self, cost: Cost) -> dict[str, float]:
         """Bytes as multiples of FedAvg's: its round without compression, its server."""
@@ -183,7 +186,9 @@ def measure(record: Algorithm, module: nn.Module, work: Work) -> Cost:
     run.round(1)
     ledger = run.round(2)
     kept = nbytes(run.own, 1) + nbytes(tuple(run.errors.values()), 1)
-    return Cost(len(run.algorithm.phases), ledger.down, ledger.up, nbytes(run.server, 1), kept)
+    exchanges = len(run.algorithm.phases)
+    server, remembered = nbytes(run.server, 1), nbytes(run.memory, 1)
+    return Cost(exchanges, ledger.down, ledger.up, server, kept, remembered)
 
 
 class Rehearsal:
@@ -289,7 +294,7 @@ def _rank(a: Any, one: int) -> Size:
 THEORY: dict[str, Theory] = {
     "fedsso": lambda a: Cost(
         1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()
-    ),  # s and y of each pair; x, g, s
+    ),  # s and y of each pair; x, g, s; all clients answer, so there is no memory of each
     "fedavg": _even(1, 1, server=1),
     "fedsgd": _even(1, 1, server=1),
     "fedprox": _even(1, 1, server=1),
@@ -319,5 +324,7 @@ THEORY: dict[str, Theory] = {
     "diloco": _even(1, 1, server=2),
     "serverlion": _even(1, 1, server=2),
     "servermuon": _even(1, 1, server=2),
+    "fedvarp": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),  # x and the mean
+    "mifa": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
 }

@@ -105,13 +105,9 @@ class PhasedStrategy(Recorded):
             else:
                 of_record[name] = value
         self.record = _record(algorithm, of_record)
-        if getattr(self.record, "memory", "") == "clients":
-            raise InputError(
-                "PhasedStrategy keeps no memory of clients; use memory='none', or "
-                "fedsso.flower.FedSSO with memory='clients'"
-            )
         self.inner = FedAvg(**sampling(of_fedavg))
         _check_fraction(self.record, self.inner.fraction_train)
+        _check_memory(self.record)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
         self.local_steps = self.work.local_steps or 1
         self.l2 = _penalty(l2)
@@ -381,6 +377,23 @@ def _check_fraction(record: Algorithm, fraction: float) -> None:
             f"{type(record).__name__} needs all clients in every round, got "
             f"fraction_train={fraction}; use fraction_train=1.0, or {record.needs_all}"
         )
+
+
+def _check_memory(record: Algorithm) -> None:
+    """Raise InputError for an algorithm whose server remembers single clients.
+
+    This strategy averages the uploads of all nodes and hands no single one to the algorithm
+    (`Algorithm.receive`).
+    """
+    if record.memory_init(torch.empty(1, 1)) == ():
+        return
+    remedy = "use fedavg or scaffold, or the simulator"
+    if hasattr(record, "memory"):
+        remedy = "use memory='none', or fedsso.flower.FedSSO with memory='clients'"
+    raise InputError(
+        f"{type(record).__name__} remembers what each client sent last, which PhasedStrategy does "
+        f"not keep; {remedy}"
+    )
 
 
 def _penalty(l2: float) -> float:

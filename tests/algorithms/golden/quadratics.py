@@ -3,14 +3,17 @@ are run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fedsso import Federation, Run, simulate
 from fedsso.algorithm import Algorithm
 from fedsso.data import quadratic
+from fedsso.engine.rounds import Plan, Rounds
 
 OPTIONS: dict[str, Any] = {
     "local_steps": 2,
@@ -56,3 +59,13 @@ def trio(start: tuple[float, float] = START) -> Federation:
     b = [[1, 0], [-1, 2], [0, 1]]
     seen = [[value - begin for value, begin in zip(row, start, strict=True)] for row in b]
     return quadratic(A, seen, [0.5, 0.3, 0.2])
+
+
+def fix_cohorts(patch: pytest.MonkeyPatch, cohorts: Sequence[Sequence[int]]) -> None:
+    """The clients that answer in rounds 1, 2, ...; then from the first cohort again."""
+
+    def plan(rounds: Rounds, k: int, sample: int = 0) -> Plan:  # noqa: ARG001
+        who = torch.tensor(cohorts[(k - 1) % len(cohorts)])
+        return Plan(who, who, torch.full((len(who),), rounds.settings.local_steps or 0))
+
+    patch.setattr(Rounds, "plan", plan)

@@ -8,6 +8,7 @@ What they try, by file:
     fedopt, fedac, stem     momentum, adaptive steps, acceleration, variance reduction
     fedexp, fedacg, diloco  other steps of the server: extrapolation, momentum ahead, Nesterov's
     serverlion, servermuon  other steps of the server: signs, orthogonal matrices
+    fedvarp, mifa           against absence: the server remembers every client's last update
     ldsgd                   several averages in a round
     fedper                  a model for each client
 """
