@@ -14,7 +14,7 @@ symbols these are.
 A client that is not connected does not count, but stays remembered: it may come back. If it
 counted, the last gradients of clients that have left for good would be part of the mean for many
 rounds, and beta could not tell, because they shift the deviations of all clients alike. A client
-that has not answered while the others did so ten times each, on average, is forgotten.
+that has not answered while the others did so twenty times each, on average, is forgotten.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
     "device": "cpu",
 }
 SOME = {**BASE, "participation": 0.6, "drop_rate": 0.3, "seed": 3}
-TIMES = 10  # how often the others answer, on average, before a client is forgotten
+TIMES = 20  # how often the others answer, on average, before a client is forgotten
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # rounding of 1e-16, amplified by some rounds of BFGS
 
 

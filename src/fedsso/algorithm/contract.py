@@ -28,7 +28,7 @@ from ..support.trees import Scalar, Tree
 from .client_optimizer import ClientOptimizer
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
-FORGOTTEN = 10.0  # how often the others answer before the server forgets who does not
+FORGOTTEN = 20.0  # how often the others answer before the server forgets who does not
 
 
 class Batch(NamedTuple):
@@ -281,7 +281,7 @@ class Algorithm:
     def forget(self, server: Any, lost: Any) -> Any:  # noqa: ARG002
         """The server's state without clients that have not answered for long.
 
-        The engine calls it before a round when the others have answered ten times each, on
+        The engine calls it before a round when the others have answered twenty times each, on
         average, since these clients did. It then remembers them as before their first answer.
 
         Args:
