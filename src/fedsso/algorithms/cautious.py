@@ -107,7 +107,7 @@ def start(x: Tensor, *, used: bool) -> Net:
     )
     if used:
         return net
-    return Net(*[field[:, :0] for field in net])
+    return Net(*[field[:, :0].clone() for field in net])  # a view would keep all of x alive
 
 
 def follow(net: Net, guard: Guard, products: Tensor) -> Net:

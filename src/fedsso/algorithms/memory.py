@@ -107,12 +107,10 @@ def start(x: Tensor, *, used: bool) -> Memory:
 
     One that is not used takes no space.
     """
-    vector = x.new_zeros(x.shape)
-    number = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    empty = Memory(vector, number, vector, vector, number, number, number)
-    if used:
-        return empty
-    return Memory(*[field[:, :0] for field in empty])
+    trials, d = x.shape
+    vector = x.new_zeros(trials, d if used else 0)
+    number = x.new_zeros(trials, 1 if used else 0, dtype=torch.float64)
+    return Memory(vector, number, vector, vector, number, number, number)
 
 
 def blank(x: Tensor) -> Kept:
