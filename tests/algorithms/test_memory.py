@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsso import FedSSO
 from fedsso.algorithm import Cohort
-from fedsso.algorithms import memory, trust_region
+from fedsso.algorithms import cautious, memory, trust_region
 from fedsso.algorithms.memory import Heard, Kept, Memory
 from fedsso.engine.simulate import run
 from fedsso.experiment.stepper import Simulation
@@ -136,6 +136,12 @@ def test_the_rules_are_the_formulas() -> None:
             torch.testing.assert_close(server.memory.s[t], one.s, **CLOSE)
             torch.testing.assert_close(server.memory.y[t] / TAU, one.y, **CLOSE)
     assert 0 < float(server.memory.beta[0]) < 1  # neither of its ends
+
+
+def test_what_is_not_used_takes_no_space() -> None:
+    x = torch.ones(2, 1000)
+    unused = [*memory.start(x, used=False), *cautious.start(x, used=False)]
+    assert [leaf.untyped_storage().nbytes() for leaf in unused] == [0] * len(unused)
 
 
 def test_nothing_is_corrected_before_a_client_answers_again() -> None:

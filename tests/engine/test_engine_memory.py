@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsso import FedAvg, Federation, FedSSO, InputError, compare, simulate
+from fedsso import FedAvg, Federation, FedPer, FedSSO, InputError, compare, simulate
 from fedsso.algorithm import Algorithm, Attendance, Cohort, Local, Objective, Reply, hyper, param
 from fedsso.algorithm import local as solver
 from fedsso.algorithm.records import stack
@@ -117,7 +117,7 @@ def fix_cohorts(patch: pytest.MonkeyPatch, cohort: Callable[[int], Sequence[int]
     """Let the clients `cohort(k)` answer in round k."""
 
     def plan(rounds: Rounds, k: int, sample: int = 0) -> Plan:  # noqa: ARG001
-        who = torch.tensor(cohort(k))
+        who = torch.tensor(cohort(k), dtype=torch.int64)
         return Plan(who, who, torch.full((len(who),), rounds.settings.local_steps or 0))
 
     patch.setattr(Rounds, "plan", plan)
@@ -338,6 +338,45 @@ def test_clients_without_memories_are_not_forgotten(
     with caplog.at_level(logging.INFO, "fedsso"):
         after(fed, [FedAvg(alpha=0.1)], 40)
     assert "forgotten" not in caplog.text
+
+
+def test_a_client_that_never_answered_is_not_told_to_be_forgotten(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fix_cohorts(monkeypatch, lambda _: list(range(1, fed.clients)))
+    with caplog.at_level(logging.INFO, "fedsso"):
+        after(fed, [Recall()], forgotten_in(fed))
+    assert "forgotten" not in caplog.text
+
+
+def test_clients_are_forgotten_in_the_next_round_that_somebody_answers(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a round that nobody answers, the trace tells nothing."""
+    away = forgotten_in(fed)
+    others = list(range(1, fed.clients))
+    cohorts = {1: [0, *others], away: []}
+    fix_cohorts(monkeypatch, lambda k: cohorts.get(k, others))
+    sim = after(fed, [FedSSO(memory="clients")], away)
+    assert sim.rows[away]["grad_norm"].isnan().all()
+    assert sim.rows[away]["known"].isnan().all()
+    assert float(sim.server.memory.mass) == pytest.approx(1, abs=1e-12)
+    run(sim, away + 1)
+    assert float(sim.server.memory.mass) == pytest.approx(float(fed.p[1:].sum()), abs=1e-12)
+
+
+def test_no_round_looks_at_all_personal_models(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would copy the states of all clients, and a memory of them would have a wrong shape."""
+    sim = Simulation(fed, "mlp", [FedPer(alpha=0.1)], **SOME)
+    looked = []
+    models = type(sim).models
+    monkeypatch.setattr(
+        type(sim), "models", lambda own, state=None: looked.append(state) or models(own, state)
+    )
+    run(sim, 1)
+    assert all(state is not None for state in looked)
 
 
 # ---- FedSSO's choice ----

@@ -14,6 +14,8 @@ The step. n = B^-1 g is the quasi-Newton step. The server goes from v_k towards 
 
 with b = 1 if n is not longer than the radius r, else with the largest b for which the step is not
 longer than r. The radius is never smaller than |u|, so that the worst case, b = 0, is FedAvg.
+Where a memory makes up for absent clients (`memory.py`), u is the corrected update, and "FedAvg"
+means FedAvg with this update.
 
 Agreement. Looking back at the last step s, the server compares the slopes along s:
 
@@ -107,7 +109,7 @@ def start(x: Tensor, *, used: bool) -> Net:
     )
     if used:
         return net
-    return Net(*[field[:, :0] for field in net])
+    return Net(*[field[:, :0].clone() for field in net])  # a view would keep all of x alive
 
 
 def follow(net: Net, guard: Guard, products: Tensor) -> Net:

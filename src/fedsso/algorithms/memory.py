@@ -9,6 +9,7 @@ those of `fedsso.py`, and further:
     u_i           (x - v_i) / alpha, the sum of the local gradients of client i in this round
     o_i, x_i      u_i of its last answer, and the model that it had then
     o             the mean of all o_i that are known, with weights p_i
+    tau           the mean of the local steps of S in this round, with weights w_i
     m             the share of all weights that S has, sum of the p_i of S
 
 The corrected gradient. A client of S was above the mean by o_i - o when it last answered. As far
@@ -17,14 +18,16 @@ as that lasts, it tells how much this cohort differs from the federation:
     tau g = sum_S w_i u_i - beta sum_S w_i (o_i - o)
 
 beta = 0 would be no memory, beta = 1 is the correction of FedVARP and SAGA. How much lasts is
-learned from the clients' own answers. It is the slope of today's deviations over yesterday's:
+learned from the clients' own answers. It is the slope of the deviations in this round over those
+of the clients' last answers:
 
     beta = A / C, within 0 <= beta <= 1
     A    = 0.8 A + sum_S w_i (u_i - o)^T (o_i - o)
     C    = 0.8 C + sum_S w_i |o_i - o|^2
 
-A client that has never answered counts with o, which is to say not at all. One that has not
-answered for long is forgotten (`Algorithm.forget`), and counts likewise.
+A client that has never answered counts with o_i = o, so that it adds nothing to these sums. One
+that has not answered for long is forgotten (`Algorithm.forget`), and is then treated in the same
+way.
 
 The better pair. The server has two pairs (s, y) to learn from: that of its own last step, with
 corrected gradients, and that of the clients who answer again. Each of them knows its gradient at
@@ -34,9 +37,9 @@ two models, x_i and x, and no other client is involved:
 
 The sums run on over some 1 / m rounds, in which about every client answers once: the curvature of
 a single client is not that of the mean. This pair is used where cos(s, y) is at least 0.5 and
-larger than in the other pair: noise and differences between clients make it small. A pair of the
-server's step does not enter where a client of S answered for the first time, since y would then
-mostly tell how this client differs.
+larger than in the other pair, whose y is the one that the guard has damped: noise and differences
+between clients make the cosine small. Otherwise the pair of the server's step is used, but not
+where a client of S answered for the first time: y would then mostly tell how this client differs.
 
 Where all clients answer, none of this changes anything: the correction is 0, and the server's own
 pair is used.
@@ -98,7 +101,11 @@ class Heard(NamedTuple):
 
 
 def fits(clients: int, d: int, itemsize: int = 4) -> bool:
-    """Whether so many clients' gradients and models, of d numbers each, fit into the budget."""
+    """Whether so many clients' gradients and models, of d numbers each, fit into the budget.
+
+    `join` does not know the run's precision and counts 4 bytes for a number. In float64 the memory
+    may therefore take twice the budget.
+    """
     return 2 * clients * d * itemsize <= BYTES
 
 
@@ -107,12 +114,10 @@ def start(x: Tensor, *, used: bool) -> Memory:
 
     One that is not used takes no space.
     """
-    vector = x.new_zeros(x.shape)
-    number = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    empty = Memory(vector, number, vector, vector, number, number, number)
-    if used:
-        return empty
-    return Memory(*[field[:, :0] for field in empty])
+    trials, d = x.shape
+    vector = x.new_zeros(trials, d if used else 0)
+    number = x.new_zeros(trials, 1 if used else 0, dtype=torch.float64)
+    return Memory(vector, number, vector, vector, number, number, number)
 
 
 def blank(x: Tensor) -> Kept:

@@ -11,7 +11,10 @@ it ended. The parabola with these two slopes has its minimum at m times the step
     theta = g_k^T s / -g_{k-1}^T s,    m = 1 / (1 + theta)
 
 So the step was too short if m > 1, and too long if m < 1. One round alone is never trusted further
-than 1/2 <= m <= 10 in the first four rounds, and 1/2 <= m <= 2 later.
+than 1/2 <= m <= 10 in the first four rounds, and 1/2 <= m <= 2 later. Where only n clients answer,
+the 10 is replaced by 1 + n if that is less. Where a memory has corrected g_k (`memory.py`), theta
+is computed with the plain mean of the answers as well: the value nearer to 0 counts, and 0 if their
+signs differ.
 
 Radius. It begins as the length of FedAvg's step, alpha tau |g|. It is multiplied by m if the last
 step was too long, or if it was cut to the radius. The next step is -t B^-1 g with

@@ -202,12 +202,14 @@ class Trials:
         """
         x = ravel(module).expand(self.trials, -1).contiguous()
         buffers = buffers_of(module).to(self.device, self.dtype)
+        # What is known of a client that has not answered: of all at first, later of the forgotten.
+        self._unknown = self.algorithm.memory_init(x)
         ended = torch.full((self.trials,), -1, device=self.device)
         return State(
             k=0,
             server=self.algorithm.server_init(x),
             own=[self.algorithm.client_init(x)] * self.job.fed.clients,
-            memory=[self.algorithm.memory_init(x)] * self.job.fed.clients,
+            memory=[self._unknown] * self.job.fed.clients,
             errors={},
             buffers=buffers.expand(self.trials, -1).contiguous(),
             position=np.zeros(self.job.fed.clients, np.int64),
@@ -328,10 +330,12 @@ class Trials:
             position=self.position.copy(),
             unheard=self.now.unheard.copy(),
         )
-        state = self._forget(state)
         loss: Tensor | None = None
         samples = 0
         plan = self.rounds.plan(k)
+        # Where nobody answers the server's state must stay the same object: `_settle` looks at it.
+        if self.p[plan.answered].sum() > 0:
+            state = self._forget(state)
         for number, phase in enumerate(self.algorithm.phases):
             if phase.fresh:
                 samples += 1
@@ -428,16 +432,17 @@ class Trials:
         average. The lists of the given state are written into.
         """
         memory: Any = state.memory
-        blank = self.algorithm.memory_init(self.models())
-        gone = np.flatnonzero(state.unheard > FORGOTTEN)
-        if not len(gone) or blank == ():
+        away = np.flatnonzero(state.unheard > FORGOTTEN)
+        state.unheard[away] = 0
+        # Of a client that has never answered there is nothing to forget.
+        gone = [int(i) for i in away if not _equal(memory[i], self._unknown)]
+        if not gone:
             return state
         p = self.p[gone].to(self.device, self.dtype)
         of_gone = gathered([memory[i] for i in gone])
         lost = tree_map(lambda leaf: _weighted(p, leaf), of_gone)
         for i in gone:
-            memory[i] = blank
-            state.unheard[i] = 0
+            memory[i] = self._unknown
         log.info("round %d: client(s) %s are forgotten", state.k, ", ".join(map(str, gone)))
         return state._replace(server=self.algorithm.forget(state.server, lost))
 
@@ -758,6 +763,12 @@ def _weighted(weights: Tensor, leaf: Tensor) -> Tensor:
     """The sum of a leaf [clients, ...] over the clients, with weights [clients]."""
     total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
     return total
+
+
+def _equal(tree: Tree, other: Tree) -> bool:
+    """Whether two trees of the same shape hold the same numbers."""
+    pairs = zip(named_leaves(tree, ""), named_leaves(other, ""), strict=True)
+    return all(torch.equal(leaf, like) for (_, leaf), (_, like) in pairs)
 
 
 def _within(loss: Tensor, limit: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ which is x + m: the momentum of FedAvgM with server step 1, with gradients taken
 delta is multiplied by 1 / (1 - beta) in the long run, so a client step that suits FedAvg may be
 too large here. The message is one vector, as with FedAvg: clients need not know x and m apart.
 
-Defaults are those of the authors' code, beta = 0.85 and a weight of 0.001. It leaves out the half
-in the proximal term, so its mu is 0.002 in the formula above.
+The defaults have the numbers of the authors' code, beta = 0.85 and mu = 0.001. That code has no
+1/2 in the proximal term: mu = 0.002 here is the same as its 0.001.
 """
 
 from __future__ import annotations

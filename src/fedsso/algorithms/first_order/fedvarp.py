@@ -13,13 +13,13 @@ Partial Client Participation in Federated Learning", UAI 2022.
 
 Clients are FedAvg's. Where only some answer, their mean differs from that of all, in every round
 in another direction, and FedAvg ends in a ball around its fixed point. The server of FedVARP
-remembers every client's last update, and takes only the news from those who answer:
+remembers every client's last update. From those who answer it takes only what has changed:
 
     v = y + sum_S w_i (Delta_i - y_i)        x = x + eta v
     y = y + m sum_S w_i (Delta_i - y_i)      y_i = Delta_i for the clients of S
 
-Near a fixed point updates repeat, so the news vanish, and with them the noise of the choice of
-clients: that is SAGA's correction. With all clients in every round v is their mean, and this is
+Near a fixed point updates repeat, so these changes vanish, and with them the noise of the choice
+of clients: that is SAGA's correction. With all clients in every round v is their mean, and this is
 FedAvg.
 
 A client that has not answered yet counts with 0. One that has not answered for long is forgotten:
@@ -94,7 +94,7 @@ class FedVARP(Algorithm):
         return Reply(delta, own, loss)
 
     def receive(self, server: State, delta: Tensor, y: Tensor, k: int) -> tuple[News, Tensor]:  # noqa: ARG002
-        """The news Delta_i - y_i are averaged, and Delta_i is remembered."""
+        """The changes Delta_i - y_i are averaged, and Delta_i is remembered."""
         return News(delta - y), delta
 
     def server(self, server: State, news: News, cohort: Cohort) -> State:

@@ -11,15 +11,16 @@ Unavailability", NeurIPS 2021.
     eta    server step, 1 in the paper
 
 Clients are FedAvg's. The server averages over all clients in every round, with the last update of
-those who are absent. These are memories of gradients, so they count with the client step of today:
+those who are absent. What it remembers are gradients, so the client step of this round applies to
+all of them:
 
     y_i = Delta_i / alpha for the clients of S
     y   = y + m sum_S w_i (Delta_i / alpha - y_i)        x = x + eta alpha y
 
-That is SAG. Unlike FedVARP, which steps by the full news of those who answer, a client's news
-count with its own weight p_i. So the choice of clients adds little noise, whoever is absent and
-for whatever reason, and steps follow old gradients: MIFA needs smaller steps than FedVARP. With
-all clients in every round it is FedAvg.
+That is SAG. What changes at a client counts with its own weight p_i. In FedVARP it counts with
+w_i, which is larger. So in MIFA the choice of clients adds little noise, whoever is absent and for
+whatever reason. But its steps follow old gradients, and must be smaller than FedVARP's. With all
+clients in every round it is FedAvg.
 
 The paper lets every client answer in round 1. Here a client that has not answered yet counts with
 0: first steps are shorter, and lean to those who have answered, until everybody has. To wait for
@@ -96,7 +97,7 @@ class MIFA(Algorithm):
         return Reply(delta, own, loss)
 
     def receive(self, server: State, delta: Tensor, y: Tensor, k: int) -> tuple[News, Tensor]:  # noqa: ARG002
-        """The news Delta_i / alpha - y_i are averaged, and Delta_i / alpha is remembered."""
+        """The changes Delta_i / alpha - y_i are averaged, and Delta_i / alpha is remembered."""
         new = delta / at(self.alpha, k)
         return News(new - y), new
 

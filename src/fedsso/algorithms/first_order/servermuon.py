@@ -7,7 +7,7 @@
     M, D    the parts of m and delta that belong to one weight matrix
     U V^T   D + beta M with its singular values replaced by 1
     alpha   client step
-    eta     server step of matrices: about the largest singular value of a round's change
+    eta     server step of matrices: about the singular values of a round's change (if rows <= cols)
     eta_v   server step of vectors
     beta    weight of the past in m
 
