@@ -17,10 +17,11 @@ with b = 1 if n is not longer than the radius r, else
     b = (r - |u|) / (|n| - |u|)
 
 The radius is never smaller than |u|, so that 0 <= b <= 1. The step is at most (1 - b) |u| + b |n|
-long, which is r; it is that long if u and n point the same way. Where r = |u|, a longer n counts
-for nothing, and the step is FedAvg's in length and direction. The largest b with a step no longer
-than r would not do: if n turns away from u, it allows b > 0 even where r = |u|, and steps of
-FedAvg's length in other directions ended behind FedAvg (docs/flower.md).
+long, which is r; it is that long if u and n point the same way. Where r = |u| and n is longer, the
+step is FedAvg's in length and direction. The largest b with a step no longer than r would not do:
+if n turns away from u, that b is above 0 even where r = |u|, and the server would leave FedAvg's
+direction in rounds in which the updates gave no reason to go beyond FedAvg's model. An n that is
+not longer than r is taken as it is, also where it is shorter than u.
 
 Agreement. Looking back at the last step s, the server compares the slopes along s:
 
