@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fedsso
-from fedsso.algorithms import cautious
+from fedsso.algorithms import cautious, trust_region
 from fedsso.server import Server
 
 H = torch.diag(torch.tensor([1.0, 0.3, 0.1, 0.02], dtype=torch.float64))
@@ -76,6 +76,56 @@ def test_no_step_is_longer_than_the_radius_nor_stops_before_fedavg() -> None:
         assert length <= radius * (1 + LENGTHS)
         assert radius >= float(u.norm()) * (1 - LENGTHS)
         x = new
+
+
+def pairs_of_steps(trials: int = 50) -> tuple[Tensor, Tensor]:
+    """u and n [trials, 3] at all angles, both downhill; n is 1.1 to 11 times as long as u."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(trials, 3, generator=generator, dtype=torch.float64)
+    n = torch.randn(trials, 3, generator=generator, dtype=torch.float64)
+    n = n * (n * u).sum(-1, keepdim=True).sign()
+    factor = 1.1 + 9.9 * torch.rand(trials, 1, generator=generator, dtype=torch.float64)
+    return u, n * factor * length(u) / length(n)
+
+
+def length(v: Tensor) -> Tensor:
+    return v.norm(dim=-1, keepdim=True)
+
+
+def step_of(u: Tensor, n: Tensor, radius: Tensor, work: float = 0.7) -> Tensor:
+    """What the server subtracts from x where FedAvg subtracts u and the quasi-Newton step n."""
+    guard = trust_region.start(u)._replace(radius=radius)
+    move, _ = cautious.advance(guard, 1.0, work, u / work, n.clone())
+    return -move
+
+
+def test_no_further_than_fedavg_means_fedavgs_step() -> None:
+    """With r = |u| a longer n turns nothing, whatever its angle; |n| itself may have rounding."""
+    u, n = pairs_of_steps()
+    torch.testing.assert_close(step_of(u, n, length(u)), u, rtol=1e-12, atol=1e-12)
+    nearly = length(u) * (1 + 1e-14)
+    torch.testing.assert_close(step_of(u, n, nearly), u, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01, 1.5, 3.0, 20.0])
+def test_no_step_is_longer_than_the_radius_at_any_angle(factor: float) -> None:
+    u, n = pairs_of_steps()
+    radius = factor * length(u)
+    assert (length(step_of(u, n, radius)) <= radius * (1 + LENGTHS)).all()
+    straight = step_of(u, 5 * u, radius)  # n points as u does: the radius is used up
+    torch.testing.assert_close(length(straight), radius.minimum(5 * length(u)))
+
+
+def test_the_quasi_newton_step_counts_more_with_a_larger_radius() -> None:
+    """From not at all, where r = |u|, to alone, where r = |n|."""
+    u, n = pairs_of_steps()
+    parts = []
+    for along in torch.linspace(0, 1, 6, dtype=torch.float64):
+        step = step_of(u, n, length(u) + along * (length(n) - length(u)))
+        parts.append(length(step - u) / length(n - u))
+    assert (torch.stack(parts).diff(dim=0) > 0).all()
+    torch.testing.assert_close(parts[0], torch.zeros_like(parts[0]))
+    torch.testing.assert_close(parts[-1], torch.ones_like(parts[-1]))
 
 
 def test_noise_alone_is_averaged() -> None:

@@ -403,10 +403,11 @@ def test_with_all_clients_a_memory_changes_no_bit(
         ({"stragglers": 0.5}, "none"),
         ({"participation": 0.6}, "clients"),
         ({"drop_rate": 0.1}, "clients"),
+        ({"drop_rate": 0.1, "compress": "topk:0.5"}, "none"),
     ],
 )
 def test_auto_remembers_where_some_clients_may_be_absent(
-    fed: Federation, options: dict[str, float], chosen: str
+    fed: Federation, options: dict[str, Any], chosen: str
 ) -> None:
     found = Simulation(fed, "mclr", [FedSSO()], **BASE, **options)
     assert found.algorithm.memory == chosen  # type: ignore[attr-defined]

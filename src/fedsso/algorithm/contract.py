@@ -126,6 +126,7 @@ class Attendance(NamedTuple):
 
     clients: int = 1  # how many there are
     some_absent: bool = False  # whether some may be missing in a round
+    compressed: bool = False  # whether uploads lose something on their way
 
 
 class Reply(NamedTuple):

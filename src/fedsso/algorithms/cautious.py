@@ -12,8 +12,16 @@ The step. n = B^-1 g is the quasi-Newton step. The server goes from v_k towards 
 
     x_{k+1} = x_k - (1 - b) u - b n
 
-with b = 1 if n is not longer than the radius r, else with the largest b for which the step is not
-longer than r. The radius is never smaller than |u|, so that the worst case, b = 0, is FedAvg.
+with b = 1 if n is not longer than the radius r, else
+
+    b = (r - |u|) / (|n| - |u|)
+
+The radius is never smaller than |u|, so that 0 <= b <= 1. The step is at most (1 - b) |u| + b |n|
+long, which is r; it is that long if u and n point the same way. Where r = |u| and n is longer, the
+step is FedAvg's in length and direction. The largest b with a step no longer than r would not do:
+if n turns away from u, that b is above 0 even where r = |u|, and the server would leave FedAvg's
+direction in rounds in which the updates gave no reason to go beyond FedAvg's model. An n that is
+not longer than r is taken as it is, also where it is shorter than u.
 Where a memory makes up for absent clients (`memory.py`), u is the corrected update, and "FedAvg"
 means FedAvg with this update.
 
@@ -166,19 +174,18 @@ def advance(
 ) -> tuple[Tensor, Guard]:
     """The step [trials, d], and the guard that remembers it.
 
-    g and direction = B^-1 g are [trials, d]; direction is overwritten. `share` is such that
-    B s = -share g_{k-1} along s: u^T B u, which nobody knows, is taken for |u|^4 / u^T n, the least
-    that it can be.
+    g and direction = B^-1 g are [trials, d]; direction is overwritten. The radius must not be
+    smaller than |u|, as `adapt` leaves it. `share` is such that B s = -share g_{k-1} along s:
+    u^T B u, which nobody knows, is taken for |u|^4 / u^T n, the least that it can be.
     """
     inner = gram(g, direction)
     uu = work * work * inner[..., 0, :1]
     un = work * inner[..., 0, 1:]
-    nn = inner[..., 1, 1:]
-    way = (nn - 2 * un + uu).clamp(min=TINY)  # |n - u|^2
-    ahead = un - uu  # u^T (n - u)
-    root = (ahead * ahead + way * (guard.radius**2 - uu)).clamp(min=0).sqrt()
-    fits = nn.sqrt() <= (1 + ROUNDING) * guard.radius  # in round 1 they are equal
-    b = torch.where(fits, 1.0, ((root - ahead) / way).clamp(0, 1))
+    fedavg = uu.sqrt()  # |u|
+    newton = inner[..., 1, 1:].sqrt()  # |n|
+    fits = newton <= (1 + ROUNDING) * guard.radius  # in round 1 they are equal
+    beyond = (newton - fedavg).clamp(min=TINY)
+    b = torch.where(fits, 1.0, ((guard.radius - fedavg) / beyond).clamp(0, 1))
     slope = b * un + (1 - b) * uu  # u^T of the step
     bent = b * b * un + 2 * b * (1 - b) * uu + (1 - b) ** 2 * uu * uu / un.clamp(min=TINY)
     near = (eta * b).to(g.dtype)

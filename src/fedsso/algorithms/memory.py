@@ -239,18 +239,23 @@ class Remembering(Algorithm):
         return self.memory == "clients"
 
     def join(self, attendance: Attendance, d: int) -> Self:
-        """Decide memory="auto": on if some clients may be absent and the memory fits."""
+        """Decide memory="auto": on if some clients may be absent and the memory fits.
+
+        It is off where uploads are compressed: a single one is then far from the client's
+        gradient, since it holds back a part and carries parts that earlier ones held back.
+        """
         if self.memory != "auto":
             return self
+        useful = attendance.some_absent and not attendance.compressed
         room = fits(attendance.clients, d)
-        if attendance.some_absent and not room:
+        if useful and not room:
             log.warning(
                 "a memory of %d clients with %d parameters each exceeds 2 GB: FedSSO goes without; "
-                "memory='clients' insists",
+                "memory='clients' takes it all the same",
                 attendance.clients,
                 d,
             )
-        chosen = "clients" if attendance.some_absent and room else "none"
+        chosen = "clients" if useful and room else "none"
         return cast(Self, replace(cast(Any, self), memory=chosen))
 
     def memory_init(self, x: Tensor) -> Tree:

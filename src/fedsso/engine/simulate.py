@@ -113,6 +113,11 @@ def fitted(
     return record.join(attendance, sum(layout.sizes))
 
 
+def attendance_of(fed: Federation, settings: Settings) -> Attendance:
+    """Who takes part in a run of these settings."""
+    return Attendance(fed.clients, settings.some_absent, settings.compress is not None)
+
+
 def admit(record: Algorithm, settings: Settings) -> None:
     """Refuse an algorithm that these settings do not suit.
 
@@ -176,7 +181,7 @@ class Trials:
         shape = job.fed.sample_shape
         self.f, self.reason = objective(module, job.loss, settings.engine, self.device, shape)
         self.f.l2 = settings.l2
-        attendance = Attendance(job.fed.clients, settings.some_absent)
+        attendance = attendance_of(job.fed, settings)
         each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..algorithm import Attendance
 from ..algorithm.records import signature, stack
 from ..engine import checkpoint
-from ..engine.simulate import Trials, fitted
+from ..engine.simulate import Trials, attendance_of, fitted
 from ..engine.simulate import run as advance
 from ..errors import InputError
 from ..support.intake import Damaged
@@ -192,7 +191,7 @@ def _trials(run: Planned) -> int:
     """
     device = run.settings.torch_device.type
     meta = run.problem.without_memory()
-    attendance = Attendance(run.problem.fed.clients, run.settings.some_absent)
+    attendance = attendance_of(run.problem.fed, run.settings)
     record = fitted(run.record, run.problem.module, attendance)
     stacked = stack([record], meta.dtype, meta.device)
     of_client = nbytes(stacked.client_init(meta), 1) + nbytes(stacked.memory_init(meta), 1)

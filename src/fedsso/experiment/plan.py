@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from ..algorithm import Algorithm, Attendance
+from ..algorithm import Algorithm
 from ..algorithm.records import OTHER_NAMES, fields_of
 from ..algorithms import ALGORITHMS, make
 from ..engine import checkpoint
 from ..engine.settings import Settings, options
-from ..engine.simulate import admit, fitted
+from ..engine.simulate import admit, attendance_of, fitted
 from ..engine.uplink import uplink
 from ..errors import InputError, integer, number, one_of
 from ..objective.backend import Layout
@@ -367,8 +367,7 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
     """
     settings = problem.settings
     admit(record, settings)
-    attendance = Attendance(problem.fed.clients, settings.some_absent)
-    record = fitted(record, problem.module, attendance)
+    record = fitted(record, problem.module, attendance_of(problem.fed, settings))
     x = problem.without_memory()
     server = record.server_init(x)
     uplink(record, server, Layout.of(problem.module), settings.compress)
