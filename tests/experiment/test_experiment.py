@@ -681,6 +681,25 @@ def write_unsealed(path: Path, text: str) -> None:
     path.write_text(re.sub(r"\n# fedsso-sha256:.*\n", "", text))
 
 
+def test_a_run_from_before_there_was_a_memory_is_read_as_one_without(
+    fed: Federation, tmp_path: Path
+) -> None:
+    run = simulate(fed, "mclr", FedSSO(memory="none"), out=tmp_path / "old", **FAST)
+    path = tmp_path / "old" / SPEC
+    write_unsealed(path, path.read_text().replace('\nmemory = "none"\n', "\n"))
+    old = load_run(tmp_path / "old")
+    assert old.spec.record == FedSSO(memory="none")
+    equal(old, run)
+
+
+def test_a_memory_of_clients_that_does_not_fit_names_the_remedy(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsso.experiment.plan._memory", lambda _: 1000)
+    with pytest.raises(InputError, match=r"keeps .* GB .*: use memory='none', a smaller model"):
+        simulate(fed, "mclr", FedSSO(memory="clients"), **FAST)
+
+
 def test_resume_with_another_start_is_refused(fed: Federation, tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
     save_file({"1.weight": torch.zeros(3, 4), "1.bias": torch.zeros(3)}, weights)

@@ -377,10 +377,11 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
     keeps = nbytes(server, 1) + of_client * clients
     memory = _memory(settings.torch_device)
     if 2 * keeps > memory:  # of the round before and of this one
+        instead = "memory='none'" if getattr(record, "memory", "") == "clients" else "fedsso"
         raise InputError(
             f"{type(record).__name__} keeps {keeps / 1e9:.3g} GB at the server and {clients} "
-            f"clients, twice within a round; this device has {memory / 1e9:.3g} GB: use fedsso, a "
-            f"smaller model or fewer clients"
+            f"clients, twice within a round; this device has {memory / 1e9:.3g} GB: use "
+            f"{instead}, a smaller model or fewer clients"
         )
 
 

@@ -37,6 +37,7 @@ SPEC = "spec.toml"  # the files of a run's folder
 TRACE = "trace.csv"
 CHECKPOINT = "checkpoint.safetensors"
 FREE = ("device",)  # may change without making it another run
+EARLIER = {"memory": "none"}  # what runs did whose files do not have the field yet
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,11 @@ class Spec:
         )
 
     @property
+    def _hyper(self) -> dict[str, Any]:
+        """The hyper-parameters as digests count them: alike for files of earlier versions."""
+        return {k: v for k, v in self.hyper.items() if k not in EARLIER or v != EARLIER[k]}
+
+    @property
     def identity(self) -> str:
         """A digest of everything that decides the result.
 
@@ -113,7 +119,7 @@ class Spec:
         taken for, a run of other settings. The device is left out: a run may move to another.
         """
         options = {k: v for k, v in self.options.items() if k not in FREE}
-        parts = [self.digest, self.model, self.start, self.algorithm, dict(self.hyper), options]
+        parts = [self.digest, self.model, self.start, self.algorithm, self._hyper, options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
@@ -124,7 +130,7 @@ class Spec:
         """
         options = {k: v for k, v in self.options.items() if k not in (*FREE, "seed")}
         start = self.start if self.model == "own" or options.get("init") == "own tensor" else ""
-        parts = [self.digest, self.model, start, self.algorithm, dict(self.hyper), options]
+        parts = [self.digest, self.model, start, self.algorithm, self._hyper, options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def to_toml(self) -> dict[str, Any]:
@@ -198,7 +204,8 @@ class Spec:
                 raise InputError(
                     "this spec.toml is not one of a run: record.label must be a table of texts"
                 )
-            hyper = {f.name: table[algorithm].get(f.name) for f in fields_of(ALGORITHMS[algorithm])}
+            names = [f.name for f in fields_of(ALGORITHMS[algorithm])]
+            hyper = {name: table[algorithm].get(name, EARLIER.get(name)) for name in names}
             if inner["version"] != __version__:
                 log.warning(
                     "this run was begun by fedsso %s, this is %s", inner["version"], __version__
