@@ -418,6 +418,12 @@ def test_auto_remembers_where_some_clients_may_be_absent(
     assert ("beta" in found.rows[-1]) is (chosen == "clients")
 
 
+def test_auto_leaves_the_papers_algorithm_as_it_is(fed: Federation) -> None:
+    paper = FedSSO(alpha=0.1, guard="none")
+    found = Simulation(fed, "mclr", [paper], **BASE, participation=0.6)
+    assert found.algorithm.memory == "none"  # type: ignore[attr-defined]
+
+
 def test_a_memory_that_does_not_fit_is_left_out_with_a_warning(
     fed: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

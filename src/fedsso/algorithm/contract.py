@@ -142,7 +142,12 @@ def as_sent(upload: Tree) -> Tree:
     return upload
 
 
-def as_received(server: Any, upload: Tree, memory: Tree, k: int) -> tuple[Tree, Tree]:  # noqa: ARG001
+def as_received(
+    server: Any,  # noqa: ARG001
+    upload: Tree,
+    memory: Tree,
+    k: int,  # noqa: ARG001
+) -> tuple[Tree, Tree]:
     """The server remembers nothing about single clients."""
     return upload, memory
 
@@ -222,7 +227,11 @@ class Algorithm:
         """
         return ""
 
-    def fit(self, sizes: Sequence[int], shapes: Sequence[Sequence[int]] = ()) -> Self:  # noqa: ARG002
+    def fit(
+        self,
+        sizes: Sequence[int],  # noqa: ARG002
+        shapes: Sequence[Sequence[int]] = (),  # noqa: ARG002
+    ) -> Self:
         """The record for a given model. The engine calls it once before the run.
 
         Args:

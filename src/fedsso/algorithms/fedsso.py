@@ -27,7 +27,8 @@ pairs (s, y) that are mostly noise count less: `trust_region.py`. With guard="ca
 at FedAvg's model, so that clients may do anything that FedAvg's clients may: `cautious.py`. With
 alpha="auto" the server chooses the client step and undoes rounds that explode: `client_step.py`.
 Where some clients are absent the server remembers what each of them sent last: `memory.py`.
-guard="none", memory="none" and a number for alpha give the paper's algorithm.
+guard="none" and a number for alpha give the paper's algorithm; the default memory="auto" is then
+off.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class FedSSO(Remembering):
     def server(self, server: State, mean: Tensor | Heard, cohort: Cohort) -> State:
         """The state after this round, from v_k - x_k: the mean of line 10 is the engine's.
 
-        What is marked as not in the paper does nothing with guard="none", memory="none" and a
+        What is marked as not in the paper does nothing with guard="none" and a
         given alpha.
         """
         k = cohort.k

@@ -232,6 +232,7 @@ class Remembering(Algorithm):
     """The part of FedSSO's record that keeps the memory, where its field `memory` says so."""
 
     memory: str
+    guard: str
 
     @property
     def remembers(self) -> bool:
@@ -241,12 +242,13 @@ class Remembering(Algorithm):
     def join(self, attendance: Attendance, d: int) -> Self:
         """Decide memory="auto": on if some clients may be absent and the memory fits.
 
-        It is off where uploads are compressed: a single one is then far from the client's
-        gradient, since it holds back a part and carries parts that earlier ones held back.
+        It is off with guard="none", which is the paper's algorithm. It is also off where uploads
+        are compressed: a single one is then far from the client's gradient, since it holds back a
+        part and carries parts that earlier ones held back.
         """
         if self.memory != "auto":
             return self
-        useful = attendance.some_absent and not attendance.compressed
+        useful = attendance.some_absent and not attendance.compressed and self.guard != "none"
         room = fits(attendance.clients, d)
         if useful and not room:
             log.warning(

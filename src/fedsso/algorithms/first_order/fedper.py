@@ -67,7 +67,11 @@ class FedPer(Algorithm):
         at_least(self, "layers", 1)
         at_least(self, "own", 0)
 
-    def fit(self, sizes: Sequence[int], shapes: Sequence[Sequence[int]] = ()) -> Self:  # noqa: ARG002
+    def fit(
+        self,
+        sizes: Sequence[int],
+        shapes: Sequence[Sequence[int]] = (),  # noqa: ARG002
+    ) -> Self:
         """The record with `own` filled in: the numbers of the last `layers` layers.
 
         Raises:

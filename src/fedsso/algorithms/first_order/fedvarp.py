@@ -93,7 +93,13 @@ class FedVARP(Algorithm):
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
-    def receive(self, server: State, delta: Tensor, y: Tensor, k: int) -> tuple[News, Tensor]:  # noqa: ARG002
+    def receive(
+        self,
+        server: State,  # noqa: ARG002
+        delta: Tensor,
+        y: Tensor,
+        k: int,  # noqa: ARG002
+    ) -> tuple[News, Tensor]:
         """The changes Delta_i - y_i are averaged, and Delta_i is remembered."""
         return News(delta - y), delta
 

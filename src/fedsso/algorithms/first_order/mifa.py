@@ -96,7 +96,13 @@ class MIFA(Algorithm):
         delta, loss = solver.sgd(f, x, local, at(self.alpha, local.k))
         return Reply(delta, own, loss)
 
-    def receive(self, server: State, delta: Tensor, y: Tensor, k: int) -> tuple[News, Tensor]:  # noqa: ARG002
+    def receive(
+        self,
+        server: State,  # noqa: ARG002
+        delta: Tensor,
+        y: Tensor,
+        k: int,
+    ) -> tuple[News, Tensor]:
         """The changes Delta_i / alpha - y_i are averaged, and Delta_i / alpha is remembered."""
         new = delta / at(self.alpha, k)
         return News(new - y), new
