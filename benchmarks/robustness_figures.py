@@ -1,4 +1,4 @@
-"""Two pictures of the robustness bench: where every method ends, and how it gets there."""
+"""Two pictures of the robustness bench: how far FedSSO is ahead of the best rival, and curves."""
 
 from __future__ import annotations
 
@@ -11,38 +11,58 @@ from numpy.typing import NDArray
 
 from fedsso.paper.tasks import TASKS
 from fedsso.report import plots
-from fedsso.report.styles import GREY, SMALL, Style, shade, style
+from fedsso.report.styles import SMALL, Style, shade, style
 from fedsso.support import picture
+
+from .robustness_score import ACCURACY, thin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Score = Mapping[str, Any]
-ACCURACY = "test_accuracy"
-OURS = ("auto", "default")  # every other method is a rival
-FEDSSO = (*OURS, "published")
+OURS = "auto"  # every other method is a rival
 NAMES = {
     "auto": "FedSSO",
-    "default": "FedSSO, five α",
     "published": "FedSSO as published",
     "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
     "fedadam": "FedAdam",
     "fedyogi": "FedYogi",
     "scaffold": "SCAFFOLD",
+    "fedexp": "FedExP",
+    "fedacg": "FedACG",
+    "diloco": "outer Nesterov",
+    "serverlion": "server Lion",
+    "servermuon": "server Muon",
+    "fedvarp": "FedVARP",
+    "mifa": "MIFA",
 }
-PARTICIPATION = {"base": "all clients", "50% of the clients": "50 %", "25% of the clients": "25 %"}
+CHANGES = {  # what the first picture shows, with marker and shade
+    "base": ("all clients", "o", 0.0),
+    "50% of the clients": ("50 %", "s", 0.25),
+    "25% of the clients": ("25 %", "D", 0.45),
+    "10% of the clients": ("10 %", "v", 0.62),
+    "30% drop out": ("30 % drop out", "X", 0.0),
+}
 TITLES = {name: task.title for name, task in TASKS.items()} | {
     "digits": "Digits, 20 clients, MCLR",
     "mnist-mlp": "MNIST, 20 clients, MLP",
     "heart-mclr": "Heart disease, 4 hospitals, MCLR",
+    "emnist-mlp": "EMNIST digits, 20 clients, MLP",
+    "a9a-mclr": "a9a, 20 clients, MCLR",
+    "phishing-mclr": "Phishing, 20 clients, MCLR",
+    "tweets-mclr": "Sentiment140, 20 clients, MCLR",
+    "cifar-resnet20": "CIFAR-10, 10 clients, ResNet-20",
 }
 WIDTH = 11  # inches
+WORST = -8.0  # per cent: what is further behind is drawn at the edge
+SLOWEST = 4.0  # times the rounds: likewise
 
 
 def look(method: str) -> Style:
     """The colour and dashes of its algorithm; FedSSO as published is darker than ours."""
-    base = style("fedsso" if method in FEDSSO else method)
+    base = style("fedsso" if method in (OURS, "published") else method)
     return base._replace(color=shade(base.color, -0.45)) if method == "published" else base
 
 
@@ -57,135 +77,91 @@ def _panels(figure: Figure, across: int, tasks: Sequence[str]) -> tuple[int, lis
     return down, grid[: len(tasks)]
 
 
-# ---- where every method ends ----
-
-LANE = 0.125  # between two methods, in rows
-FAR = 4  # times as far behind the best as the median: beyond the edge
+# ---- how far ahead ----
 
 
-def finals(path: Path, found: Sequence[Score]) -> None:
-    """Final values, a panel for each task and a row for each participation; right is better in all
-    of them."""
-    picture.draw(path, lambda figure: _finals(figure, found))
+def summary(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each task: the end and the rounds of FedSSO beside the best tuned rival's."""
+    picture.draw(path, lambda figure: _summary(figure, rows))
 
 
-def _finals(figure: Figure, found: Sequence[Score]) -> None:
-    tasks = list(dict.fromkeys(one["task"] for one in found))
-    down, panels = _panels(figure, 2, tasks)
-    for axes, task in zip(panels, tasks, strict=True):
-        _task(axes, {one["change"]: one for one in found if one["task"] == task})
-    title = (
-        "Final values: one setting of FedSSO, "
-        "of each rival the best of its grid in every row; right is better"
+def _summary(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
+    shown = [row for row in rows if row["change"] in CHANGES]
+    halves = {row["task"]: row["half"] for row in shown}
+    tasks = sorted(halves, key=lambda task: halves[task])  # "finding" before "judging"
+    ends, rounds = figure.subplots(1, 2, sharey=True)
+    lines = {task: place for place, task in enumerate(tasks)}
+    for axes in (ends, rounds):
+        axes.grid(True, axis="x")
+        axes.set_ylim(len(tasks) - 0.4, -0.6)
+        axes.set_yticks(range(len(tasks)), [TITLES.get(task, task) for task in tasks])
+        axes.tick_params(axis="y", length=0)
+        found = sum(half == "finding" for half in halves.values())
+        axes.axhline(found - 0.5, color="#999999", lw=0.9)
+    _spread(ends, shown, lines)
+    _ratios(rounds, shown, lines)
+    plots.heading(
+        figure,
+        "FedSSO with no setting, beside the best of all rivals tuned in each cell; right is better",
     )
-    plots.heading(figure, title)
-    rows = plots.legend(figure, _keys(list(found[0]["methods"])), WIDTH)
-    figure.set_size_inches(WIDTH, 0.6 + 2.75 * down + 0.22 * rows)
+    height = plots.legend(figure, _markers(), WIDTH)
+    figure.set_size_inches(WIDTH, 1.2 + 0.42 * len(tasks) + 0.22 * height)
 
 
-def _keys(methods: Sequence[str]) -> list[Any]:
+def _markers() -> list[Any]:
     from matplotlib.lines import Line2D
 
-    beyond = Line2D([], [], color=GREY, marker="<", ls="none", ms=5.5, label="further left")
     return [
-        *(Line2D([], [], label=NAMES.get(name, name), **_marker(name)) for name in methods),
-        beyond,
+        Line2D([], [], label=label, marker=marker, color=_tone(light), ls="none", ms=6)
+        for label, marker, light in CHANGES.values()
     ]
 
 
-def _marker(name: str) -> dict[str, Any]:
-    """A dot, hollow where the algorithm's line is dashed; a dumbbell for a range."""
-    color, dashes = look(name)
-    if name == "default":
-        return {"color": shade(color, 0.45), "lw": 2.5, "marker": "o", "ms": 5}
-    inside = color if dashes == "-" else "white"
-    return {
-        "color": color,
-        "marker": "o",
-        "ls": "none",
-        "ms": 7 if name == "auto" else 5.5,
-        "mfc": inside,
-        "mew": 1.2,
-    }
+def _tone(light: float) -> str:
+    return shade(look(OURS).color, light)
 
 
-def _task(axes: Axes, cells: Mapping[str, Score]) -> None:
-    accuracy = next(iter(cells.values()))["metric"] == ACCURACY
-    axes.grid(True, axis="x")
-    axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-    axes.set_xlabel("test accuracy" if accuracy else "training loss, axis reversed")
-    axes.set_yticks(range(len(PARTICIPATION)), list(PARTICIPATION.values()))
-    axes.tick_params(axis="y", length=0, labelcolor="#222222")
-    axes.set_ylim(len(PARTICIPATION) - 0.5, -0.5)
-    axes.set_xlim(*_limits(list(cells.values()), 1 if accuracy else -1))
-    for place, change in enumerate(PARTICIPATION):
-        if place:
-            axes.axhline(place - 0.5, color="#E4E4E4", lw=0.8)
-        if change in cells:
-            _dots(axes, place, cells[change]["methods"])
+def _spread(
+    axes: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    lines: Mapping[str, int],
+) -> None:
+    axes.set_title("At the end, % ahead of the best rival", loc="left", fontsize=10)
+    axes.axvline(0, color="#333333", lw=1.1)
+    for row in rows:
+        _dot(axes, row, lines, max(WORST, row["ahead"]), beyond=row["ahead"] < WORST)
+    axes.set_xlim(WORST - 0.4, None)
 
 
-def _limits(cells: Sequence[Score], sign: int) -> tuple[float, float]:
-    """From worse to better, wide enough for FedSSO; what lies far behind the others does not decide
-    the scale."""
-    drawn = [
-        (name, sign * v)
-        for one in cells
-        for name, own in one["methods"].items()
-        for v in _drawn(own["final"])
-    ]
-    every = [value for _, value in drawn]
-    best, far = max(every), FAR * (max(every) - float(np.median(every)))
-    worst = min(value for name, value in drawn if name in OURS or value >= best - far)
-    margin = 0.05 * ((best - worst) or 1.0)
-    room = 2.5 * margin if min(every) < worst else margin  # for the arrows
-    return sign * (worst - room), sign * (best + margin)
+def _ratios(
+    axes: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    lines: Mapping[str, int],
+) -> None:
+    axes.set_title("Rounds to the target: best rival / FedSSO", loc="left", fontsize=10)
+    axes.axvline(1, color="#333333", lw=1.1)
+    for row in rows:
+        if row["ratio"] is None:
+            continue
+        value = 1 / row["ratio"]
+        _dot(axes, row, lines, min(SLOWEST, value), beyond=value > SLOWEST)
+    axes.set_xlim(0, SLOWEST + 0.2)
 
 
-def _drawn(final: Mapping[str, Any]) -> list[float]:
-    """A method's mean, and the ends of its range."""
-    return [v for key, v in final.items() if key in ("mean", "best", "worst") and v is not None]
-
-
-def _dots(axes: Axes, place: float, methods: Mapping[str, Any]) -> None:
-    """The methods of a cell, each on its lane; a thin line marks FedSSO's value for all."""
-    ours = methods["auto"]["final"]["mean"]
+def _dot(
+    axes: Axes,
+    row: Mapping[str, Any],
+    lines: Mapping[str, int],
+    value: float,
+    *,
+    beyond: bool,
+) -> None:
+    """A marker on the line of its task; hollow at the edge if it lies beyond."""
+    _, marker, light = CHANGES[row["change"]]
+    lane = 0.13 * (list(CHANGES).index(row["change"]) - 2)
+    inside = "white" if beyond else _tone(light)
     axes.plot(
-        [ours, ours], [place - 0.46, place + 0.46], color=look("auto").color, lw=0.9, ls=(0, (1, 2))
-    )
-    lanes = place + LANE * (np.arange(len(methods)) - (len(methods) - 1) / 2)
-    beyond = 0
-    for y, (name, own) in zip(lanes, methods.items(), strict=True):
-        final = own["final"]
-        if name == "default":
-            worst = axes.get_xlim()[0] if final["worst"] is None else final["worst"]
-            axes.plot([worst, final["best"]], [y, y], **_marker(name))
-            axes.plot(final["mean"], y, color=look(name).color, marker="|", ms=8, mew=1.8)
-        elif _within(axes, final["mean"]):
-            axes.plot(final["mean"], y, **_marker(name))
-        else:
-            _arrow(axes, y, name, final["mean"], beyond)
-            beyond += 1
-
-
-def _within(axes: Axes, value: float | None) -> bool:
-    left, right = axes.get_xlim()
-    return value is not None and (value - left) * (right - left) >= 0
-
-
-def _arrow(axes: Axes, y: float, name: str, value: float | None, before: int) -> None:
-    """At the edge, with the number; numbers of one row stand beside each other."""
-    where = axes.get_yaxis_transform()
-    axes.plot(0.014, y, transform=where, **{**_marker(name), "marker": "<"})
-    text = f"{value:.3f}" if value else "diverged"
-    axes.text(
-        0.032 + 0.085 * before,
-        y,
-        text,
-        transform=where,
-        va="center",
-        fontsize=SMALL - 1,
-        color="#777777",
+        value, lines[row["task"]] + lane, marker=marker, color=_tone(light), mfc=inside, ms=6
     )
 
 
@@ -196,15 +172,15 @@ CURVES_OF = (
     "mnist-mlp",
     "fashion-cnn",
     "cifar-lenet",
-    "ijcnn1-mclr",
-    "shakespeare-mclr",
+    "emnist-mlp",
+    "phishing-mclr",
 )
 """Tasks whose curves are shown; others take the places of those that are missing."""
+DRAWN = ("auto", "fedavg", "fedadam", "scaffold", "fedacg", "servermuon")
 
 
 def curves(path: Path, found: Sequence[Score]) -> None:
-    """The metric over the rounds on six tasks: FedSSO, its range over client steps, and the rivals'
-    best settings."""
+    """The metric over the rounds on six tasks: FedSSO, and some rivals' best settings."""
     shown = sorted(found, key=lambda one: one["task"] not in CURVES_OF)[:6]
     picture.draw(path, lambda figure: _curves(figure, shown))
 
@@ -216,35 +192,33 @@ def _curves(figure: Figure, found: Sequence[Score]) -> None:
     plots.heading(
         figure,
         "25 % of the clients in each round: "
-        "FedSSO with one setting, rivals with the best of their grids",
+        "FedSSO with no setting, rivals with the best of their grids",
     )
-    lines = [name for name in found[0]["methods"] if name != "default"]
-    keys = plots.keys([NAMES.get(name, name) for name in lines], [look(name) for name in lines])
-    rows = plots.legend(figure, [*keys, _band_key()], WIDTH)
+    keys = plots.keys([NAMES[name] for name in DRAWN], [look(name) for name in DRAWN])
+    rows = plots.legend(figure, keys, WIDTH)
     figure.set_size_inches(WIDTH, 0.6 + 2.7 * down + 0.22 * rows)
 
 
-def _band_key() -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(color=look("default").color, alpha=0.25, lw=0, label="FedSSO, range over five α")
-
-
 def _course(axes: Axes, one: Score) -> None:
-    lines = {name: np.array(own, float) for name, own in one["curves"].items()}
-    at, low, high = (lines.pop(name) for name in ("round", "low", "high"))
+    methods = one["methods"]
+    lines = {
+        name: np.array(methods[name]["curve"], float)
+        for name in DRAWN
+        if "curve" in methods.get(name, {})
+    }
+    rounds = one["rounds"]
+    at = np.array(thin(np.arange(rounds + 1.0)), float)
     axes.grid(True)
     plots.round_axis(axes)
     plots.accuracy_axis(axes, [one["target"]])  # a loss then has its own scale
-    accuracy, drawn = one["metric"] == ACCURACY, [low, high, *lines.values()]
+    accuracy, drawn = one["metric"] == ACCURACY, list(lines.values())
     if accuracy:
-        axes.set_ylim(*_heights([low, lines["auto"]], drawn, one["target"]))
+        axes.set_ylim(*_heights([lines[OURS]], drawn, one["target"]))
     else:
         plots.loss_axis(axes, *_depths(drawn, one["target"]))
-    axes.fill_between(at, low, high, color=look("default").color, alpha=0.25, lw=0)
     for name, values in lines.items():
         weight: dict[str, Any] = (
-            {"lw": 2.2, "zorder": 4} if name == "auto" else {"lw": 1.4, "zorder": 3}
+            {"lw": 2.2, "zorder": 4} if name == OURS else {"lw": 1.4, "zorder": 3}
         )
         axes.plot(at, values, **weight, **look(name)._asdict())
     _outside(axes, {name: values[-1] for name, values in lines.items()}, up=not accuracy)

@@ -148,13 +148,12 @@ def summary() -> str:
     return (RESULTS / "table2-summary.md").read_text()
 
 
-def robustness(*, participation: bool) -> str:
-    """A table of the robustness bench, from robustness.json: the cells that differ in
-    participation, or all others."""
-    sys.path.insert(0, str(DOCS.parent))  # the benchmarks are not installed
-    from benchmarks.robustness_report import table
+def robustness(table: str, *more: str) -> str:
+    """A table of the robustness bench, from robustness.json, by the name of its function."""
+    from benchmarks import robustness_report
 
-    return table(json.loads((DOCS / "robustness.json").read_text()), participation=participation)
+    found = json.loads((DOCS / "robustness.json").read_text())
+    return str(getattr(robustness_report, table)(found, *more))
 
 
 def campaign(part: str = "") -> str:
@@ -226,8 +225,10 @@ TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
         "smoke": smoke,
     },
     "robustness.md": {
-        "participation": partial(robustness, participation=True),
-        "changes": partial(robustness, participation=False),
+        "shares": partial(robustness, "shares"),
+        "duels": partial(robustness, "duels"),
+        "judging": partial(robustness, "table", "judging"),
+        "finding": partial(robustness, "table", "finding"),
     },
     "reliability.md": {
         "campaign": campaign,

@@ -287,3 +287,10 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
         + "\n\n`[code](none.md)`\n"
     )
     assert broken(page, tmp_path) == bad
+
+
+def test_no_merge_was_left_half_done() -> None:
+    mark = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    for path in walk():
+        if path.suffix not in BINARY:
+            assert not mark.search(path.read_text(errors="replace")), path

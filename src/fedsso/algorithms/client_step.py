@@ -6,11 +6,19 @@ sends it to the clients together with the model. The symbols are those of `fedss
 Choosing. From the last step the server sees how fast the mean gradient changes: L = |y| / |s|.
 Round 1, which has no step to look back at, uses alpha = 0.01. Rounds 2 to 5 set
 
-    alpha = 0.2 / (tau L), at most 0.1
+    alpha = drift / (tau L), at most 0.1
 
-with the least L so far. Then tau local steps change a client's gradient by about a fifth. The bound
-0.1 is there because single clients can be steeper than their mean. From round 6 on alpha stays as
-it is; only if no pair was seen until then, the first one to come decides alone.
+with the least L so far. Then tau local steps change a client's gradient by about the part `drift`.
+The bound 0.1 is there because single clients can be steeper than their mean. From round 6 on L
+stays as it is; only if no pair was seen until then, the first one to come decides alone.
+
+The drift. A small drift makes g a good gradient: it is 0.2 where the model has one layer. A network
+gains from more at the start: large local steps leave directions that are too steep for them, and
+what the server then learns is a flatter region. So a network begins with 0.7, and in round k has
+
+    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)
+
+because later on, near a minimum, drift only moves the point at which g vanishes.
 
 Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
 server then goes back to the model before its last step, forgets what the guard knew about step
@@ -29,19 +37,43 @@ smaller one would not mend them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 
-from ..algorithm.contract import BLOW_UP
+from ..algorithm.contract import BLOW_UP, Algorithm
 
 FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha
 DRIFT = 0.2  # alpha tau L, the change of a client's gradient on its way
+EARLY = 0.7  # the same of a network at the start
+FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the rounds in which alpha is chosen
 SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
+
+
+DRIFTS = ("auto", "small", "fading")
+
+
+class Stepping(Algorithm):
+    """The part of FedSSO's record that knows which drift suits the model."""
+
+    drift: str
+
+    def fit(
+        self,
+        sizes: Sequence[int],
+        shapes: Sequence[Sequence[int]] = (),  # noqa: ARG002
+    ) -> Self:
+        """Decide drift="auto": fading for networks, small for models of one layer."""
+        if self.drift != "auto":
+            return self
+        chosen = "fading" if len(sizes) > 1 else "small"
+        return cast(Self, replace(cast(Any, self), drift=chosen))
 
 
 class Choice(NamedTuple):
@@ -59,16 +91,24 @@ def start(x: Tensor) -> Choice:
     return Choice(alpha, zero.new_full(zero.shape, torch.inf), zero)
 
 
+def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
+    """How far tau local steps may change a client's gradient after so many rounds [trials, 1]."""
+    if kind != "fading":
+        return DRIFT
+    return DRIFT + (EARLY - DRIFT) * torch.exp(-rounds / FADING)
+
+
 def choose(
     choice: Choice,
     products: Tensor,
     tau: float,
     rounds: Tensor,
+    kind: str = "small",
 ) -> Choice:
     """The client step of the next round.
 
     `products` [trials, 3, 3] holds the inner products of s, y and g, `rounds` [trials, 1] counts
-    rounds, this one included and those of `choice.undone` left out.
+    rounds, this one included and those of `choice.undone` left out. `kind` is that of the drift.
     """
     ss = products[..., 0, :1]
     yy = products[..., 1, 1:2]
@@ -80,8 +120,10 @@ def choose(
     wanted = torch.where(wary & choice.L.isfinite(), largest, least)
     counts = (ss > 0) & (~late | choice.L.isinf())
     L = torch.where(counts, wanted, choice.L)
-    alpha = (DRIFT / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
-    stays = L.isinf() | late & (L == choice.L)
+    drift = drift_in(rounds, kind)
+    alpha = (drift / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
+    settled = late & (L == choice.L)
+    stays = L.isinf() | (settled if kind != "fading" else False)
     # An undone round leaves no step: the first sound one after it counts as round 1.
     first = wary & choice.L.isinf() & (ss == 0)
     undone = choice.undone + torch.where(first, rounds - 1, 0.0)

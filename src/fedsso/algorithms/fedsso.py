@@ -62,6 +62,7 @@ from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
 from . import cautious, client_step, memory, trust_region
+from .client_step import Stepping
 from .memory import Heard, Remembering
 
 log = logging.getLogger("fedsso")
@@ -100,7 +101,7 @@ class Message(NamedTuple):
 
 
 @hyper
-class FedSSO(Remembering):
+class FedSSO(Stepping, Remembering):
     """Server-side BFGS on averaged gradients.
 
     >>> FedSSO(alpha=0.001, guard="none", R=200).eta
@@ -119,6 +120,7 @@ class FedSSO(Remembering):
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
+    drift: str = param(default="auto", doc="for alpha auto: fading (networks) or small")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -141,8 +143,7 @@ class FedSSO(Remembering):
     def server(self, server: State, mean: Tensor | Heard, cohort: Cohort) -> State:
         """The state after this round, from v_k - x_k: the mean of line 10 is the engine's.
 
-        What is marked as not in the paper does nothing with guard="none" and a
-        given alpha.
+        What is marked as not in the paper does nothing with guard="none" and a given alpha.
         """
         k = cohort.k
         tau = cohort.steps
@@ -161,7 +162,7 @@ class FedSSO(Remembering):
         products = gram(s, y, g)
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"
-            choice = client_step.choose(choice, products, tau, rounds)
+            choice = client_step.choose(choice, products, tau, rounds, self.drift)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
             look = Look(products, work, rounds, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
@@ -212,6 +213,8 @@ def _check(record: FedSSO) -> None:
         raise unknown("guard", record.guard, GUARDS)
     if record.memory not in memory.KINDS:
         raise unknown("memory", record.memory, memory.KINDS)
+    if record.drift not in client_step.DRIFTS:
+        raise unknown("drift", record.drift, client_step.DRIFTS)
     qn.form(record.form, record.pairs, record.m)
 
 
