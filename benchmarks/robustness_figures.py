@@ -160,9 +160,7 @@ def _dot(
     _, marker, light = CHANGES[row["change"]]
     lane = 0.13 * (list(CHANGES).index(row["change"]) - 2)
     inside = "white" if beyond else _tone(light)
-    axes.plot(
-        value, lines[row["task"]] + lane, marker=marker, color=_tone(light), mfc=inside, ms=6
-    )
+    axes.plot(value, lines[row["task"]] + lane, marker=marker, color=_tone(light), mfc=inside, ms=6)
 
 
 # ---- how it gets there ----

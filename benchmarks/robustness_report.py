@@ -57,9 +57,15 @@ def described(cell: robustness.Cell, methods: Mapping[str, Score]) -> Score:
     for name, own in methods.items():
         drawn = cell.change == WITH_CURVES
         kept[name] = {key: value for key, value in own.items() if drawn or key != "curve"}
-    head = {"task": cell.task, "half": half, "change": cell.change}
-    head |= {"metric": goal.metric, "target": goal.target}
-    return {**head, "rounds": robustness.TASKS[cell.task].rounds, "methods": kept}
+    return {
+        "task": cell.task,
+        "half": half,
+        "change": cell.change,
+        "metric": goal.metric,
+        "target": goal.target,
+        "rounds": robustness.TASKS[cell.task].rounds,
+        "methods": kept,
+    }
 
 
 def merged(old: Iterable[Score], new: Iterable[Score]) -> list[Score]:
@@ -209,7 +215,7 @@ def write(folder: Path, found: Sequence[Score]) -> None:
 
 
 def _differences(cells: Sequence[Score]) -> list[dict[str, Any]]:
-    """What the first picture shows: task, change, the end in per cent ahead, the ratio of rounds."""
+    """What the first picture shows of each cell: the end in per cent ahead, the ratio of rounds."""
     rows = []
     for one in cells:
         own, best = one["methods"][OURS]["rounds"]["mean"], best_rival(one, "rounds")[1]
