@@ -21,7 +21,9 @@ long, which is r; it is that long if u and n point the same way. Where r = |u| a
 step is FedAvg's in length and direction. The largest b with a step no longer than r would not do:
 if n turns away from u, that b is above 0 even where r = |u|, and the server would leave FedAvg's
 direction in rounds in which the updates gave no reason to go beyond FedAvg's model. An n that is
-not longer than r is taken as it is, also where it is shorter than u.
+not longer than r is taken as it is, also where it is shorter than u. A step that is FedAvg's but
+for rounding is replaced by FedAvg's own numbers: clients with large steps amplify rounding until
+the two runs differ, and a server that only averages should be FedAvg to the bit.
 Where a memory makes up for absent clients (`memory.py`), u is the corrected update, and "FedAvg"
 means FedAvg with this update.
 
@@ -86,6 +88,7 @@ JUMP = 10.0  # how much longer an update may be than the one before
 NOTICED = 0.05  # the least rise of a loss that counts, as a share of it
 BEYOND = 1.01  # the stretch from which on a step goes beyond FedAvg's, and not by rounding
 ROUNDING = 1e-6  # what rounding may add to a length
+OPERATIONS = 8  # that round, between a mean update and a step, at most
 PATIENCE = 3  # how often the server is misled before it only averages
 
 
@@ -193,6 +196,17 @@ def advance(
     move = direction.mul_(-near).sub_(far * g)
     share = eta * bent / slope.clamp(min=TINY)
     return move, guard._replace(slope=eta * slope / work, share=share, capped=~fits)
+
+
+def is_fedavg(x: Tensor, new: Tensor, averaged: Tensor) -> Tensor:
+    """Whether the new model is FedAvg's but for rounding, [trials, 1].
+
+    All three models are [trials, d]; x is the one before the step. Both ways from x take a few
+    operations, each of which rounds by at most eps times its result.
+    """
+    eps = torch.finfo(x.dtype).eps
+    largest = x.abs() + (averaged - x).abs()
+    return ((new - averaged).abs() <= OPERATIONS * eps * largest).all(-1, keepdim=True)
 
 
 def misled(net: Net, loss: Tensor | None, lengths: Tensor) -> Tensor:

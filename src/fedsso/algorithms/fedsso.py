@@ -182,7 +182,9 @@ class FedSSO(Stepping, Remembering):
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)
         after = State(new, g, s, curvature, guard, seen, choice, net, recalled)
-        return _caught(form, server, after, work, cohort) if _is_cautious(self) else after
+        if not _is_cautious(self):
+            return after
+        return _caught(form, server, after, x + delta, cohort)  # not in the paper: the net
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)
@@ -320,22 +322,21 @@ def _caught(
     form: qn.Form,
     before: State,
     after: State,
-    work: Scalar,
+    averaged: Tensor,
     cohort: Cohort,
 ) -> State:
-    """The state after a round with guard="cautious".
+    """The state after a round with guard="cautious"; `averaged` [trials, d] is FedAvg's model.
 
     Where the last step has misled the server, it goes back to an earlier model and begins anew.
     """
-    g = after.g
-    lengths = norm(g) / norm(before.g)
+    lengths = norm(after.g) / norm(before.g)
     fell = cautious.misled(before.net, cohort.loss, lengths)
-    averaged = before.x - (work * torch.ones_like(lengths)).to(g.dtype) * g
     only_averages = before.net.falls >= cautious.PATIENCE
-    x = torch.where(only_averages, averaged, after.x)
+    is_fedavg = only_averages | cautious.is_fedavg(before.x, after.x, averaged)
+    x = torch.where(is_fedavg, averaged, after.x)
     x = torch.where(fell, before.net.model, x)
     s = torch.where(fell, 0.0, x - before.x)
-    stretch = norm(s) / (work * norm(g)).clamp(min=trust_region.TINY)
+    stretch = norm(s) / norm(averaged - before.x).clamp(min=trust_region.TINY)
     net = cautious.remember(after.net, cohort.loss, averaged, stretch, fell)
 
     def anew(fresh: Tensor, old: Tensor) -> Tensor:

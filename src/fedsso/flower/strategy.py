@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
@@ -332,6 +333,8 @@ class FedSSO(Recorded):
         mean_update = model.ravel(v) - x_k
         answers, remembered = self._recalled(k, x_k, mean_update, found)
         x = self.server.advance(x_k, answers, k, loss)
+        if torch.equal(x, x_k + mean_update):
+            x = model.ravel(v)  # FedAvg's own numbers: x_k + (v - x_k) would round
         new = model.record(x, v)
         if not _are_finite(arrays_of(new)):
             self.server = before
