@@ -56,9 +56,9 @@ def test_unmodified_clients_take_the_step_of_the_core() -> None:
 
 def test_a_step_that_is_fedavgs_is_so_to_the_bit() -> None:
     """In round 1, and where the server only averages; a sum of two terms has one order alone."""
-    averaged = FedAvg().start(federation(2), initial(0.3), num_rounds=1)
+    averaged = FedAvg().start(federation(2), initial(33.3), num_rounds=1)
     strategy = FedSSO()
-    ours = strategy.start(federation(2), initial(0.3), num_rounds=1)
+    ours = strategy.start(federation(2), initial(33.3), num_rounds=1)
     assert np.array_equal(vector(ours.arrays), vector(averaged.arrays))
 
     state = strategy.server.state
