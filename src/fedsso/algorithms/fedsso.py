@@ -120,7 +120,7 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="for alpha auto: fading (networks) or small")
+    drift: str = param(default="auto", doc="for alpha auto: small, steady or fading (networks)")
 
     def __post_init__(self) -> None:
         _check(self)
