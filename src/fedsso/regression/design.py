@@ -262,6 +262,7 @@ def _notes(table: Table, schema: Schema, dropped: int) -> Iterable[str]:
     known.update(column.name for column in schema.columns)
     extra = [name for name in table.names if name not in known]
     if extra:
-        yield f"{table.where}: columns that the schema does not have are ignored: {', '.join(extra)}"
+        listed = ", ".join(extra)
+        yield f"{table.where}: columns that the schema does not have are ignored: {listed}"
     if dropped:
         yield f"{table.where}: {dropped} of {len(table.rows)} rows are left out because of a gap"
