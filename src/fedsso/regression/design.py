@@ -184,8 +184,9 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
     made = terms(schema, family_name)
     x = explanatory(table, schema, family_name)
     outcome = read_outcome(_Columns(table, schema), schema, family)
-    kept = ~np.isnan(x).any(1) & outcome.known
-    dropped = int(len(kept) - kept.sum())
+    gaps = np.isnan(np.hstack([x, outcome.together]))
+    kept = np.flatnonzero(~gaps.any(axis=1))
+    dropped = len(x) - len(kept)
     return Design(
         made,
         x[kept],
