@@ -234,6 +234,8 @@ def hospital_cells(one: Assessment, names: Sequence[str]) -> list[str]:
         value = getattr(one, name)
         if name == "events":
             text = f"{value:,.0f}" if isfinite(value) else BLANK
+        elif name in ("observed", "expected") and value == round(value, 1):
+            text = f"{value:,.10g}"
         elif name in ("observed", "expected", "rmse"):
             text = figures(value, 5)
         else:

@@ -96,8 +96,7 @@ class Regression:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the results should know, hospitals that refused among it."""
-        refused = [f"{one.hospital} is not in the fit: {one.reason}" for one in self.fit.refusals]
-        return (*refused, *self.fit.notes)
+        return self.fit.notes
 
     @property
     def covariance(self) -> Array:
@@ -205,7 +204,7 @@ class Regression:
         Numbers are drawn for a step of one standard deviation, which the label names, since a
         single year or milligram would be too small to see.
         """
-        from ...report.forest import plot
+        from ...report.regression import plot
 
         plot(path, self, checked_level(level), title)
 
