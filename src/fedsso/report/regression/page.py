@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import exp, isfinite
+from math import isfinite
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from ...version import __version__
 from ..page.document import ASSETS
 from ..page.sections import notes as noted
 from .charts import COLOURS, calibration, convergence, look, roc
-from .steps import Axis, Step, axis_of, steps
+from .steps import Axis, Step, axis_of, shown, steps
 
 if TYPE_CHECKING:
     from ...regression.result import Regression
@@ -152,7 +152,7 @@ def _line(line: Step, axis: Axis, ratios: bool) -> str:
     cut = " cut" if line.high > axis.high else ""
     cut += " cut-left" if line.low < axis.low else ""
     grid = "".join(_rule(place, axis) for place, _ in axis.ticks)
-    numbers = [_shown(value, ratios) for value in (line.value, line.low, line.high)]
+    numbers = [shown(value, ratios) for value in (line.value, line.low, line.high)]
     detail = f" <small>{escape(line.detail)}</small>" if line.detail else ""
     return (
         f'<div class="line"><div class="term">{escape(line.label)}{detail}</div>'
@@ -178,13 +178,6 @@ def _axis(axis: Axis) -> str:
         f'<div class="line axis"><div></div><div class="track">{"".join(marks)}</div>'
         f"<div></div></div>"
     )
-
-
-def _shown(value: float, ratios: bool) -> str:
-    """A number of a forest plot: three figures, as a ratio where there are ratios."""
-    if not ratios:
-        return printed.figures(value, 3)
-    return printed.figures(exp(min(value, 700.0)), 3)
 
 
 def _coefficients(result: Regression) -> str:
@@ -220,8 +213,9 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
             line += f"<td{marks.get(place, '')}>{escape(text)}</td>"
         body.append(f"<tr>{line}</tr>")
     joined = "\n".join(body)
+    hint = '<p class="hint sideways">The table goes on to the right: scroll it sideways →</p>'
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
+        f'{hint}<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{joined}\n</tbody></table></div>"
     )
 
@@ -231,16 +225,16 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 def _predictions(result: Regression) -> str:
     """Calibration and ROC curves; "" if no hospital has any."""
-    every = result.fit.hospitals
+    every = result.assessments
     what = EXPECTED[result.family.name]
     panels = []
-    drawn = calibration(every, what)
+    drawn = calibration(every, what, lines=result.family.name != COX)
     if drawn:
         said = "Groups of patients with similar predictions; on the dashed line both agree."
         panels.append(_panel("Calibration", said, drawn))
     drawn = roc(every)
     if drawn:
-        said = "Along a curve the probability from which on a patient counts as positive falls."
+        said = "Each point is a threshold of the predicted probability."
         panels.append(_panel("ROC", said, drawn))
     if not panels:
         return ""
@@ -266,7 +260,7 @@ def _hospitals(result: Regression) -> str:
     """The table of the hospitals, and what its columns mean."""
     names = result.measures()
     heads = ["hospital", "rows", "dropped", *names.values()]
-    rows = [printed.hospital_cells(one, list(names)) for one in result.fit.hospitals]
+    rows = [printed.hospital_cells(one, list(names)) for one in result.assessments]
     said = " ".join(text for name, text in MEANINGS.items() if name in names)
     hint = f'<p class="hint">{escape(said)}</p>' if said else ""
     return hint + _table("Hospital by hospital", heads, rows)

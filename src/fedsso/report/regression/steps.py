@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...regression.design import INTERCEPT
+from ...regression.result.printed import figures
 from ...regression.schema import CATEGORY, YESNO
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ROUND = (1, 2, 5, 10)
 """The first figures of a round number."""
+NEAR = (0.2, 2.0)
+"""Deviations of which one unit is near enough."""
 REACH = 4
 """How many typical half-intervals the axis reaches beyond the estimates, at most."""
 TICKS = 7
@@ -38,6 +41,18 @@ class Step(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def shown(value: float, ratios: bool) -> str:
+    """A number of a forest plot: a ratio with two decimals, where there are ratios.
+
+    >>> shown(0.0, True), shown(-7.0, True), shown(0.0123, False)
+    ('1.00', '0.000912', '0.0123')
+    """
+    if not ratios:
+        return figures(value, 3)
+    ratio = exp(min(value, 700.0))
+    return f"{ratio:.2f}" if 0.095 <= ratio < 1000 else figures(ratio, 3)
 
 
 class Axis(NamedTuple):
@@ -60,10 +75,18 @@ def steps(result: Regression, level: float) -> list[Step]:
     for term, row, deviation in zip(result.fit.terms, result.rows(level), deviations, strict=True):
         if term.name == INTERCEPT or not isfinite(row.std_error):
             continue
-        size = round_step(deviation) if term.scaled else 1.0
+        size = _size(deviation) if term.scaled else 1.0
         detail = _detail(term, result.schema, size)
         found.append(Step(term.name, detail, row.estimate * size, row.low * size, row.high * size))
     return found
+
+
+def _size(deviation: float) -> float:
+    """How many units a step has: one, unless the deviation is much more or much less.
+
+    Codes such as 0 and 1 have a deviation of at most 0.5, and half of such a step means nothing.
+    """
+    return 1.0 if NEAR[0] <= deviation <= NEAR[1] else round_step(deviation)
 
 
 def round_step(deviation: float) -> float:
