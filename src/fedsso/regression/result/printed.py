@@ -237,7 +237,7 @@ def hospital_cells(one: Assessment, names: Sequence[str]) -> list[str]:
         elif name in ("observed", "expected") and value == round(value, 1):
             text = f"{value:,.10g}"
         elif name in ("observed", "expected", "rmse"):
-            text = figures(value)
+            text = f"{value:,.{decimals(value)}f}" if isfinite(value) else BLANK
         else:
             text = rounded(value, 3)
         found.append(text)

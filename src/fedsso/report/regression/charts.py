@@ -77,7 +77,10 @@ def calibration(hospitals: Sequence[Assessment], what: str, lines: bool = True) 
     values = [value for curve in curves for point in curve.points for value in point[:2]]
     if not values:
         return ""
-    scale = linear(min(0.0, *values), max(values))
+    low = min(values)
+    high = max(values)
+    # Counts and shares begin at 0; a temperature would be a dot in a corner then.
+    scale = linear(0.0 if 0 <= low < high / 2 else low, high)
     title = f"Calibration: observed against expected {what}, hospital by hospital"
     return drawing(title, curves, (scale, scale), (f"expected {what}", f"observed {what}"), True)
 
@@ -109,10 +112,10 @@ def convergence(trace: Sequence[Round], what: str, value: Callable[[Round], floa
         height = value(one)
         if isfinite(height) and height > 0:
             points.append(Point(one.round, height, f"round {one.round}: {height:.3g}"))
+    top = max((point.y for point in points), default=0.0)
+    points = [point for point in points if point.y >= SPAN * top]
     if len(points) < 2:
         return ""
-    top = max(point.y for point in points)
-    points = [point for point in points if point.y >= SPAN * top]
     rounds = Scale(trace[0].round, trace[-1].round, _whole_ticks(trace[0].round, trace[-1].round))
     heights = logarithmic(min(point.y for point in points), top)
     curve = Curve(what, points)

@@ -139,9 +139,13 @@ def _forest(result: Regression) -> str:
         f"them for one unit."
     )
     rows = "\n".join(_line(line, axis, bool(ratio)) for line in lines)
+    # All lines leave the same room to their numbers, or the axis would not be the same.
+    room = max(len(" ".join(_numbers(line, bool(ratio)))) for line in lines)
     return (
-        f'<p class="hint">{escape(hint)}</p>\n<div class="forest" role="img" '
-        f'aria-label="Forest plot: {escape(name)} of the table below">\n{rows}\n{_axis(axis)}\n</div>'
+        f'<p class="hint">{escape(hint)}</p>\n'
+        f'<div class="forest" style="--numbers:{room}ch" role="img" '
+        f'aria-label="Forest plot: {escape(name)} of the table below">\n'
+        f"{rows}\n{_axis(axis)}\n</div>"
     )
 
 
@@ -152,15 +156,22 @@ def _line(line: Step, axis: Axis, ratios: bool) -> str:
     cut = " cut" if line.high > axis.high else ""
     cut += " cut-left" if line.low < axis.low else ""
     grid = "".join(_rule(place, axis) for place, _ in axis.ticks)
-    numbers = [shown(value, ratios) for value in (line.value, line.low, line.high)]
+    value, interval = _numbers(line, ratios)
     detail = f" <small>{escape(line.detail)}</small>" if line.detail else ""
     return (
         f'<div class="line"><div class="term">{escape(line.label)}{detail}</div>'
         f'<div class="track">{grid}'
         f'<span class="reach{cut}" style="left:{left:.2f}%;width:{wide:.2f}%"></span>'
         f'<span class="dot" style="left:{100 * axis.share(line.value):.2f}%"></span></div>'
-        f'<div class="numbers">{numbers[0]} <small>[{numbers[1]}, {numbers[2]}]</small></div></div>'
+        f'<div class="numbers">{value} <small>{interval}</small></div></div>'
     )
+
+
+def _numbers(line: Step, ratios: bool) -> tuple[str, str]:
+    """An estimate and its interval as text."""
+    low = shown(line.low, ratios)
+    high = shown(line.high, ratios)
+    return shown(line.value, ratios), f"[{low}, {high}]"
 
 
 def _rule(place: float, axis: Axis) -> str:
@@ -286,7 +297,7 @@ def _texts(result: Regression) -> str:
 
 
 def _convergence(result: Regression) -> str:
-    """How the fit came to its end; "" if it took a single round."""
+    """How the fit came to its end. What was settled in one step has no curve."""
     trace = result.fit.trace
     best = max((one.loglik for one in trace), default=0.0)
     likelihood = convergence(trace, "log-likelihood below its maximum", lambda one: best - one.loglik)
@@ -296,8 +307,6 @@ def _convergence(result: Regression) -> str:
         panels.append(_panel("Log-likelihood", "How far it was below its maximum.", likelihood))
     if gradient:
         panels.append(_panel("Gradient", "On the common scale of all columns.", gradient))
-    if not panels:
-        return ""
     said = (
         f"{len(trace)} models were sent to all hospitals; the first one is the null model. The fit "
         f"ended {result.fit.distance:.1g} standard errors from the maximum."
