@@ -711,6 +711,7 @@ def heart(paths: Sequence[Path]) -> Pool:
         sick.long(),
         group=np.repeat(np.array(HOSPITALS), sizes),
         class_names=("no disease", "disease"),
+        columns=FEATURES,
         standardise=True,
     )
 
