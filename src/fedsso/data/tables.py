@@ -713,6 +713,7 @@ def heart(paths: Sequence[Path]) -> Pool:
         class_names=("no disease", "disease"),
         columns=FEATURES,
         standardise=True,
+        columns=FEATURES,
     )
 
 
