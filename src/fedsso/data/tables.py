@@ -711,7 +711,6 @@ def heart(paths: Sequence[Path]) -> Pool:
         sick.long(),
         group=np.repeat(np.array(HOSPITALS), sizes),
         class_names=("no disease", "disease"),
-        columns=FEATURES,
         standardise=True,
         columns=FEATURES,
     )
