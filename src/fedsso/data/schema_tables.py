@@ -19,15 +19,15 @@ import torch
 from ..errors import InputError
 from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
-from ..regression.outcome import GAUSSIAN, read_events
+from ..regression.reading import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
-from .own_tables import SchemaLike
 from .pool import Pool
 from .tables import (
     MISSING,
     Array,
     Files,
     Names,
+    SchemaLike,
     Targets,
     checked_targets,
     class_names_of,
@@ -87,6 +87,7 @@ def schema_pool(
         notes += note
     _check_owners(owners, group)
     y, own_notes, names = _targets(parts, known, classes)
+    made = terms(known, GAUSSIAN)
     return Pool(
         torch.from_numpy(np.concatenate([part.x for part in parts])),
         y,
@@ -94,7 +95,8 @@ def schema_pool(
         class_names=names,
         notes=(*notes, *own_notes),
         standardise=True,
-        columns=tuple(term.name for term in terms(known, GAUSSIAN)),
+        columns=tuple(term.name for term in made),
+        units=tuple(term.unit for term in made),
     )
 
 
