@@ -15,15 +15,15 @@ import numpy as np
 from ..errors import InputError, integer, number
 from . import schema as schemas
 from .assess import assessment
-from .climb import Climb, End, Free, Goal, Null, Progress
+from .rounds.climb import Climb, End, Free, Goal, Null, Progress
 from .design import Term
 from .design import terms as terms_of
 from .families import Family, named
 from .inference import dependent, invert, involved, sandwich
 from .questions import Answer, Array, Ask, Refusal
 from .records import Assessment, Fit, Round
-from .scales import Moments, centring, common_scale, has_intercept, moments, to_table
-from .talk import Look, Lost, Talk
+from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table
+from .rounds.talk import Look, Lost, Talk
 
 FEW = 20
 """With fewer hospitals, errors clustered by hospital are known to be too small."""
@@ -59,7 +59,7 @@ def fit(
     """
     chosen = named(family)
     goal = Goal(_tolerance(tolerance), integer("rounds", rounds, least=1))
-    terms = terms_of(schemas.read(schema_text), chosen.name)
+    terms = terms_of(schemas.parse(schema_text), chosen.name)
     if not terms:
         raise InputError("the schema has no column to explain the outcome with")
     talk = Talk(ask, schema_text, chosen.text, len(terms))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .design import Term
-from .questions import Answer, Array
+from ..design import Term
+from ..questions import Answer, Array
 
 
 class Moments(NamedTuple):

@@ -18,13 +18,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import InputError
+from ...errors import InputError
 from .ascent import Ascent
-from .design import Term
-from .families import Family
-from .inference import involved
-from .questions import Array
-from .records import Round
+from ..design import Term
+from ..families import Family
+from ..inference import involved
+from ..questions import Array
+from ..records import Round
 from .talk import Look, Talk
 
 Progress: TypeAlias = Callable[[Round], None]
