@@ -358,8 +358,8 @@ def make_schema(
         weights=weights,
         offset=offset,
         missing=one_of("rule for gaps", missing, RULES),
-        ignore=_names(ignore),
-        categories=_names(categories),
+        ignore=comma_names(ignore),
+        categories=comma_names(categories),
     )
     for note in notes:
         say(f"note: {note}")
@@ -371,6 +371,6 @@ def make_schema(
     tell(f"schema: {out}")
 
 
-def _names(listed: str) -> list[str]:
+def comma_names(listed: str) -> list[str]:
     """The names of columns in a text with commas between them."""
     return [name.strip() for name in listed.split(",") if name.strip()]

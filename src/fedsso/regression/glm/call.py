@@ -21,7 +21,7 @@ from ..fit import Progress, fit
 from ..hospital import Hospital
 from ..infer import infer
 from ..limits import Limits
-from ..outcome import COX, FAMILIES
+from ..reading import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
 from ..schema import COMPLETE, IGNORE, Schema

@@ -135,7 +135,7 @@ def load_model(folder: str | Path) -> Regression:
     >>> import fedsso
     >>> fedsso.glm(folder, outcome="ill").save(f"{folder}/model")
     >>> load_model(f"{folder}/model")
-    Regression(binomial, ill ~ age, 2 hospitals, 60 rows, 6 rounds)
+    Regression(binomial, ill ~ age, 2 hospitals, 60 rows)
     """
     path = user_path("model", folder)
     if is_folder(path):

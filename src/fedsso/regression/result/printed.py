@@ -10,7 +10,7 @@ from math import floor, isfinite, isinf, log10
 from typing import TYPE_CHECKING, Any
 
 from ..design import INTERCEPT
-from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
+from ..reading import BINOMIAL, COX, GAUSSIAN, POISSON
 
 if TYPE_CHECKING:
     from ..records import Assessment

@@ -22,7 +22,7 @@ from ..families import Family, named
 from ..inference import coefficients, degrees, quantile
 from .predict import Predictions, predicted, table_of
 from .printed import csv_text, html_table, latex_table, summary_text
-from ..outcome import COX
+from ..reading import COX
 from ..questions import Array
 from ..records import Assessment, Fit
 
@@ -74,6 +74,18 @@ class Regression:
 
     Attributes:
         fit: All numbers. They are sums over hospitals: nothing in them is of a single row.
+
+    >>> import fedsso
+    >>> import pandas as pd
+    >>> north = pd.DataFrame({"dose": range(20), "days": [3 + 2 * d + d % 3 for d in range(20)]})
+    >>> south = pd.DataFrame({"dose": range(15), "days": [5 + 2 * d - d % 2 for d in range(15)]})
+    >>> result = fedsso.glm({"north": north, "south": south}, "gaussian", "days")
+    >>> result.hospitals()["rows"].tolist()
+    [20, 15]
+    >>> result.predict(pd.DataFrame({"dose": [4.5]})).round(1)["prediction"].tolist()
+    [13.2]
+    >>> print(result.to_csv().splitlines()[0])
+    term,unit,estimate,std_error,t,p,low,high
     """
 
     fit: Fit
@@ -220,7 +232,7 @@ class Regression:
         many = len(self.fit.hospitals)
         return (
             f"Regression({self.fit.family}, {self.schema.outcome} ~ {explained or 1}, {many} "
-            f"hospitals, {self.fit.rows} rows, {self.fit.rounds} rounds)"
+            f"hospitals, {self.fit.rows} rows)"
         )
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from ...regression.outcome import BINOMIAL, COX, GAUSSIAN, POISSON
+from ...regression.reading import BINOMIAL, COX, GAUSSIAN, POISSON
 from ...regression.result import printed
 from ...support.files import write_atomic
 from ...support.intake import read_text
