@@ -105,7 +105,7 @@ class Hospital:
         if isinstance(self.source, Design):
             made = self.source
         else:
-            made = design(self.source, schemas.read(question.schema), family.name)
+            made = design(self.source, schemas.parse(question.schema), family.name)
         self._known = Known(question.schema, family, made)
         return self._known
 

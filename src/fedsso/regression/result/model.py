@@ -87,7 +87,7 @@ def _hospitals(model: Regression) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
-    for one in model.fit.hospitals:
+    for one in model.assessments:
         values = [getattr(one, name) for name in names]
         writer.writerow(["" if value != value else value for value in values])
     return buffer.getvalue()

@@ -222,7 +222,7 @@ def _hospitals(result: Regression) -> list[str]:
     """The table of the hospitals."""
     names = result.measures()
     lines = [["hospital", "rows", "dropped", *names.values()]]
-    for one in result.fit.hospitals:
+    for one in result.assessments:
         lines.append(hospital_cells(one, list(names)))
     return aligned(lines, 1)
 
@@ -237,7 +237,7 @@ def hospital_cells(one: Assessment, names: Sequence[str]) -> list[str]:
         elif name in ("observed", "expected") and value == round(value, 1):
             text = f"{value:,.10g}"
         elif name in ("observed", "expected", "rmse"):
-            text = figures(value, 5)
+            text = f"{value:,.{decimals(value)}f}" if isfinite(value) else BLANK
         else:
             text = rounded(value, 3)
         found.append(text)

@@ -7,6 +7,7 @@ and `report.regression` into a page.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, inf, isfinite, nan
@@ -21,6 +22,7 @@ from ..families import Family, named
 from ..inference import coefficients, degrees, quantile
 from .predict import Predictions, predicted, table_of
 from .printed import csv_text, html_table, latex_table, summary_text
+from ..outcome import COX
 from ..questions import Array
 from ..records import Assessment, Fit
 
@@ -147,9 +149,17 @@ class Regression:
         for name, title in MEASURES.items():
             if any(isfinite(getattr(one, name)) for one in self.fit.hospitals):
                 found[name] = title
-        if all(one.events == one.observed for one in self.fit.hospitals):
-            found.pop("events", None)  # they are the observed outcomes
+        if self.family.name == COX:
+            # Every hospital has a baseline of its own, by which both are the events.
+            del found["observed"], found["expected"]
+        elif all(one.events == one.observed for one in self.fit.hospitals):
+            del found["events"]  # they are the observed outcomes
         return found
+
+    @cached_property
+    def assessments(self) -> tuple[Assessment, ...]:
+        """What is known of every hospital, in the order of their names: 9 comes before 10."""
+        return tuple(sorted(self.fit.hospitals, key=lambda one: _order(one.hospital)))
 
     def hospitals(self) -> pd.DataFrame:
         """How well the model predicts in every hospital, as a data frame.
@@ -162,11 +172,8 @@ class Regression:
         import pandas as pd
 
         names = ["hospital", "rows", "dropped", *self.measures()]
-        lines = [self._line(one, names) for one in self.fit.hospitals]
+        lines = [_line(one, names) for one in self.assessments]
         return pd.DataFrame(lines, columns=names)
-
-    def _line(self, one: Assessment, names: list[str]) -> list[Any]:
-        return [getattr(one, name) for name in names]
 
     # ---- text and files ----
 
@@ -257,6 +264,21 @@ def checked_level(level: float) -> float:
     if not 0 < value < 1:
         raise InputError(f"level must lie between 0 and 1, such as 0.95, got level={level}")
     return value
+
+
+def _line(one: Assessment, names: list[str]) -> list[Any]:
+    """These values of a hospital."""
+    return [getattr(one, name) for name in names]
+
+
+def _order(name: str) -> list[tuple[int, str]]:
+    """What names are sorted by: numbers within them count as numbers.
+
+    >>> sorted(["site 10", "site 9"], key=_order)
+    ['site 9', 'site 10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _exp(value: float) -> float:

@@ -10,8 +10,7 @@ from ...regression.result import printed
 from ...support import picture
 from ..federation import cut
 from ..plots import heading
-from .page import _shown
-from .steps import axis_of, steps
+from .steps import axis_of, shown, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +49,7 @@ def _draw(
     heading(figure, cut(title or printed.title_of(result), 80))
     for place, line in enumerate(lines):
         _interval(axes, place, line, axis)
-        numbers = [_shown(value, bool(ratio)) for value in (line.value, line.low, line.high)]
+        numbers = [shown(value, bool(ratio)) for value in (line.value, line.low, line.high)]
         axes.text(
             1.02,
             place,

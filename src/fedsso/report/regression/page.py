@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import exp, isfinite
+from math import isfinite
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from ...version import __version__
 from ..page.document import ASSETS
 from ..page.sections import notes as noted
 from .charts import COLOURS, calibration, convergence, look, roc
-from .steps import Axis, Step, axis_of, steps
+from .steps import Axis, Step, axis_of, shown, steps
 
 if TYPE_CHECKING:
     from ...regression.result import Regression
@@ -139,9 +139,13 @@ def _forest(result: Regression) -> str:
         f"them for one unit."
     )
     rows = "\n".join(_line(line, axis, bool(ratio)) for line in lines)
+    # All lines leave the same room to their numbers, or the axis would not be the same.
+    room = max(len(" ".join(_numbers(line, bool(ratio)))) for line in lines)
     return (
-        f'<p class="hint">{escape(hint)}</p>\n<div class="forest" role="img" '
-        f'aria-label="Forest plot: {escape(name)} of the table below">\n{rows}\n{_axis(axis)}\n</div>'
+        f'<p class="hint">{escape(hint)}</p>\n'
+        f'<div class="forest" style="--numbers:{room}ch" role="img" '
+        f'aria-label="Forest plot: {escape(name)} of the table below">\n'
+        f"{rows}\n{_axis(axis)}\n</div>"
     )
 
 
@@ -152,15 +156,22 @@ def _line(line: Step, axis: Axis, ratios: bool) -> str:
     cut = " cut" if line.high > axis.high else ""
     cut += " cut-left" if line.low < axis.low else ""
     grid = "".join(_rule(place, axis) for place, _ in axis.ticks)
-    numbers = [_shown(value, ratios) for value in (line.value, line.low, line.high)]
+    value, interval = _numbers(line, ratios)
     detail = f" <small>{escape(line.detail)}</small>" if line.detail else ""
     return (
         f'<div class="line"><div class="term">{escape(line.label)}{detail}</div>'
         f'<div class="track">{grid}'
         f'<span class="reach{cut}" style="left:{left:.2f}%;width:{wide:.2f}%"></span>'
         f'<span class="dot" style="left:{100 * axis.share(line.value):.2f}%"></span></div>'
-        f'<div class="numbers">{numbers[0]} <small>[{numbers[1]}, {numbers[2]}]</small></div></div>'
+        f'<div class="numbers">{value} <small>{interval}</small></div></div>'
     )
+
+
+def _numbers(line: Step, ratios: bool) -> tuple[str, str]:
+    """An estimate and its interval as text."""
+    low = shown(line.low, ratios)
+    high = shown(line.high, ratios)
+    return shown(line.value, ratios), f"[{low}, {high}]"
 
 
 def _rule(place: float, axis: Axis) -> str:
@@ -178,13 +189,6 @@ def _axis(axis: Axis) -> str:
         f'<div class="line axis"><div></div><div class="track">{"".join(marks)}</div>'
         f"<div></div></div>"
     )
-
-
-def _shown(value: float, ratios: bool) -> str:
-    """A number of a forest plot: three figures, as a ratio where there are ratios."""
-    if not ratios:
-        return printed.figures(value, 3)
-    return printed.figures(exp(min(value, 700.0)), 3)
 
 
 def _coefficients(result: Regression) -> str:
@@ -220,8 +224,9 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
             line += f"<td{marks.get(place, '')}>{escape(text)}</td>"
         body.append(f"<tr>{line}</tr>")
     joined = "\n".join(body)
+    hint = '<p class="hint sideways">The table goes on to the right: scroll it sideways →</p>'
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
+        f'{hint}<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{joined}\n</tbody></table></div>"
     )
 
@@ -231,16 +236,16 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 def _predictions(result: Regression) -> str:
     """Calibration and ROC curves; "" if no hospital has any."""
-    every = result.fit.hospitals
+    every = result.assessments
     what = EXPECTED[result.family.name]
     panels = []
-    drawn = calibration(every, what)
+    drawn = calibration(every, what, lines=result.family.name != COX)
     if drawn:
         said = "Groups of patients with similar predictions; on the dashed line both agree."
         panels.append(_panel("Calibration", said, drawn))
     drawn = roc(every)
     if drawn:
-        said = "Along a curve the probability from which on a patient counts as positive falls."
+        said = "Each point is a threshold of the predicted probability."
         panels.append(_panel("ROC", said, drawn))
     if not panels:
         return ""
@@ -266,7 +271,7 @@ def _hospitals(result: Regression) -> str:
     """The table of the hospitals, and what its columns mean."""
     names = result.measures()
     heads = ["hospital", "rows", "dropped", *names.values()]
-    rows = [printed.hospital_cells(one, list(names)) for one in result.fit.hospitals]
+    rows = [printed.hospital_cells(one, list(names)) for one in result.assessments]
     said = " ".join(text for name, text in MEANINGS.items() if name in names)
     hint = f'<p class="hint">{escape(said)}</p>' if said else ""
     return hint + _table("Hospital by hospital", heads, rows)
@@ -292,7 +297,7 @@ def _texts(result: Regression) -> str:
 
 
 def _convergence(result: Regression) -> str:
-    """How the fit came to its end; "" if it took a single round."""
+    """How the fit came to its end. What was settled in one step has no curve."""
     trace = result.fit.trace
     best = max((one.loglik for one in trace), default=0.0)
     likelihood = convergence(trace, "log-likelihood below its maximum", lambda one: best - one.loglik)
@@ -302,8 +307,6 @@ def _convergence(result: Regression) -> str:
         panels.append(_panel("Log-likelihood", "How far it was below its maximum.", likelihood))
     if gradient:
         panels.append(_panel("Gradient", "On the common scale of all columns.", gradient))
-    if not panels:
-        return ""
     said = (
         f"{len(trace)} models were sent to all hospitals; the first one is the null model. The fit "
         f"ended {result.fit.distance:.1g} standard errors from the maximum."

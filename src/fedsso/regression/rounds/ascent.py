@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..maths import quasi_newton as qn
-from ..support.linalg import gram
-from .questions import Array
+from ...maths import quasi_newton as qn
+from ...support.linalg import gram
+from ..questions import Array
 
 ENOUGH = 1e-4
 """A step must gain this share of what the slope at its beginning promised."""

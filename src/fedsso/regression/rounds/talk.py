@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
-from .questions import (
+from ...errors import InputError
+from ..questions import (
     ASSESS,
     DESCRIBE,
     INFORMATION,
