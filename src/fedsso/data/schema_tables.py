@@ -19,7 +19,7 @@ import torch
 from ..errors import InputError
 from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
-from ..regression.reading import GAUSSIAN, read_events
+from ..regression.outcome import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
 from .pool import Pool
 from .tables import (

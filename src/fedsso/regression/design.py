@@ -21,8 +21,9 @@ import numpy as np
 from ..errors import InputError, one_of, unknown
 from ..support.intake import PathLike, limits, user_path
 from ..support.records import Record, open_table
+from .outcome import COX, FAMILIES, read_outcome
 from .questions import Array
-from .reading import COX, FAMILIES, Cells, read_category, read_number, read_outcome, read_yesno
+from .reading import Cells, read_category, read_number, read_yesno
 from .schema import CATEGORY, IGNORE, MEDIAN, NUMBER, Column, Schema, check, wrong
 
 INTERCEPT = "(intercept)"
@@ -219,7 +220,7 @@ def offsets(table: Table, schema: Schema) -> Array:
     """What is added to the linear predictor of each row of a table, [rows]. NaN is a gap."""
     if not schema.offset:
         return np.zeros(len(table.rows))
-    return read_number(_Columns(table, schema)[schema.offset], "the offset")
+    return read_number(cells_of(table, schema.offset, schema.marks), "the offset")
 
 
 def _numbers(cells: Cells, column: Column, missing: str) -> Array:
