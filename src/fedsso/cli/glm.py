@@ -17,7 +17,7 @@ import click
 import typer
 
 from ..errors import InputError, one_of
-from ..regression.reading import FAMILIES
+from ..regression.outcome import FAMILIES
 from ..regression.schema import RULES
 from ..support.exits import DIVERGED
 from ..support.files import write_atomic
@@ -178,15 +178,9 @@ def _finite(value: Any) -> Any:
 
 
 def predict(
-    model: Annotated[
-        Path, typer.Argument(help="The folder of a saved model.", metavar="MODEL")
-    ],
-    table: Annotated[
-        Path, typer.Argument(help="A CSV file of new patients.", metavar="TABLE")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file; left out: standard output.")
-    ] = None,
+    model: Annotated[Path, typer.Argument(help="The folder of a saved model.", metavar="MODEL")],
+    table: Annotated[Path, typer.Argument(help="A CSV file of new patients.", metavar="TABLE")],
+    out: Annotated[Path | None, typer.Option(help="CSV file; left out: standard output.")] = None,
     level: Level = 0.95,
 ) -> None:
     """Predict the outcome of new patients by a saved model, with intervals.

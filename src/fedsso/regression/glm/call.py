@@ -17,19 +17,22 @@ from typing import Any, TypeVar
 from ...errors import InputError, one_of, unknown
 from .. import schema as schemas
 from ..families import named
-from ..fit import Progress, fit
+from ..fit import fit
 from ..hospital import Hospital
 from ..infer import infer
 from ..limits import Limits
-from ..reading import COX, FAMILIES
+from ..outcome import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
+from ..rounds.climb import Progress
 from ..schema import COMPLETE, IGNORE, Schema
 from .sources import Tabled, shared, tables_of
 
 log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])
 
+OTHER_LEVELS = "that other hospitals have"
+"""In the note of `infer` about the levels of one hospital's table."""
 ROLES = ("time", "weights", "offset")
 """Columns that explain nothing but belong to the outcome."""
 
@@ -221,6 +224,8 @@ def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
         ignore=[name for name in wish.ignore if name not in others],
         categories=wish.categories,
     )
+    # These levels are those of all hospitals: there are no others to add.
+    notes = [note for note in notes if OTHER_LEVELS not in note]
     if others:
         notes = [*notes, f"not every table has these columns, left out: {', '.join(others)}"]
     return schema, notes

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..design import Table, explanatory, offsets, read_table, terms
-from ..reading import COX
+from ..outcome import COX
 from ..questions import Array
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from math import floor, isfinite, isinf, log10
 from typing import TYPE_CHECKING, Any
 
 from ..design import INTERCEPT
-from ..reading import BINOMIAL, COX, GAUSSIAN, POISSON
+from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
+from ..schema import CATEGORY, YESNO
 
 if TYPE_CHECKING:
     from ..records import Assessment
@@ -156,6 +157,7 @@ def summary_text(result: Regression, level: float) -> str:
         "\n".join(_rows_used(result)),
         "",
         *_coefficients(result, level),
+        *references(result),
         "",
         *fit_lines(result),
         "",
@@ -194,6 +196,16 @@ def _coefficients(result: Regression, level: float) -> list[str]:
     return aligned(lines, 2)
 
 
+def references(result: Regression) -> list[str]:
+    """With what the levels are compared, in a line; none where there are no levels."""
+    used = {term.column for term in result.fit.terms if term.level}
+    found = []
+    for column in result.schema.columns:
+        if column.name in used and column.type in (CATEGORY, YESNO):
+            found.append(f"{column.name}: {column.baseline}")
+    return [f"Reference levels: {', '.join(found)}"] if found else []
+
+
 def fit_lines(result: Regression) -> list[str]:
     """Log-likelihood, deviance, AIC; which errors these are; rounds and bytes."""
     fit = result.fit
@@ -214,7 +226,9 @@ def fit_lines(result: Regression) -> list[str]:
     ended = "Converged" if fit.converged else "NOT CONVERGED"
     up = size_text(fit.bytes_up)
     down = size_text(fit.bytes_down)
-    told.append(f"{ended} after {fit.rounds} rounds; {up} up and {down} down, all hospitals together")
+    told.append(
+        f"{ended} after {fit.rounds} rounds; {up} up and {down} down, all hospitals together"
+    )
     return told
 
 

@@ -20,11 +20,11 @@ from .. import schema as schemas
 from ..design import INTERCEPT
 from ..families import Family, named
 from ..inference import coefficients, degrees, quantile
-from .predict import Predictions, predicted, table_of
-from .printed import csv_text, html_table, latex_table, summary_text
-from ..reading import COX
+from ..outcome import COX
 from ..questions import Array
 from ..records import Assessment, Fit
+from .predict import Predictions, predicted, table_of
+from .printed import csv_text, html_table, latex_table, summary_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from ...regression.reading import BINOMIAL, COX, GAUSSIAN, POISSON
+from ...regression.outcome import BINOMIAL, COX, GAUSSIAN, POISSON
 from ...regression.result import printed
 from ...support.files import write_atomic
 from ...support.intake import read_text
@@ -262,9 +262,7 @@ def _predictions(result: Regression) -> str:
 
 def _panel(title: str, text: str, drawn: str) -> str:
     """A drawing with its title and a sentence."""
-    return (
-        f'<div class="panel"><h3>{escape(title)}</h3><p>{escape(text)}</p>\n{drawn}</div>'
-    )
+    return f'<div class="panel"><h3>{escape(title)}</h3><p>{escape(text)}</p>\n{drawn}</div>'
 
 
 def _hospitals(result: Regression) -> str:
@@ -300,7 +298,9 @@ def _convergence(result: Regression) -> str:
     """How the fit came to its end. What was settled in one step has no curve."""
     trace = result.fit.trace
     best = max((one.loglik for one in trace), default=0.0)
-    likelihood = convergence(trace, "log-likelihood below its maximum", lambda one: best - one.loglik)
+    likelihood = convergence(
+        trace, "log-likelihood below its maximum", lambda one: best - one.loglik
+    )
     gradient = convergence(trace, "length of the gradient", lambda one: one.gradient)
     panels = []
     if likelihood:

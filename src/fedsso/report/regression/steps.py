@@ -111,10 +111,8 @@ def _detail(term: Term, schema: Schema, size: float) -> str:
     column = next((one for one in schema.columns if one.name == term.column), None)
     if column is None or term.level == "missing":
         return ""
-    if column.type == CATEGORY:
-        return f"vs {column.reference or column.levels[0]}"
-    if column.type == YESNO:
-        return f"vs {column.levels[0] if column.levels else 'no'}"
+    if column.type in (CATEGORY, YESNO):
+        return f"vs {column.baseline}"
     unit = f" {term.unit}" if term.unit else ""
     return f"per {size:g}{unit}"
 
