@@ -305,7 +305,7 @@ def test_three_levels_are_no_yes_and_no() -> None:
 
 def test_a_date_among_numbers_has_a_remedy() -> None:
     table = Table(("age", "y"), [["2021-03-09", "1"]])
-    with pytest.raises(InputError, match="row 1: .*days since the first visit"):
+    with pytest.raises(InputError, match=r"row 1: .*days since the first visit"):
         design(table, Schema("y", (AGE,)), "gaussian")
 
 

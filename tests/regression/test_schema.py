@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from console import fedsso as command
 
+from console import fedsso as command
 from fedsso.errors import InputError
 from fedsso.regression.cells import is_date, is_gap, yes_or_no
 from fedsso.regression.design import Table
@@ -103,7 +103,7 @@ def test_everybody_may_know_what_is_wrong_with_a_schema() -> None:
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(InputError, match="cannot read nowhere.toml"):
+    with pytest.raises(InputError, match=r"cannot read nowhere\.toml"):
         read("nowhere.toml")
 
 
