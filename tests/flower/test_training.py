@@ -1,4 +1,4 @@
-"""The hospitals' app: its reader, its steps, and the whole of it in one process, beside the
+"""The training app: its reader, its steps, and the whole of it in one process, beside the
 simulator and FedAvg."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import fedsso
 from fedsso.data.tables import FEATURES, HOSPITALS
 from fedsso.experiment.trace import Trace
 
-APP = Path(__file__).parents[2] / "examples" / "hospitals"
+APP = Path(__file__).parents[2] / "examples" / "training"
 sys.path.append(str(APP))
 task, client, server = (
-    import_module(f"hospitals.{name}") for name in ("task", "client_app", "server_app")
+    import_module(f"training.{name}") for name in ("task", "client_app", "server_app")
 )
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 HERE = Path(os.environ.get("FEDSSO_DATA", ""))
@@ -119,7 +119,7 @@ ONE_MESSAGE = """
 import sys
 from flwr.app import Context, RecordDict
 from grid import LocalGrid
-from hospitals import client_app, task
+from training import client_app, task
 from flwr.app import Array, ArrayRecord, Message
 grid = LocalGrid(client_app.app, [{"data-folder": sys.argv[1]}])
 (node, context), = grid.contexts.items()

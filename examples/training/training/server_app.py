@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from fedsso import report
 from fedsso.flower import FedSSO
-from hospitals import task
+from training import task
 
 app = ServerApp()
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hospitals import task
-from hospitals.discreet import discreet
+from training import task
+from training.discreet import discreet
 
 app = ClientApp(mods=[discreet])
 
