@@ -14,12 +14,10 @@ text, `public`, that quotes no cell: a client in a network may show it to the se
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import tee
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,7 +27,6 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 from ..support.intake import (
-    csv_rows,
     inside,
     is_file,
     is_folder,
@@ -37,6 +34,8 @@ from ..support.intake import (
     text_lines,
     user_path,
 )
+from ..support.records import Record as Row
+from ..support.records import open_table, read_records
 from .options import FEATURES as FEATURES_OPTION
 from .options import GROUP, TARGET, TASK
 from .pool import Pool
@@ -61,8 +60,6 @@ EXACT = 2**53
 """Up to here, float64 can tell whole numbers apart."""
 FLOAT32 = float(np.finfo(np.float32).max)
 """The largest number of float32."""
-
-DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 
 
 # ---- a user's own files ----
@@ -302,61 +299,16 @@ def _column(path: Path, target: str, name: str) -> list[str]:
 
 
 def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
-    """Open a file. Returns its header, and its records as an iterator.
-
-    The first line that is not blank is looked at twice: it decides what separates the cells, and
-    it is the header.
-    """
-    begin, rest = tee(text_lines(path))
-    first = next((line for line in begin if line.strip()), "")
-    del begin  # otherwise `tee` would keep every line for it
-    records = _records(path, rest, _delimiter(first, target))
-    header = next(records, None)
-    if header is None:
-        raise InputError(f"{path}: the file is empty, need a line with the names of the columns")
-    return header, records
+    """Open a file. Returns its header, and its records as an iterator."""
+    header, rows = open_table(path, target)
+    placed = _placed(path, rows)
+    return (f"{path}: line {header.line}", header.cells), placed
 
 
-def _records(path: Path, text: Iterable[str], delimiter: str) -> Iterator[Record]:
-    """The records of a file, without empty lines. Blanks around cells are removed.
-
-    Where semicolons separate the cells, a comma within a number is a decimal point.
-    """
-    for line, cells in csv_rows(path, text, delimiter):
-        stripped = [cell.strip() for cell in cells]
-        if delimiter == ";":
-            stripped = [_with_point(cell) for cell in stripped]
-        yield f"{path}: line {line}", stripped
-
-
-def _with_point(cell: str) -> str:
-    """1,5 as 1.5. Other texts stay as they are.
-
-    >>> _with_point("1,5"), _with_point("a,b")
-    ('1.5', 'a,b')
-    """
-    if DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return cell
-
-
-def _delimiter(first: str, target: str) -> str:
-    """Decide between comma and semicolon by the first line of a file.
-
-    It is the one that shows the target's name as a column, else the one that makes more columns.
-
-    >>> _delimiter("age;dose, in mg;ill", "ill")
-    ';'
-    """
-    best = ","
-    best_score = (False, 0)
-    for delimiter in ",;":
-        names = [name.strip(' "\r\n') for name in first.split(delimiter)]
-        score = (target in names, len(names))
-        if score > best_score:
-            best = delimiter
-            best_score = score
-    return best
+def _placed(path: Path, rows: Iterable[Row]) -> Iterator[Record]:
+    """The rows of a file with where they are, for messages."""
+    for line, cells in rows:
+        yield f"{path}: line {line}", cells
 
 
 def _chosen(
@@ -724,7 +676,8 @@ def _hospital(path: Path) -> Array:
     names = (*FEATURES, "num")
     columns = {name: place for place, name in enumerate(names)}
     # A wrong diagnosis is told with its line, so the records are kept.
-    records = list(_records(path, text_lines(path), ","))
+    rows = read_records(path, text_lines(path), ",")
+    records = list(_placed(path, rows))
     table = _table(records, columns, len(columns), ("?",))
     if not len(table):
         raise InputError(f"{path}: the file is empty, need lines of {len(columns)} cells")
