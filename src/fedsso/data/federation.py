@@ -70,6 +70,7 @@ class Federation:
         name: The name of the data set, or "own".
         source: The arguments with which `load` makes it again. Empty for arrays of your own.
         client_names: The names of the clients, where they have names.
+        class_names: What each label stands for, where that is more than its number.
         notes: Sentences for the user, such as how many rows were left out.
         scaling: Prepares new rows for the trained model, where a table was standardised.
         optimum: The exact minimiser of the objective, where it is known.
@@ -104,6 +105,8 @@ class Federation:
     source: Mapping[str, object] = field(default_factory=dict)
     # The names of the clients, where they have names.
     client_names: tuple[str, ...] = ()
+    # What each label stands for, where that is more than its number.
+    class_names: tuple[str, ...] = ()
     # What a user should know, such as rows that were left out or moved to another client.
     notes: tuple[str, ...] = ()
     # Of a standardised table: call it to prepare new rows for the trained model.
@@ -365,7 +368,12 @@ class Federation:
             standardise=standardise,
         )
         named = fed.with_columns(pool.columns)
-        return replace(named, client_names=names, notes=pool.notes)
+        return replace(
+            named,
+            client_names=names,
+            class_names=pool.class_names,
+            notes=pool.notes,
+        )
 
     # ---- what it holds ----
 
@@ -414,6 +422,16 @@ class Federation:
     def sample_shape(self) -> torch.Size:
         """The shape of one sample, for example (1, 28, 28): channels, height, width."""
         return self.x.shape[1:]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each label is called: its name where it has one, else its number.
+
+        >>> Federation.from_clients([([[0.0], [1.0]], [0, 1])]).labels
+        ('0', '1')
+        """
+        numbers = tuple(map(str, range(self.classes)))
+        return self.class_names + numbers[len(self.class_names) :]
 
     def rows_of(self, i: int, part: str = "train") -> Tensor:
         """The row numbers of client i, int64, in random order.

@@ -328,6 +328,7 @@ def _shared_out(
         affine=pool.affine,
         notes=(*pool.notes, *parts.notes),
         client_names=parts.names,
+        class_names=pool.class_names,
         source=source,
     )
 

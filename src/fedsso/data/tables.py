@@ -153,6 +153,7 @@ def csv_pool(
         torch.from_numpy(x),
         label,
         group=owners,
+        class_names=_class_names(y, label),
         notes=notes,
         standardise=True,
         columns=names,
@@ -644,6 +645,15 @@ def numbered(y: Array) -> tuple[Tensor, Names]:
     return labels, (note,)
 
 
+def _class_names(y: Array, label: Tensor) -> Names:
+    """What stands in the files for label 0, 1, ...; nothing where that is the number itself."""
+    if label.is_floating_point():
+        return ()
+    form = "g" if y.dtype.kind == "f" else ""
+    names = tuple(format(value, form) for value in np.unique(y))
+    return () if names == tuple(map(str, range(len(names)))) else names
+
+
 # ---- UCI heart disease ----
 
 
@@ -664,6 +674,7 @@ def heart(paths: Sequence[Path]) -> Pool:
         torch.from_numpy(x),
         sick.long(),
         group=np.repeat(np.array(HOSPITALS), sizes),
+        class_names=("no disease", "disease"),
         standardise=True,
     )
 
