@@ -19,7 +19,7 @@ setting that is not understood ends in a refusal, not in a default.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ from ...support.intake import inside, is_file, read_text, read_toml, user_path
 FILE = "hospital.toml"
 FOLDER = "data-folder"
 TABLES = (".csv",)
+KEYS = ("name", "schema", "limits")
 LIMITS = {one.name.replace("_", "-"): one.name for one in fields(Limits)}
 """The fields of Limits, by their names in a configuration."""
 
@@ -45,40 +46,51 @@ Read: TypeAlias = Callable[[Path], Table]
 
 @dataclass(frozen=True)
 class Own:
-    """A hospital by its own settings. Its table is read when a question comes."""
+    """A hospital by its own settings."""
 
     name: str
-    folder: Path
-    limits: Limits
+    table: Callable[[], Table]
+    """Reads its table, when a question comes."""
+    limits: Limits = field(default_factory=Limits)
     schema: str = ""
     """The text of the one schema for which it answers. Empty: it answers for any."""
-    read: Read = read_table
-    kinds: tuple[str, ...] = TABLES
-    """How the names of tables end."""
 
     def answer(self, question: Question) -> Answer:
         """The hospital's numbers. Raises InputError where it gives none."""
-        if self.schema and schema.read(self.schema) != schema.read(question.schema):
+        if self.schema and schema.parse(self.schema) != schema.parse(question.schema):
             raise InputError(
-                f"the schema of the question is not that of {self.folder / FILE}",
+                f"the schema of the question is not the one that {FILE} names",
                 public="this hospital answers for another schema, the one that it has agreed to",
             )
-        table = self.read(the_table(self.folder, self.kinds))
-        return Hospital(self.name, table, self.limits).answer(question)
+        return Hospital(self.name, self.table(), self.limits).answer(question)
 
 
-def hospital(context: Context) -> Own:
-    """The hospital of a SuperNode, by the node's configuration."""
-    return settings(context.node_config, f"node {context.node_id}")
-
-
-def settings(node_config: Config, name: str) -> Own:
-    """What a hospital has set, in its file and in its node's configuration.
+def hospital(
+    context: Context,
+    read: Read = read_table,
+    kinds: tuple[str, ...] = TABLES,
+) -> Own:
+    """The hospital of a SuperNode, by the node's own configuration.
 
     Args:
-        node_config: What the SuperNode was told.
-        name: The hospital's name, if it has set none.
+        context: Flower's. Nothing of it that the server sets is used.
+        read: Reads a table.
+        kinds: How the names of tables end.
     """
+    folder, in_file = _folder(context.node_config)
+    limits = {**in_file.get("limits", {})}
+    for key in LIMITS:
+        if key in context.node_config:
+            limits[key] = context.node_config[key]
+    unnamed = f"node {context.node_id}"
+    name = context.node_config.get("name", in_file.get("name", unnamed))
+    agreed = in_file.get("schema", "")
+    text = read_text(folder / str(agreed)) if agreed else ""
+    return Own(str(name), lambda: read(the_table(folder, kinds)), limits_of(limits), text)
+
+
+def _folder(node_config: Config) -> tuple[Path, Config]:
+    """The hospital's folder, and what its file sets."""
     if FOLDER not in node_config:
         raise InputError(
             f"this node does not know the hospital's folder; start its flower-supernode with "
@@ -87,13 +99,12 @@ def settings(node_config: Config, name: str) -> Own:
         )
     folder = user_path(FOLDER, node_config[FOLDER])
     in_file = read_toml(folder / FILE) if is_file(folder / FILE) else {}
-    _check_names(in_file)
-    limits = {**in_file.get("limits", {})}
-    limits.update((key, node_config[key]) for key in LIMITS if key in node_config)
-    called = node_config.get("name", in_file.get("name", name))
-    agreed = in_file.get("schema", "")
-    text = read_text(folder / str(agreed)) if agreed else ""
-    return Own(str(called), folder, limits_of(limits), text)
+    for key in in_file:
+        if key not in KEYS:
+            raise unknown(f"setting of {FILE}", key, KEYS)
+    if not isinstance(in_file.get("limits", {}), dict):
+        raise InputError(f"limits in {FILE} must be a section [limits]")
+    return folder, in_file
 
 
 def limits_of(given: Config) -> Limits:
@@ -125,12 +136,3 @@ def the_table(folder: Path, kinds: tuple[str, ...] = TABLES) -> Path:
     wrong = f"has {len(found)} files {endings}, expected one: the hospital's table"
     raise InputError(f"{folder} {wrong}", public=f"its {FOLDER} {wrong}")
 
-
-def _check_names(given: Config) -> None:
-    """Refuse a file with a setting that does not exist, such as a limit by a wrong name."""
-    known = ("name", "schema", "limits")
-    for key in given:
-        if key not in known:
-            raise unknown(f"setting of {FILE}", key, known)
-    if not isinstance(given.get("limits", {}), dict):
-        raise InputError(f"limits in {FILE} must be a section [limits]")

@@ -1,0 +1,1 @@
+"""A regression over hospitals, each with its own table, for Flower."""
