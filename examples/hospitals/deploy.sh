@@ -54,7 +54,7 @@ if [ -n "$files" ]; then
   [ -n "$schema" ] || fail "--files needs --schema; fedsso data schema writes one from a hospital's table"
   [ -d "$files" ] || fail "no folder $files: say the folder of the hospitals' tables with --files"
   for path in "$(cd "$files" && pwd)"/*; do
-    [[ $path = *.csv || -d $path ]] || continue
+    [[ $path = *.csv ]] || compgen -G "$path/*.csv" >/dev/null || continue
     name=$(basename "$path" .csv)
     [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "a hospital's name has letters, digits, - and _ only, got $name"
     hospitals+=("$name") tables+=("$path")
