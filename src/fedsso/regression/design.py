@@ -184,8 +184,9 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
     made = terms(schema, family_name)
     x = explanatory(table, schema, family_name)
     outcome = read_outcome(_Columns(table, schema), schema, family)
-    kept = ~np.isnan(x).any(1) & outcome.known
-    dropped = int(len(kept) - kept.sum())
+    gaps = np.isnan(np.hstack([x, outcome.together]))
+    kept = np.flatnonzero(~gaps.any(axis=1))
+    dropped = len(x) - len(kept)
     return Design(
         made,
         x[kept],
@@ -262,6 +263,7 @@ def _notes(table: Table, schema: Schema, dropped: int) -> Iterable[str]:
     known.update(column.name for column in schema.columns)
     extra = [name for name in table.names if name not in known]
     if extra:
-        yield f"{table.where}: columns that the schema does not have are ignored: {', '.join(extra)}"
+        listed = ", ".join(extra)
+        yield f"{table.where}: columns that the schema does not have are ignored: {listed}"
     if dropped:
         yield f"{table.where}: {dropped} of {len(table.rows)} rows are left out because of a gap"

@@ -31,10 +31,9 @@ class Outcome(NamedTuple):
     offset: Array
 
     @property
-    def known(self) -> Array:
-        """Which rows have no gap here [rows]."""
-        known: Array = ~np.isnan(self).any(0)
-        return known
+    def together(self) -> Array:
+        """All of them side by side [rows, 4]."""
+        return np.column_stack(self)
 
 
 class Columns(Protocol):

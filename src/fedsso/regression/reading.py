@@ -106,6 +106,6 @@ def read_category(cells: Cells, column: Column) -> Array:
     listed = ", ".join(levels)
     found = cells.convert(place, f"levels of the schema ({listed})")
     numbers = [float(levels.index(level)) for level in column.compared]
-    chosen = (found[:, None] == np.array(numbers)).astype(np.float64)
+    chosen: Array = (found[:, None] == np.array(numbers)).astype(np.float64)
     chosen[np.isnan(found)] = np.nan
     return chosen
