@@ -1,7 +1,7 @@
 """What a hospital does with a message: it answers a question about its own table.
 
-On a SuperNode the hospital's own configuration names its folder (`fedsso.flower.regression.own`). In
-a simulation node i stands for the table number i of one folder.
+On a SuperNode the hospital's own configuration names its folder, see
+`fedsso.flower.regression.own`. In a simulation node i stands for the i-th table of one folder.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def name(path: Path) -> str:
 
 
 def read(path: Path) -> Table:
-    """The table of one hospital. What is no known number stays as it is, for the schema to judge."""
+    """The table of one hospital. A cell without a word stays as it is, for the schema to judge."""
     rows: list[list[str]] = []
     lines: list[int] = []
     for line, cells in enumerate(csv.reader(text_lines(path)), 1):
@@ -69,7 +69,7 @@ def read(path: Path) -> Table:
                 f"{path}: line {line}: has {len(cells)} cells, expected {len(COLUMNS)}",
                 public=f"a row has {len(cells)} cells, expected {len(COLUMNS)}",
             )
-        rows.append([_word(cell, words) for cell, words in zip(cells, COLUMNS.values(), strict=True)])
+        rows.append(list(map(_word, cells, COLUMNS.values())))
         lines.append(line)
     return Table(tuple(COLUMNS), rows, str(path), tuple(lines))
 

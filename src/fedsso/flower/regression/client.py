@@ -2,9 +2,10 @@
 
     app = hospital_app(own.hospital)
 
-`own.hospital` finds the table by the node's own configuration. An answer holds the numbers of `regression.hospital`. Where the hospital refuses, or its table cannot
-be used, the server hears the hospital's name and a sentence that holds nothing of a row. The whole
-error, with the cell that is wrong, goes to the hospital's own log. So does a line for each answer.
+`own.hospital` finds the table by the node's own configuration. An answer holds the numbers of
+`regression.hospital`. Where the hospital refuses, or its table cannot be used, the server hears the
+hospital's name and a sentence that holds nothing of a row. The whole error, with the cell that is
+wrong, goes to the hospital's own log. So does a line for each answer.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     found = fit(nodes, schema_text, "binomial")
 
 The first question waits for the hospitals, and goes to all that are online then. These are the
-federation: who comes later is not asked. A hospital that refuses, sends what cannot be read, or does
-not answer in time is not asked again, and its refusal is repeated to whoever asks. So the fit
+federation: who comes later is not asked. A hospital that refuses, sends what cannot be read, or
+does not answer in time is not asked again, and its refusal is repeated to whoever asks. So the fit
 always knows whose rows it has.
 """
 
