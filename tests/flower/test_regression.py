@@ -73,10 +73,11 @@ def test_a_question_arrives_as_it_was_asked() -> None:
 
 def test_all_hospitals_answer_and_messages_are_counted() -> None:
     nodes, grid = echoes(Echo("a"), Echo("b"), Echo("c"))
-    for _ in range(2):
-        answers = nodes(QUESTION)
+    for step in range(2):
+        question = QUESTION._replace(model=QUESTION.model + step)
+        answers = nodes(question)
         assert names(answers) == ["a", "b", "c"]
-        assert all(np.array_equal(one.arrays["model"], QUESTION.model) for one in answers)
+        assert all(np.array_equal(one.arrays["model"], question.model) for one in answers)
     nodes(QUESTION._replace(name=ASSESS))
     assert nodes.asked == {SCORE: 2, ASSESS: 1}
     assert nodes.messages == len(grid.sent) == 9
@@ -122,11 +123,27 @@ def test_a_refusal_tells_its_public_part_alone(caplog: pytest.LogCaptureFixture)
     assert clinics.SECRET in caplog.text  # the hospital's own log has it, in this one process
 
 
-def test_who_refused_is_not_asked_again() -> None:
+def test_who_refuses_the_first_question_takes_no_part() -> None:
     nodes, grid = echoes(Echo("a"), Echo("b", InputError("no", public="no")))
-    first, again = nodes(QUESTION), nodes(QUESTION)
-    assert first[1] == again[1] == Refusal("b", "no")
+    first, second = nodes(QUESTION._replace(name=DESCRIBE)), nodes(QUESTION)
+    assert first[1] == second[1] == Refusal("b", "no")
     assert nodes.messages == len(grid.sent) == 3
+
+
+def test_who_does_not_answer_is_asked_once_more_and_the_others_are_not() -> None:
+    forgetful = Echo("b")
+    nodes, grid = echoes(Echo("a"), forgetful)
+    forgetful.fails = InputError("busy", public="busy")
+    assert nodes(QUESTION)[1] == Refusal("b", "busy")
+    forgetful.fails = None
+    assert names(nodes(QUESTION)) == ["a", "b"]
+    assert all(isinstance(one, Answer) for one in nodes(QUESTION))
+    assert nodes.messages == len(grid.sent) == 3  # two, and one for who had not answered
+    forgetful.fails = InputError("gone", public="gone")
+    for step in range(1, 5):
+        answers = nodes(QUESTION._replace(model=QUESTION.model + step))
+        assert answers[1] == Refusal("b", "gone")
+    assert nodes.messages == len(grid.sent) == 3 + 4 + 2  # the second failure was the last
 
 
 @pytest.mark.parametrize("error", [ValueError(clinics.SECRET), KeyError(clinics.SECRET)])
@@ -160,7 +177,6 @@ def cut() -> Array:
 
 
 UNREADABLE = {
-    "NaN": (Array(np.array([np.nan])), "its rows holds NaN"),
     "other numbers": (Array(np.array([2])), "its rows holds int64 instead of float64"),
     "cut off": (cut(), "its rows cannot be read"),
     "no array": (Array("float64", (1,), "numpy.ndarray", b"rows"), "its rows cannot be read"),
@@ -174,11 +190,6 @@ def test_an_answer_that_cannot_be_read_is_a_refusal(value: Array | None, reason:
     (refusal,) = nodes(QUESTION)
     assert isinstance(refusal, Refusal)
     assert reason in refusal.reason
-
-
-def test_an_assessment_may_lack_a_number() -> None:
-    nodes, _ = echoes(Echo("a"), tamper=with_rows(Array(np.array([np.nan]))))
-    assert isinstance(nodes(QUESTION._replace(name=ASSESS))[0], Answer)
 
 
 def test_a_lost_answer_and_a_foreign_one() -> None:

@@ -4,9 +4,11 @@
     found = fit(nodes, schema_text, "binomial")
 
 The first question waits for the hospitals, and goes to all that are online then. These are the
-federation: who comes later is not asked. A hospital that refuses, sends what cannot be read, or
-does not answer in time is not asked again, and its refusal is repeated to whoever asks. So the fit
-always knows whose rows it has.
+federation: who comes later is not asked. A hospital that does not answer the first question takes
+no part, and one that has not answered twice in a row is gone: neither is asked again.
+
+A message starts a Python process in the hospital. So when a question is repeated because some
+hospitals have not answered it, only these get it again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from ...errors import InputError
-from ...regression.questions import ASSESS, Answer, Array, Question, Refusal
+from ...regression.questions import DESCRIBE, Answer, Array, Question, Refusal
 from ..answers import match, shown
 from ..screen import header
 from . import records
@@ -31,6 +33,8 @@ log = logging.getLogger("flwr")
 
 PAUSE = 1.0
 """Seconds between two looks at who is online."""
+TRIES = 2
+"""Who has not answered so often in a row is gone."""
 
 
 class Nodes:
@@ -43,7 +47,7 @@ class Nodes:
     """
 
     asked: Counter[str]
-    """How often each question was asked. A question is one message to each hospital."""
+    """How many questions of each kind there were. Each is one message to every hospital."""
     messages: int
     """How many messages were sent to hospitals."""
 
@@ -55,31 +59,58 @@ class Nodes:
         self.messages = 0
         # The hospitals' names by node, once they are known.
         self._names: dict[int, str] = {}
-        self._refusals: dict[int, Refusal] = {}
+        # How often in a row each node has not answered, and who is not asked any more.
+        self._misses: Counter[int] = Counter()
+        self._gone: dict[int, Refusal] = {}
+        # The last question, and who has answered it.
+        self._last: Question | None = None
+        self._answers: dict[int, Answer] = {}
 
     def __call__(self, question: Question) -> list[Answer | Refusal]:
         """The answers and refusals of all hospitals, always in the same order."""
         if not self._names:
             self._names = {node: _unnamed(node) for node in self._online()}
+        if self._last is None or not _same(question, self._last):
+            self._last = question
+            self._answers = {}
+            self.asked[question.name] += 1
+        waiting = [node for node in self._names if node not in (self._gone.keys() | self._answers)]
+        refusals = self._send(question, waiting)
+        found: list[Answer | Refusal] = []
+        for node in self._names:
+            if node in self._answers:
+                found.append(self._answers[node])
+            else:
+                found.append(self._gone.get(node) or refusals[node])
+        return found
+
+    def _send(self, question: Question, nodes: list[int]) -> dict[int, Refusal]:
+        """Ask some nodes. Their answers are kept, their refusals come back."""
         content = records.asked(question)
-        asked = [
-            Message(content, node, MessageType.QUERY)
-            for node in self._names
-            if node not in self._refusals
-        ]
-        self.asked[question.name] += 1
+        asked = [Message(content, node, MessageType.QUERY) for node in nodes]
         self.messages += len(asked)
         arrived = list(self.grid.send_and_receive(asked, timeout=self.timeout)) if asked else []
         replies, ignored = match(arrived, asked)
         for node, reason in ignored:
             log.warning("a message of node %d is ignored: %s", node, reason)
-        found: list[Answer | Refusal] = []
-        for node in self._names:
-            if node not in self._refusals:
-                found.append(self._read(node, replies.get(node), question.name))
-            else:
-                found.append(self._refusals[node])
-        return found
+        refusals = {}
+        for node in nodes:
+            try:
+                arrays = self._arrays(node, replies.get(node))
+                self._answers[node] = Answer(self._names[node], arrays)
+                self._misses[node] = 0
+            except _NoAnswer as reason:
+                refusals[node] = self._note(node, question.name, str(reason))
+        return refusals
+
+    def _note(self, node: int, question: str, reason: str) -> Refusal:
+        """Note and log that a node has not answered."""
+        refusal = Refusal(self._names[node], shown(reason))
+        log.warning("%s gives no answer to %s: %s", refusal.hospital, question, refusal.reason)
+        self._misses[node] += 1
+        if question == DESCRIBE or self._misses[node] == TRIES:
+            self._gone[node] = refusal
+        return refusal
 
     def _online(self) -> list[int]:
         """The nodes that are online, once there are enough of them."""
@@ -95,18 +126,7 @@ class Nodes:
             time.sleep(PAUSE)
         return nodes
 
-    def _read(self, node: int, reply: Message | None, question: str) -> Answer | Refusal:
-        """The answer of a node, or why there is none, which is remembered and logged."""
-        try:
-            arrays = self._arrays(node, reply, question)
-        except _NoAnswer as reason:
-            refusal = Refusal(self._names[node], shown(str(reason)))
-            self._refusals[node] = refusal
-            log.warning("%s gives no answer to %s: %s", refusal.hospital, question, refusal.reason)
-            return refusal
-        return Answer(self._names[node], arrays)
-
-    def _arrays(self, node: int, reply: Message | None, question: str) -> dict[str, Array]:
+    def _arrays(self, node: int, reply: Message | None) -> dict[str, Array]:
         """The numbers of a reply. Raises _NoAnswer."""
         if reply is None:
             raise _NoAnswer(f"no answer within {self.timeout:g} s")
@@ -120,7 +140,7 @@ class Nodes:
         self._call(node, str(texts.get(records.HOSPITAL, "")))
         if records.REFUSAL in texts:
             raise _NoAnswer(str(texts[records.REFUSAL]))
-        return {name: _numbers(name, array, question) for name, array in numbers.items()}
+        return {name: _numbers(name, array) for name, array in numbers.items()}
 
     def _call(self, node: int, name: str) -> None:
         """Take the name that a hospital first gives itself, unless another has it."""
@@ -139,8 +159,8 @@ class _NoAnswer(Exception):
     """Why a reply has no numbers."""
 
 
-def _numbers(name: str, array: FlowerArray, question: str) -> Array:
-    """An array of an answer: float64, and finite but for assessments, which may lack a number."""
+def _numbers(name: str, array: FlowerArray) -> Array:
+    """An array of an answer, float64. Whether it is finite and of the right shape the fit asks."""
     try:
         shape, dtype = header(array.data)
         if math.prod(shape) * dtype.itemsize > len(array.data):
@@ -150,6 +170,10 @@ def _numbers(name: str, array: FlowerArray, question: str) -> Array:
         raise _NoAnswer(f"its {shown(name)} cannot be read ({type(error).__name__})") from error
     if value.dtype != np.float64:
         raise _NoAnswer(f"its {shown(name)} holds {value.dtype} instead of float64")
-    if question != ASSESS and not np.isfinite(value).all():
-        raise _NoAnswer(f"its {shown(name)} holds NaN or infinite numbers")
     return value
+
+
+def _same(a: Question, b: Question) -> bool:
+    """Whether two questions ask the same."""
+    arrays = zip(a[3:], b[3:], strict=True)
+    return a[:3] == b[:3] and all(np.array_equal(one, other) for one, other in arrays)
