@@ -1,1 +1,1 @@
-"""Logistic regression of heart disease over four hospitals, for Flower."""
+"""A classifier of heart disease over four hospitals, trained on Flower."""
