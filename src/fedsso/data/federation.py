@@ -36,9 +36,10 @@ from .arrays import (
     listed,
 )
 from .options import SEED, TEST_FRACTION
+from .own_tables import SchemaLike, own_pool
 from .packing import count_labels, masks_by_client, pack, rows_by_client, split
 from .scaling import Scaling, scaling_of
-from .tables import MISSING, Files, csv_pool
+from .tables import MISSING, Files
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,8 +312,9 @@ class Federation:
     def from_csv(
         cls,
         files: Files,
-        target: str,
+        outcome: str = "",
         *,
+        schema: SchemaLike | None = None,
         features: Sequence[str] | None = None,
         group: str = "",
         missing: Sequence[str] = MISSING,
@@ -320,16 +322,22 @@ class Federation:
         test_fraction: float = TEST_FRACTION.default,
         seed: int = SEED.default,
         classes: int | None = None,
+        target: str = "",
     ) -> Federation:
         """Build a federation from CSV files, one for each client.
 
         The first line of a file names its columns. Commas or semicolons separate the cells. All
-        files must have the same columns, in any order.
+        files must have the same columns, in any order. Without a schema all columns but the outcome
+        hold numbers.
 
         Args:
             files: A folder, a list of paths, or a dictionary {client's name: path}.
-            target: The name of the column to predict. Targets that are names, or that are all
-                whole numbers, are labels. They are numbered from 0 in sorted order.
+            outcome: The name of the column to predict. Outcomes that are names, or that are all
+                whole numbers, are labels. They are numbered from 0 in sorted order. A schema names
+                it by itself.
+            schema: What the columns mean, for tables with text: the path of a file that
+                `fedsso data schema` wrote, or its text. Features are then the columns of 0 and 1,
+                and the numbers, that the schema makes of a table.
             features: The names of the columns to learn from. By default all other columns of the
                 first file.
             group: The name of a column that says which client a row belongs to. By default, one
@@ -340,6 +348,7 @@ class Federation:
             seed: Decides which rows these are.
             classes: 0 takes numbers as real targets. n takes labels from 0 to n - 1 as they are
                 written.
+            target: The former name of `outcome`.
 
         Returns:
             The federation. `fed.scaling(rows)` prepares new rows for the trained model.
@@ -354,7 +363,7 @@ class Federation:
         >>> Federation.from_csv(folder, "ill", test_fraction=0)
         Federation(own, 2 clients, 4 train + 0 test rows, sample 1 float32, 2 classes)
         """
-        pool = csv_pool(files, target, features, missing, classes, group)
+        pool = own_pool(files, outcome or target, schema, features, missing, classes, group)
         assert pool.group is not None
         names, rows = masks_by_client(pool.group)
         fed = cls.from_rows(

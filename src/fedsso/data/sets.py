@@ -32,20 +32,22 @@ from .options import (
     FEATURES,
     FILES,
     GROUP,
+    OUTCOME,
     PIECE_LENGTH,
     PIXEL_RANGE,
     SAMPLED_ROWS,
-    TARGET,
+    SCHEMA,
     TASK,
     TWEET_LENGTH,
     VECTORS,
 )
+from .own_tables import csv
 from .pool import Pool
 from .remotes import REMOTES
 from .sources import DataSet, Form, own_files, pooled, synthetic
 from .svmlight import svmlight
 from .synthetic import SYNTHETIC_OPTIONS
-from .tables import HOSPITALS, csv, heart
+from .tables import HOSPITALS, heart
 from .text import sentiment140, shakespeare
 
 Reader = Callable[..., Pool]
@@ -360,10 +362,10 @@ _LIST = (
     # A CSV file is a hospital, so every file is a client by default. An svmlight file is not.
     DataSet(
         "csv",
-        "your own CSV tables, one file for each client: give files and target",
+        "your own CSV tables, one file for each client: give files and outcome",
         own_files,
         (Form((), csv, suffix=".csv"),),
-        options=(FILES, TARGET, FEATURES, GROUP, TASK),
+        options=(FILES, OUTCOME, SCHEMA, FEATURES, GROUP, TASK),
         partition="group",
         origin="yours",
     ),

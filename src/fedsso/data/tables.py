@@ -36,8 +36,6 @@ from ..support.intake import (
 )
 from ..support.records import Record as Row
 from ..support.records import open_table, read_records
-from .options import FEATURES as FEATURES_OPTION
-from .options import GROUP, TARGET, TASK
 from .pool import Pool
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -63,38 +61,6 @@ FLOAT32 = float(np.finfo(np.float32).max)
 
 
 # ---- a user's own files ----
-
-
-def csv(
-    paths: Sequence[Path],
-    *,
-    target: str = TARGET.default,
-    features: Names = FEATURES_OPTION.default,
-    group: str = GROUP.default,
-    task: str = TASK.default,
-) -> Pool:
-    """Read CSV files for the data set "csv".
-
-    Args:
-        paths: The files. Their columns must be the same, in any order.
-        target: The name of the column to predict.
-        features: The names of the columns to learn from. Empty: all others.
-        group: The name of the column that says which client a row belongs to. Empty: a file is a
-            client.
-        task: "auto" takes names and whole numbers as labels. "regression" takes numbers as they
-            are.
-
-    Returns:
-        The rows of all files, to be standardised. See `csv_pool`.
-    """
-    is_regression = TASK.check(task) == "regression"
-    return csv_pool(
-        paths,
-        target,
-        features or None,
-        group=group,
-        classes=0 if is_regression else None,
-    )
 
 
 def csv_pool(
@@ -128,10 +94,10 @@ def csv_pool(
     """
     if not target or not isinstance(target, str):
         raise InputError(
-            f"the column to predict must be named (--column NAME; in Python target=), got "
+            f"the column to predict must be named (--outcome NAME; in Python outcome=), got "
             f"{target!r}"
         )
-    clients = _clients(files)
+    clients = clients_of(files)
     paths = list(clients.values())
     tables = [read_csv(path, target, features, missing, group) for path in paths]
     names = tables[0][0]
@@ -142,8 +108,8 @@ def csv_pool(
         targets.append(own_y)
     x = np.concatenate(samples)
     _check_not_empty(x, names)
-    y = _joined(targets, paths, target)
-    label, notes = _labels(y, target, classes)
+    y = joined(targets, paths, target)
+    label, notes = labels_of(y, target, classes)
     if group:
         owners = _groups(paths, target, group)
     else:
@@ -153,7 +119,7 @@ def csv_pool(
         torch.from_numpy(x),
         label,
         group=owners,
-        class_names=_class_names(y, label),
+        class_names=class_names_of(y, label),
         notes=notes,
         standardise=True,
         columns=names,
@@ -199,7 +165,7 @@ def read_csv(
     x = _table(noted, columns, len(header), marks)
     if not len(x):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
-    return names, x, _checked_targets(Path(path), targets, target, marks)
+    return names, x, checked_targets(Path(path), targets, target, marks)
 
 
 # ---- which files, which clients ----
@@ -242,7 +208,7 @@ def _has_suffix(path: Path, suffix: str) -> bool:
     return is_file(path)
 
 
-def _clients(files: Files) -> dict[str, Path]:
+def clients_of(files: Files) -> dict[str, Path]:
     """The file of each client, by the client's name, in the order given.
 
     Without names, a client is called as its file is, without the suffix.
@@ -531,7 +497,7 @@ def _noted(records: Iterable[Record], place: int, targets: Targets) -> Iterator[
         yield where, record
 
 
-def _checked_targets(
+def checked_targets(
     path: Path,
     targets: Targets,
     name: str,
@@ -594,7 +560,7 @@ def _are_names(y: Array) -> bool:
     return isinstance(y[0], str)
 
 
-def _joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
+def joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
     """The targets of all files in one array. All files must have numbers, or all names."""
     kinds = ["names" if _are_names(own) else "numbers" for own in targets]
     for kind, path in zip(kinds, paths, strict=True):
@@ -606,7 +572,7 @@ def _joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array
     return np.concatenate(targets)
 
 
-def _labels(y: Array, target: str, classes: int | None) -> tuple[Tensor, Names]:
+def labels_of(y: Array, target: str, classes: int | None) -> tuple[Tensor, Names]:
     """Targets as labels or real numbers, with notes for the user. See `csv_pool` for the rules."""
     are_names = _are_names(y)
     if classes == 0 and are_names:
@@ -645,7 +611,7 @@ def numbered(y: Array) -> tuple[Tensor, Names]:
     return labels, (note,)
 
 
-def _class_names(y: Array, label: Tensor) -> Names:
+def class_names_of(y: Array, label: Tensor) -> Names:
     """What stands in the files for label 0, 1, ...; nothing where that is the number itself."""
     if label.is_floating_point():
         return ()

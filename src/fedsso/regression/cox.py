@@ -74,7 +74,7 @@ class Cox(Family):
     def loglik(self, design: Design, eta: Array) -> float:
         """The partial log-likelihood of the rows."""
         deaths = _deaths(design, eta, self.ties)
-        with np.errstate(divide="ignore"):  # a step that was too long: the server undoes it
+        with np.errstate(divide="ignore"):  # too long a step: the server undoes it
             logs = np.log(deaths.rest) + deaths.top
         seen = design.weights * design.y
         return float(seen @ eta - deaths.omega @ logs)
@@ -87,8 +87,9 @@ class Cox(Family):
     ) -> tuple[float, Array]:
         """The log-likelihood and x^T (w y - e)."""
         eta = x @ b + design.offset
-        residual = design.weights * design.y - self.expected(design, eta)
-        return self.loglik(design, eta), (x - x.mean(0)).T @ residual
+        with np.errstate(divide="ignore", invalid="ignore"):
+            residual = design.weights * design.y - self.expected(design, eta)
+            return self.loglik(design, eta), (x - x.mean(0)).T @ residual
 
     def information(
         self,

@@ -11,7 +11,8 @@ the table; its `public` has the column and a count alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,7 +184,7 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
     family = _family(family_name)
     made = terms(schema, family_name)
     x = explanatory(table, schema, family_name)
-    outcome = read_outcome(_Columns(table, schema), schema, family)
+    outcome = read_outcome(partial(cells_of, table, marks=schema.marks), schema, family)
     gaps = np.isnan(np.hstack([x, outcome.together]))
     kept = np.flatnonzero(~gaps.any(axis=1))
     dropped = len(x) - len(kept)
@@ -205,13 +206,13 @@ def explanatory(table: Table, schema: Schema, family_name: str) -> Array:
     A row that the rule for gaps would leave out has NaN.
     """
     rows = len(table.rows)
-    columns = _Columns(table, schema)
     parts = [np.zeros((rows, 0))]
     if schema.intercept and _family(family_name) != COX:
         parts.append(np.ones((rows, 1)))
     for column in schema.columns:
         if column.type != IGNORE:
-            parts.append(_numbers(columns[column.name], column, schema.missing))
+            cells = cells_of(table, column.name, schema.marks)
+            parts.append(_numbers(cells, column, schema.missing))
     return np.hstack(parts)
 
 
@@ -230,31 +231,26 @@ def _numbers(cells: Cells, column: Column, missing: str) -> Array:
     return np.hstack([np.where(gap, fill, values), gap])
 
 
-class _Columns:
-    """The columns of a table by their names."""
+def cells_of(table: Table, name: str, marks: Sequence[str] = ()) -> Cells:
+    """The cells of a column. InputError if the table lacks it, or has it twice.
 
-    def __init__(self, table: Table, schema: Schema) -> None:
-        self.table = table
-        self.marks = schema.marks
-
-    def __getitem__(self, name: str) -> Cells:
-        """The cells of a column. InputError if the table lacks it, or has it twice."""
-        count = self.table.names.count(name)
-        if not count:
-            meant = unknown("column", name, self.table.names)
-            raise InputError(
-                f"{self.table.where}: lacks a column of the schema: {meant}",
-                public=f"the table has no column {name!r}",
-            )
-        if count > 1:
-            raise InputError(
-                f"{self.table.where}: {count} columns are called {name!r}, expected one: rename "
-                f"them",
-                public=f"the table has {count} columns {name!r}, expected one",
-            )
-        place = self.table.names.index(name)
-        texts = [row[place] for row in self.table.rows]
-        return Cells(name, texts, self.marks, self.table.where, self.table.lines)
+    `marks` are texts of a gap beside the usual ones.
+    """
+    count = table.names.count(name)
+    if not count:
+        meant = unknown("column", name, table.names)
+        raise InputError(
+            f"{table.where}: lacks a column of the schema: {meant}",
+            public=f"the table has no column {name!r}",
+        )
+    if count > 1:
+        raise InputError(
+            f"{table.where}: {count} columns are called {name!r}, expected one: rename them",
+            public=f"the table has {count} columns {name!r}, expected one",
+        )
+    place = table.names.index(name)
+    texts = [row[place] for row in table.rows]
+    return Cells(name, texts, marks, table.where, table.lines)
 
 
 def _notes(table: Table, schema: Schema, dropped: int) -> Iterable[str]:

@@ -114,8 +114,9 @@ class Linear(Family):
     ) -> tuple[float, Array]:
         """The log-likelihood and x^T w (y - mu)."""
         eta = x @ b + design.offset
-        residual = design.weights * (design.y - self.mean(eta))
-        return self.loglik(design, eta), x.T @ residual
+        with np.errstate(over="ignore", invalid="ignore"):  # too long a step: the server undoes it
+            residual = design.weights * (design.y - self.mean(eta))
+            return self.loglik(design, eta), x.T @ residual
 
     def information(
         self,
@@ -225,8 +226,7 @@ class Poisson(Linear):
 
     def loglik(self, design: Design, eta: Array) -> float:
         """The sum of w (y eta - exp(eta) - log y!)."""
-        with np.errstate(over="ignore"):  # a step that was too long: the server undoes it
-            terms = design.y * eta - np.exp(eta)
+        terms = design.y * eta - self.mean(eta)
         return float(design.weights @ (terms - _log_factorial(design.y)))
 
     def mean(self, eta: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,35 +36,32 @@ class Outcome(NamedTuple):
         return np.column_stack(self)
 
 
-class Columns(Protocol):
-    """The cells of a table, by the names of its columns."""
+def read_outcome(find: Callable[[str], Cells], schema: Schema, family: str) -> Outcome:
+    """Read the outcome, and what belongs to it, as one of FAMILIES needs it.
 
-    def __getitem__(self, name: str) -> Cells: ...
-
-
-def read_outcome(columns: Columns, schema: Schema, family: str) -> Outcome:
-    """Read the outcome, and what belongs to it, as one of FAMILIES needs it."""
+    `find` gives the cells of a column by its name.
+    """
     if family == COX and not schema.time:
         raise wrong(
             'survival needs the column of the time at risk: write time = "days" into the schema '
             "(--time)"
         )
-    cells = columns[schema.outcome]
+    cells = find(schema.outcome)
     if family == GAUSSIAN:
         y = read_number(cells, ROLE)
     elif family == POISSON:
         y = cells.convert(count, "counts such as 0, 1, 2", ROLE)
     else:
-        y = _events(cells, schema)
+        y = read_events(cells, schema)
     ones = np.ones(len(y))
     time = weights = ones
     if family == COX:
-        time = columns[schema.time].convert(positive, "times above 0", "the time at risk")
+        time = find(schema.time).convert(positive, "times above 0", "the time at risk")
     if schema.weights:
-        weights = columns[schema.weights].convert(positive, "weights above 0", "the weights")
+        weights = find(schema.weights).convert(positive, "weights above 0", "the weights")
     offset = np.zeros(len(y))
     if schema.offset:
-        offset = read_number(columns[schema.offset], "the offset")
+        offset = read_number(find(schema.offset), "the offset")
     return Outcome(y, time, weights, offset)
 
 
@@ -80,7 +77,7 @@ def positive(cell: str) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def _events(cells: Cells, schema: Schema) -> Array:
+def read_events(cells: Cells, schema: Schema) -> Array:
     """1 for an event and 0 for none, [rows]."""
     meaning = _meaning(cells, schema)
     if not schema.positive:

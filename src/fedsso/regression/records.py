@@ -23,6 +23,8 @@ class Round(NamedTuple):
     """The distance to the maximum, in standard errors, as far as the server knew it then."""
     kept: bool = True
     """False: the log-likelihood had fallen, so the server went back and took a shorter step."""
+    information: bool = False
+    """Whether the second derivatives were asked for in this round, too."""
 
 
 class Group(NamedTuple):
@@ -88,7 +90,10 @@ class Fit:
     schema: str
     """The schema as TOML."""
     terms: tuple[Term, ...]
-    """What the p coefficients belong to."""
+    """What the p coefficients belong to: the schema's terms, in its order.
+
+    Levels that no hospital has are left out, and named in `notes`.
+    """
     coefficients: Array
     """[p]"""
     covariance: Array
@@ -116,7 +121,7 @@ class Fit:
     dropped: int
     """Rows left out because of a gap."""
     rounds: int
-    """How often a score was asked for."""
+    """How many models all hospitals judged: the null model, every step, and the last model."""
     bytes_up: int
     """All answers of all hospitals together, in bytes."""
     bytes_down: int
