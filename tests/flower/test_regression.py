@@ -302,6 +302,16 @@ def test_a_bad_cell_is_told_by_column_and_count(tmp_path: Path) -> None:
     assert "Miller" not in found.reason
 
 
+def test_a_column_more_is_told_in_the_hospitals_own_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        found = described(clinic(tmp_path, "south"))
+    assert isinstance(found, Answer)
+    assert "doctor" in caplog.text
+    assert "doctor" not in str(found)
+
+
 ONE_QUESTION = """
 import sys
 import numpy as np

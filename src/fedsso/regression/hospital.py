@@ -83,6 +83,11 @@ class Hospital:
         x = _scaled(made, question)
         return Answer(self.name, self._computed(question, known, x))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the hospital's own log, once it has read its table."""
+        return self._known.design.notes if self._known else ()
+
     def _computed(self, question: Question, known: Known, x: Array) -> Arrays:
         """The numbers that need a model; x is the design on the common scale."""
         family = known.family

@@ -18,6 +18,7 @@ setting that is not understood ends in a refusal, not in a default.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,8 +31,10 @@ from ...regression import schema
 from ...regression.design import Table, read_table
 from ...regression.hospital import Hospital
 from ...regression.limits import Limits
-from ...regression.questions import Answer, Question
+from ...regression.questions import DESCRIBE, Answer, Question
 from ...support.intake import inside, is_file, read_text, read_toml, user_path
+
+log = logging.getLogger("flwr")
 
 FILE = "hospital.toml"
 FOLDER = "data-folder"
@@ -62,7 +65,12 @@ class Own:
                 f"the schema of the question is not the one that {FILE} names",
                 public="this hospital answers for another schema, the one that it has agreed to",
             )
-        return Hospital(self.name, self.table(), self.limits).answer(question)
+        asked = Hospital(self.name, self.table(), self.limits)
+        found = asked.answer(question)
+        if question.name == DESCRIBE:
+            for note in asked.notes:
+                log.info(note)
+        return found
 
 
 def hospital(
