@@ -216,6 +216,13 @@ def explanatory(table: Table, schema: Schema, family_name: str) -> Array:
     return np.hstack(parts)
 
 
+def offsets(table: Table, schema: Schema) -> Array:
+    """What is added to the linear predictor of each row of a table, [rows]. NaN is a gap."""
+    if not schema.offset:
+        return np.zeros(len(table.rows))
+    return read_number(_Columns(table, schema)[schema.offset], "the offset")
+
+
 def _numbers(cells: Cells, column: Column, missing: str) -> Array:
     """The columns of the design [rows, terms] of one column of the table, NaN where rows go."""
     if column.type == NUMBER:
