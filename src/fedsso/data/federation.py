@@ -36,10 +36,9 @@ from .arrays import (
     listed,
 )
 from .options import SEED, TEST_FRACTION
-from .own_tables import SchemaLike, own_pool
 from .packing import count_labels, masks_by_client, pack, rows_by_client, split
 from .scaling import Scaling, scaling_of
-from .tables import MISSING, Files
+from .tables import MISSING, Files, SchemaLike, own_pool
 
 
 @dataclass(frozen=True, eq=False)

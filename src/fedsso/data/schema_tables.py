@@ -21,13 +21,13 @@ from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
 from ..regression.outcome import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
-from .own_tables import SchemaLike
 from .pool import Pool
 from .tables import (
     MISSING,
     Array,
     Files,
     Names,
+    SchemaLike,
     Targets,
     checked_targets,
     class_names_of,
