@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PATIENCE = 240.0  # seconds until a thing that does not happen is a failure
+PATIENCE = 600.0  # seconds until a thing that does not happen is a failure
 MISSING = [tool for tool in ("openssl", "ssh-keygen") if shutil.which(tool) is None]
 REASON = f"needs {', '.join(MISSING)}: apt-get install openssl openssh-client"
 

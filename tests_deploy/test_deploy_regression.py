@@ -50,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
             federation.join(name, files / f"{name}.csv", superlink=tap.address)
         until(lambda: federation.online() == 4, "all SuperNodes online")
         run = federation.run(schema=str(schema), min_nodes=4, out=str(out))
-        yield Done(run.communicate(timeout=2 * PATIENCE)[0], out, federation, tap)
+        yield Done(run.communicate(timeout=PATIENCE)[0], out, federation, tap)
     finally:
         tap.close()
         federation.end()
@@ -128,7 +128,7 @@ def test_the_script_runs_ones_own_tables_and_leaves_nothing(tmp_path: Path) -> N
         env=environment(home),
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     table = load_model(out).coefficients()

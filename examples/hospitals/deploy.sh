@@ -106,7 +106,7 @@ finish() {
   kill $all 2>/dev/null || true
   for _ in $(seq 50); do [ -z "$(alive $all)" ] || sleep 0.1; done
   kill -9 $(alive $all $(ours)) 2>/dev/null || true
-  wait
+  { wait; } 2>/dev/null # without a line for each that was killed
   [ -z "$all" ] || done_with "$(echo $all | wc -w) processes ended"
   case $code in
     0 | 129 | 130 | 141 | 143) rm -rf "$work" ;;

@@ -149,7 +149,9 @@ def test_a_node_with_a_folder_of_its_own_ignores_what_the_server_says(
 
 def test_numbers_of_heart_disease_become_words(tmp_path: Path) -> None:
     path = tmp_path / "processed.va.data"
-    path.write_text("63.0,1,4.0,145,0,1,2,150,0,2.3,3,0,6,0\n\n37,0,2,?,250,0,0,187,1,3.5,1,?,?,3\n")
+    path.write_text(
+        "63.0,1,4.0,145,0,1,2,150,0,2.3,3,0,6,0\n\n37,0,2,?,250,0,0,187,1,3.5,1,?,?,3\n"
+    )
     table = heart.read(path)
     assert dict(zip(table.names, table.rows[0], strict=True)) == {
         "age": "63.0",

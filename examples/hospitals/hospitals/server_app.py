@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsso.errors import InputError
 from fedsso.flower.regression.server import Nodes
 from fedsso.regression.fit import fit
+from fedsso.regression.records import Round
 from fedsso.regression.result import Regression
 from hospitals import heart
 
@@ -30,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
                 schema_text(str(config["schema"])),
                 str(config["family"]),
                 rounds=int(config["rounds"]),
+                progress=tell,
                 cluster=bool(config["cluster"]),
             )
         )
@@ -45,6 +47,16 @@ def main(grid: Grid, context: Context) -> None:
 def schema_text(path: str) -> str:
     """The schema that all hospitals are asked with, as text."""
     return (Path(path) if path else heart.SCHEMA).read_text(encoding="utf-8")
+
+
+def tell(one: Round) -> None:
+    """Log a round."""
+    log.info(
+        "round %d: log-likelihood %.6f, %.2g standard errors from the maximum",
+        one.round,
+        one.loglik,
+        one.distance,
+    )
 
 
 def told(nodes: Nodes) -> str:

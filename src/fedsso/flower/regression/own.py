@@ -143,4 +143,3 @@ def the_table(folder: Path, kinds: tuple[str, ...] = TABLES) -> Path:
     endings = " or ".join(f"*{kind}" for kind in kinds)
     wrong = f"has {len(found)} files {endings}, expected one: the hospital's table"
     raise InputError(f"{folder} {wrong}", public=f"its {FOLDER} {wrong}")
-
