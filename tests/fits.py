@@ -89,7 +89,7 @@ def binomial(**changes: Any) -> Fit:
             assessment(name, one.x @ w, one.y) for name, one in zip(HOSPITALS, every, strict=True)
         ),
         "refusals": (Refusal("Wels", "fewer than 10 rows without a gap"),),
-        "notes": (),
+        "notes": ("Wels takes no part: fewer than 10 rows without a gap.",),
         "converged": True,
         "distance": 1e-9,
     }

@@ -87,6 +87,7 @@ def schema_pool(
         notes += note
     _check_owners(owners, group)
     y, own_notes, names = _targets(parts, known, classes)
+    made = terms(known, GAUSSIAN)
     return Pool(
         torch.from_numpy(np.concatenate([part.x for part in parts])),
         y,
@@ -94,7 +95,8 @@ def schema_pool(
         class_names=names,
         notes=(*notes, *own_notes),
         standardise=True,
-        columns=tuple(term.name for term in terms(known, GAUSSIAN)),
+        columns=tuple(term.name for term in made),
+        units=tuple(term.unit for term in made),
     )
 
 

@@ -712,6 +712,7 @@ def heart(paths: Sequence[Path]) -> Pool:
         group=np.repeat(np.array(HOSPITALS), sizes),
         class_names=("no disease", "disease"),
         standardise=True,
+        columns=FEATURES,
     )
 
 

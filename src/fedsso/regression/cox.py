@@ -35,24 +35,34 @@ TIES = ("efron", "breslow")
 
 
 class Deaths(NamedTuple):
-    """The events of a stratum, one entry for each of them, and the sums over who was at risk."""
+    """The events of a stratum, one entry for each of them, and who was at risk.
+
+    Risks are held as logarithms, so that no model makes them overflow.
+    """
 
     order: Array
     """The rows in use [n], by increasing time."""
     group: Array
     """The time of each such row, as a number from 0 [n]."""
+    groups: int
+    """How many different times there are."""
+    risk: Array
+    """log r of each row in use [n]."""
     at: Array
     """The time of each event [k]."""
     f: Array
     """[k]"""
     omega: Array
     """[k]"""
-    risk: Array
-    """r of each row in use [n], divided by exp(top)."""
-    top: float
-    """The largest eta, so that no exponential overflows."""
-    rest: Array
-    """S - f D [k]."""
+    at_risk: Array
+    """log S [k]."""
+    dying: Array
+    """f D / S [k], below 1."""
+
+    @property
+    def rest(self) -> Array:
+        """log(S - f D), [k]."""
+        return self.at_risk + np.log1p(-self.dying)
 
 
 @dataclass(frozen=True)
@@ -74,10 +84,8 @@ class Cox(Family):
     def loglik(self, design: Design, eta: Array) -> float:
         """The partial log-likelihood of the rows."""
         deaths = _deaths(design, eta, self.ties)
-        with np.errstate(divide="ignore"):  # too long a step: the server undoes it
-            logs = np.log(deaths.rest) + deaths.top
         seen = design.weights * design.y
-        return float(seen @ eta - deaths.omega @ logs)
+        return float(seen @ eta - deaths.omega @ deaths.rest)
 
     def score(
         self,
@@ -87,9 +95,8 @@ class Cox(Family):
     ) -> tuple[float, Array]:
         """The log-likelihood and x^T (w y - e)."""
         eta = x @ b + design.offset
-        with np.errstate(divide="ignore", invalid="ignore"):
-            residual = design.weights * design.y - self.expected(design, eta)
-            return self.loglik(design, eta), (x - x.mean(0)).T @ residual
+        residual = design.weights * design.y - self.expected(design, eta)
+        return self.loglik(design, eta), (x - x.mean(0)).T @ residual
 
     def information(
         self,
@@ -101,27 +108,30 @@ class Cox(Family):
         eta = x @ b + design.offset
         x = x - x.mean(0)  # changes nothing but the rounding
         deaths = _deaths(design, eta, self.ties)
+        used = x[deaths.order]
+        died = design.y[deaths.order] > 0
+        at_risk = _means_at_risk(used, deaths)[deaths.at]
+        shares = np.exp(deaths.risk[died] - _log_sums(deaths.risk[died], deaths.at))
+        dying = _by_group(shares[:, None] * used[died], deaths.at)
+        own = np.searchsorted(np.unique(deaths.at), deaths.at)
+        part = deaths.dying[:, None]
+        z = (at_risk - part * dying[own]) / (1 - part)
         expected = self.expected(design, eta)
-        used = deaths.order
-        rx = deaths.risk[:, None] * x[used]
-        died = (design.y[used] > 0)[:, None]
-        at_risk = _at_risk(rx, deaths.group)[deaths.at]
-        dying = _by_group(rx * died, deaths.group)[deaths.at]
-        z = (at_risk - deaths.f[:, None] * dying) / deaths.rest[:, None]
-        mean_part = (deaths.omega[:, None] * z).T @ z
-        return (expected[:, None] * x).T @ x - mean_part
+        return (expected[:, None] * x).T @ x - (deaths.omega[:, None] * z).T @ z
 
     def expected(self, design: Design, eta: Array) -> Array:
         """The number of events that the model expects of each row, [n], by Breslow's baseline."""
         deaths = _deaths(design, eta, self.ties)
-        groups = int(deaths.group[-1]) + 1 if len(deaths.group) else 0
-        q = deaths.omega / deaths.rest
-        hazard = np.cumsum(np.bincount(deaths.at, q, groups))
-        correction = np.bincount(deaths.at, deaths.f * q, groups)
+        q = np.log(deaths.omega) - deaths.rest
+        now = _scattered(q, deaths)
+        spared = _scattered(q + np.log1p(-deaths.f), deaths)  # for who has the event now
+        before = np.full(deaths.groups, -math.inf)
+        before[1:] = np.logaddexp.accumulate(now)[:-1]
         died = design.y[deaths.order] > 0
-        seen = hazard[deaths.group] - died * correction[deaths.group]
+        own = np.where(died, spared[deaths.group], now[deaths.group])
+        hazard = np.logaddexp(before[deaths.group], own)
         expected = np.zeros_like(eta)
-        expected[deaths.order] = deaths.risk * seen
+        expected[deaths.order] = np.exp(deaths.risk + hazard)
         return expected
 
     def mean(self, eta: Array) -> Array:
@@ -149,28 +159,52 @@ def _deaths(design: Design, eta: Array, ties: str) -> Deaths:
     order = used[np.argsort(design.time[used], kind="stable")]
     time = design.time[order]
     group = np.cumsum(np.diff(time, prepend=time[:1]) > 0)
-    top = float(eta[order].max(initial=-math.inf))
-    risk = design.weights[order] * np.exp(eta[order] - top)
+    groups = int(group[-1]) + 1 if len(group) else 0
+    weights = design.weights[order]
+    risk = np.log(weights) + eta[order]
     died = design.y[order] > 0
     at = group[died]
-    groups = len(np.unique(group))
     m = np.bincount(at, minlength=groups)
-    first = np.searchsorted(at, at)  # of the events at the same time
-    l = np.arange(len(at)) - first
-    f = l / m[at] if ties == "efron" else np.zeros(len(at))
-    omega = np.bincount(at, design.weights[order][died], groups)[at] / m[at]
-    dying = np.bincount(at, risk[died], groups)[at]
-    rest = _at_risk(risk, group)[at] - f * dying
-    return Deaths(order, group, at, f, omega, risk, top, rest)
+    rank = np.arange(len(at)) - np.searchsorted(at, at)  # among the events at the same time
+    f = rank / m[at] if ties == "efron" else np.zeros(len(at))
+    omega = np.bincount(at, weights[died], groups)[at] / m[at]
+    later = np.logaddexp.accumulate(risk[::-1])[::-1]
+    at_risk = later[np.searchsorted(group, at)]
+    dying = f * np.exp(np.minimum(_log_sums(risk[died], at) - at_risk, 0.0))
+    return Deaths(order, group, groups, risk, at, f, omega, at_risk, dying)
+
+
+def _means_at_risk(x: Array, deaths: Deaths) -> Array:
+    """The mean of x [n, p] over the rows at risk at each time, weighted by risk: [groups, p]."""
+    sums = _log_sums(deaths.risk, deaths.group)
+    means = _by_group(np.exp(deaths.risk - sums)[:, None] * x, deaths.group)
+    first = np.searchsorted(deaths.group, np.arange(deaths.groups))
+    later = np.logaddexp.accumulate(deaths.risk[::-1])[::-1][first]
+    shares = np.exp(sums[first] - later)  # of who leaves at this time, among all at risk
+    for time in range(deaths.groups - 2, -1, -1):
+        means[time] = means[time + 1] + shares[time] * (means[time] - means[time + 1])
+    return means
+
+
+def _scattered(logs: Array, deaths: Deaths) -> Array:
+    """The logarithm of the sum of exp(logs) [k] over the events of each time, [groups]."""
+    sums = np.full(deaths.groups, -math.inf)
+    sums[deaths.at] = _log_sums(logs, deaths.at)
+    return sums
+
+
+def _log_sums(logs: Array, group: Array) -> Array:
+    """For each row, the logarithm of the sum of exp(logs) over its group."""
+    if not len(logs):
+        return logs
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    sums = np.logaddexp.reduceat(logs, first)
+    return sums[np.searchsorted(group[first], group)]
 
 
 def _by_group(values: Array, group: Array) -> Array:
     """The sums of the rows of each group; rows of one group are neighbours."""
+    if not len(values):
+        return values
     first = np.flatnonzero(np.diff(group, prepend=-1))
     return np.add.reduceat(values, first, axis=0)
-
-
-def _at_risk(values: Array, group: Array) -> Array:
-    """The sums of the rows of each group and of all later ones."""
-    backwards = _by_group(values, group)[::-1]
-    return np.cumsum(backwards, axis=0)[::-1]

@@ -220,7 +220,7 @@ def offsets(table: Table, schema: Schema) -> Array:
     """What is added to the linear predictor of each row of a table, [rows]. NaN is a gap."""
     if not schema.offset:
         return np.zeros(len(table.rows))
-    return read_number(_Columns(table, schema)[schema.offset], "the offset")
+    return read_number(cells_of(table, schema.offset, schema.marks), "the offset")
 
 
 def _numbers(cells: Cells, column: Column, missing: str) -> Array:

@@ -19,7 +19,7 @@ from .rounds.climb import Climb, End, Free, Goal, Null, Progress
 from .design import Term
 from .design import terms as terms_of
 from .families import Family, named
-from .inference import dependent, invert, involved, sandwich
+from .inference import COLLINEAR, dependent, invert, involved, sandwich
 from .questions import Answer, Array, Ask, Refusal
 from .records import Assessment, Fit, Round
 from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table
@@ -127,7 +127,7 @@ class _Job:
         if not look.known:
             self.talk.drop_unfit(b)
             raise InputError("the null model has no finite log-likelihood; see offset and weights")
-        self._check_rank(look)
+        self._check_rank(look, curvature)
         dispersion = 1.0
         if self.family.name == "gaussian":
             dispersion = -2 * look.loglik / self.rows
@@ -135,30 +135,26 @@ class _Job:
                 raise InputError("the outcome is the same in all rows; there is nothing to explain")
         return Null(look, curvature / dispersion, dispersion)
 
-    def _check_rank(self, null: Look) -> None:
+    def _check_rank(self, null: Look, curvature: float) -> None:
         """Raise an InputError if there are too few rows, or if columns are collinear."""
         terms = self.free.terms
         if len(terms) >= self.rows:
             raise InputError(
                 f"{len(terms)} coefficients cannot be told from {self.rows} rows; leave columns out"
             )
-        change = centring(self.terms, self.held, self.common)
-        second = change.T @ null.information @ change
         places = self.free.places
-        direction = dependent(second[np.ix_(places, places)])
-        if direction is None:
-            return
-        names = involved(terms, direction)
-        if len(names) == 1:
-            raise InputError(
-                f"{names[0]} tells nothing: it is the same in all rows"
-                f"{'' if self.family.intercept else ' of each hospital'}; set its type to "
-                '"ignore" in the schema'
-            )
-        raise InputError(
-            f"{', '.join(names)} are collinear: one of them is a combination of the others over "
-            'all hospitals; set the type of one column to "ignore" in the schema'
-        )
+        change = centring(self.terms, self.held, self.common)
+        second = (change.T @ null.information @ change)[np.ix_(places, places)]
+        usual = curvature * (self.held.deviation / self.common.deviation)[places] ** 2
+        nothing = second.diagonal() <= COLLINEAR * usual
+        if self.family.intercept:
+            nothing = self.held.constant[places] & has_intercept(self.terms)
+            nothing[0] = False  # the intercept itself
+        if nothing.any():
+            raise _constant([term.name for term, one in zip(terms, nothing, strict=True) if one])
+        direction = dependent(second)
+        if direction is not None:
+            raise _collinear(involved(terms, direction))
 
     def _null_loglik(self, null: Null) -> float:
         """The log-likelihood of the best model with an intercept alone.
@@ -188,17 +184,32 @@ def _free(
     common: Moments,
 ) -> Free:
     """The coefficients to fit: all but those of levels that no hospital has."""
-    varies = held.deviation > 0
     kept = [
         place
         for place, term in enumerate(terms)
-        if not term.level or varies[place] or held.mean[place] != 0
+        if not term.level or held.mean[place] != 0
     ]
     places = np.array(kept)
     spread = held.deviation / common.deviation
     unit = np.array([term.level != "" or not term.column for term in terms])
     sizes = np.where(unit, 1.0, spread)
     return Free(tuple(terms[place] for place in kept), places, sizes[places])
+
+
+def _constant(names: list[str]) -> InputError:
+    """The error of columns that do not vary."""
+    return InputError(
+        f"{', '.join(names)}: the same in all rows of every hospital, so that no coefficient can "
+        'be told; set the type of the column to "ignore" in the schema'
+    )
+
+
+def _collinear(names: list[str]) -> InputError:
+    """The error of columns that cannot be told apart."""
+    return InputError(
+        f"{', '.join(names)} are collinear: one of them is a combination of the others over all "
+        'hospitals; set the type of one column to "ignore" in the schema'
+    )
 
 
 # ---- the result ----

@@ -7,6 +7,7 @@ the same questions, the same numbers, the same refusals. Nothing but these answe
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,18 +17,22 @@ from typing import Any, TypeVar
 from ...errors import InputError, one_of, unknown
 from .. import schema as schemas
 from ..families import named
-from ..fit import Progress, fit
+from ..fit import fit
 from ..hospital import Hospital
 from ..infer import infer
 from ..limits import Limits
 from ..outcome import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
+from ..rounds.climb import Progress
 from ..schema import COMPLETE, IGNORE, Schema
 from .sources import Tabled, shared, tables_of
 
+log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])
 
+OTHER_LEVELS = "that other hospitals have"
+"""In the note of `infer` about the levels of one hospital's table."""
 ROLES = ("time", "weights", "offset")
 """Columns that explain nothing but belong to the outcome."""
 
@@ -145,6 +150,8 @@ def glm(
 def asking(hospitals: Sequence[Hospital]) -> Ask:
     """Ask hospitals in this process. Who refuses is told by its public reason alone."""
 
+    told: set[str] = set()
+
     def ask(question: Question) -> list[Answer | Refusal]:
         found: list[Answer | Refusal] = []
         for one in hospitals:
@@ -152,6 +159,10 @@ def asking(hospitals: Sequence[Hospital]) -> Ask:
                 found.append(one.answer(question))
             except InputError as error:
                 found.append(Refusal(one.name, error.public))
+                # Who calls this holds all tables, so the message that quotes cells may be shown.
+                if one.name not in told:
+                    log.warning("%s takes no part: %s", one.name, error)
+                    told.add(one.name)
         return found
 
     return ask
@@ -188,6 +199,8 @@ def _schema(
 ) -> tuple[Schema, list[str]]:
     """The schema that all hospitals use, and notes about one that was inferred."""
     if given is None:
+        given = tabled.schema
+    if given is None:
         return _inferred(tabled, wish)
     schema = given if isinstance(given, Schema) else schemas.read(given)
     return _with_roles(schema, tabled.outcome, wish), []
@@ -211,8 +224,8 @@ def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
         ignore=[name for name in wish.ignore if name not in others],
         categories=wish.categories,
     )
-    if tabled.positive:
-        schema = replace(schema, positive=tabled.positive, negative="")
+    # These levels are those of all hospitals: there are no others to add.
+    notes = [note for note in notes if OTHER_LEVELS not in note]
     if others:
         notes = [*notes, f"not every table has these columns, left out: {', '.join(others)}"]
     return schema, notes

@@ -14,6 +14,7 @@ from ...errors import InputError, unknown
 from ...support.intake import is_folder, user_path
 from ..design import Table
 from ..result.predict import cell_text, table_of
+from ..schema import NUMBER, Column, Schema
 
 Tables: TypeAlias = dict[str, Table]
 
@@ -26,11 +27,12 @@ OUTCOME = "outcome"
 
 
 class Tabled(NamedTuple):
-    """The tables of all hospitals, and what was said about their outcome."""
+    """The tables of all hospitals, and what is known about their columns."""
 
     tables: Tables
     outcome: str
-    positive: str = ""
+    schema: Schema | None = None
+    """Of a federation, whose columns are numbers already."""
 
 
 def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
@@ -178,5 +180,6 @@ def _federation(fed: Federation, outcome: str) -> Tabled:
         for row in sorted(own):
             rows.append([*map(cell_text, x[row].tolist()), cell_text(y[row])])
         tables[client] = Table((*columns, name), rows, f"client {client!r}")
-    positive = fed.labels[1] if fed.classes == 2 else ""
-    return Tabled(tables, name, positive)
+    negative, positive = fed.labels if fed.classes == 2 else ("", "")
+    numbers = tuple(Column(column, NUMBER) for column in columns)
+    return Tabled(tables, name, Schema(name, numbers, positive, negative))

@@ -39,9 +39,9 @@ from ...version import __version__
 from .. import schema as schemas
 from ..design import Term, terms
 from ..families import named
-from .printed import csv_text, summary_text
 from ..questions import Array, Refusal
 from ..records import Assessment, Fit, Group, Round, Threshold
+from .printed import csv_text, summary_text
 from .regression import Regression
 
 MODEL = "model.json"
@@ -87,7 +87,7 @@ def _hospitals(model: Regression) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
-    for one in model.fit.hospitals:
+    for one in model.assessments:
         values = [getattr(one, name) for name in names]
         writer.writerow(["" if value != value else value for value in values])
     return buffer.getvalue()
@@ -135,7 +135,7 @@ def load_model(folder: str | Path) -> Regression:
     >>> import fedsso
     >>> fedsso.glm(folder, outcome="ill").save(f"{folder}/model")
     >>> load_model(f"{folder}/model")
-    Regression(binomial, ill ~ age, 2 hospitals, 60 rows, 6 rounds)
+    Regression(binomial, ill ~ age, 2 hospitals, 60 rows)
     """
     path = user_path("model", folder)
     if is_folder(path):
@@ -182,15 +182,16 @@ class _Reader:
         made = self.terms(schema, family)
         p = len(made)
         robust = self.table.get("robust")
+        plain: dict[str, Any] = {name: self.array(name, (p,)) for name in VECTORS}
+        plain |= {name: self.real(self.table, name) for name in REAL}
+        plain |= {name: self.whole(self.table, name) for name in WHOLE}
         return Fit(
             family=family,
             schema=schema,
             terms=made,
-            **{name: self.array(name, (p,)) for name in VECTORS},
+            **plain,
             covariance=self.array("covariance", (p, p)),
             robust=None if robust is None else self.array("robust", (p, p)),
-            **{name: self.real(self.table, name) for name in REAL},
-            **{name: self.whole(self.table, name) for name in WHOLE},
             trace=tuple(self.records("trace", Round)),
             hospitals=tuple(self.hospital(one) for one in self.listed(self.table, "hospitals")),
             refusals=tuple(self.records("refusals", Refusal)),

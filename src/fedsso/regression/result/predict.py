@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .regression import Regression
 
 
+EXACT = 2**53
+"""Up to here a float is every whole number."""
+
+
 class Predictions(NamedTuple):
     """One number for each patient [n]. NaN where a gap leaves the patient out."""
 
@@ -97,10 +101,18 @@ def _texts(cells: Iterable[Any]) -> list[str]:
     return [cell_text(cell) for cell in cells]
 
 
+def _number_text(value: float) -> str:
+    """A number in full; a whole one without a point, as people write codes."""
+    if math.isnan(value):
+        return ""
+    is_short = value.is_integer() and abs(value) < EXACT
+    return str(int(value)) if is_short else repr(value)
+
+
 def cell_text(cell: Any) -> str:
     """A cell as text from which the same number can be read; a gap is empty.
 
-    >>> cell_text(0.1), cell_text(3), cell_text(True), cell_text(float("nan"))
+    >>> cell_text(0.1), cell_text(3.0), cell_text(True), cell_text(float("nan"))
     ('0.1', '3', 'yes', '')
     """
     if cell is None:
@@ -108,8 +120,7 @@ def cell_text(cell: Any) -> str:
     if isinstance(cell, bool | np.bool_):
         return "yes" if cell else "no"
     if isinstance(cell, float | np.floating):
-        value = float(cell)
-        return "" if math.isnan(value) else repr(value)
+        return _number_text(float(cell))
     text = str(cell).strip()
     # Data frames have gaps of their own for texts and dates.
     return "" if text in ("<NA>", "NaT") else text

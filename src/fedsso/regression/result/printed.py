@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..design import INTERCEPT
 from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
+from ..schema import CATEGORY, YESNO
 
 if TYPE_CHECKING:
     from ..records import Assessment
@@ -156,6 +157,7 @@ def summary_text(result: Regression, level: float) -> str:
         "\n".join(_rows_used(result)),
         "",
         *_coefficients(result, level),
+        *references(result),
         "",
         *fit_lines(result),
         "",
@@ -194,6 +196,16 @@ def _coefficients(result: Regression, level: float) -> list[str]:
     return aligned(lines, 2)
 
 
+def references(result: Regression) -> list[str]:
+    """With what the levels are compared, in a line; none where there are no levels."""
+    used = {term.column for term in result.fit.terms if term.level}
+    found = []
+    for column in result.schema.columns:
+        if column.name in used and column.type in (CATEGORY, YESNO):
+            found.append(f"{column.name}: {column.baseline}")
+    return [f"Reference levels: {', '.join(found)}"] if found else []
+
+
 def fit_lines(result: Regression) -> list[str]:
     """Log-likelihood, deviance, AIC; which errors these are; rounds and bytes."""
     fit = result.fit
@@ -214,7 +226,9 @@ def fit_lines(result: Regression) -> list[str]:
     ended = "Converged" if fit.converged else "NOT CONVERGED"
     up = size_text(fit.bytes_up)
     down = size_text(fit.bytes_down)
-    told.append(f"{ended} after {fit.rounds} rounds; {up} up and {down} down, all hospitals together")
+    told.append(
+        f"{ended} after {fit.rounds} rounds; {up} up and {down} down, all hospitals together"
+    )
     return told
 
 
@@ -222,7 +236,7 @@ def _hospitals(result: Regression) -> list[str]:
     """The table of the hospitals."""
     names = result.measures()
     lines = [["hospital", "rows", "dropped", *names.values()]]
-    for one in result.fit.hospitals:
+    for one in result.assessments:
         lines.append(hospital_cells(one, list(names)))
     return aligned(lines, 1)
 
@@ -234,8 +248,10 @@ def hospital_cells(one: Assessment, names: Sequence[str]) -> list[str]:
         value = getattr(one, name)
         if name == "events":
             text = f"{value:,.0f}" if isfinite(value) else BLANK
+        elif name in ("observed", "expected") and value == round(value, 1):
+            text = f"{value:,.10g}"
         elif name in ("observed", "expected", "rmse"):
-            text = figures(value, 5)
+            text = f"{value:,.{decimals(value)}f}" if isfinite(value) else BLANK
         else:
             text = rounded(value, 3)
         found.append(text)

@@ -7,6 +7,7 @@ and `report.regression` into a page.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, inf, isfinite, nan
@@ -19,10 +20,11 @@ from .. import schema as schemas
 from ..design import INTERCEPT
 from ..families import Family, named
 from ..inference import coefficients, degrees, quantile
-from .predict import Predictions, predicted, table_of
-from .printed import csv_text, html_table, latex_table, summary_text
+from ..outcome import COX
 from ..questions import Array
 from ..records import Assessment, Fit
+from .predict import Predictions, predicted, table_of
+from .printed import csv_text, html_table, latex_table, summary_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +74,18 @@ class Regression:
 
     Attributes:
         fit: All numbers. They are sums over hospitals: nothing in them is of a single row.
+
+    >>> import fedsso
+    >>> import pandas as pd
+    >>> north = pd.DataFrame({"dose": range(20), "days": [3 + 2 * d + d % 3 for d in range(20)]})
+    >>> south = pd.DataFrame({"dose": range(15), "days": [5 + 2 * d - d % 2 for d in range(15)]})
+    >>> result = fedsso.glm({"north": north, "south": south}, "gaussian", "days")
+    >>> result.hospitals()["rows"].tolist()
+    [20, 15]
+    >>> result.predict(pd.DataFrame({"dose": [4.5]})).round(1)["prediction"].tolist()
+    [13.2]
+    >>> print(result.to_csv().splitlines()[0])
+    term,unit,estimate,std_error,t,p,low,high
     """
 
     fit: Fit
@@ -96,8 +110,7 @@ class Regression:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the results should know, hospitals that refused among it."""
-        refused = [f"{one.hospital} is not in the fit: {one.reason}" for one in self.fit.refusals]
-        return (*refused, *self.fit.notes)
+        return self.fit.notes
 
     @property
     def covariance(self) -> Array:
@@ -148,9 +161,17 @@ class Regression:
         for name, title in MEASURES.items():
             if any(isfinite(getattr(one, name)) for one in self.fit.hospitals):
                 found[name] = title
-        if all(one.events == one.observed for one in self.fit.hospitals):
-            found.pop("events", None)  # they are the observed outcomes
+        if self.family.name == COX:
+            # Every hospital has a baseline of its own, by which both are the events.
+            del found["observed"], found["expected"]
+        elif all(one.events == one.observed for one in self.fit.hospitals):
+            del found["events"]  # they are the observed outcomes
         return found
+
+    @cached_property
+    def assessments(self) -> tuple[Assessment, ...]:
+        """What is known of every hospital, in the order of their names: 9 comes before 10."""
+        return tuple(sorted(self.fit.hospitals, key=lambda one: _order(one.hospital)))
 
     def hospitals(self) -> pd.DataFrame:
         """How well the model predicts in every hospital, as a data frame.
@@ -163,11 +184,8 @@ class Regression:
         import pandas as pd
 
         names = ["hospital", "rows", "dropped", *self.measures()]
-        lines = [self._line(one, names) for one in self.fit.hospitals]
+        lines = [_line(one, names) for one in self.assessments]
         return pd.DataFrame(lines, columns=names)
-
-    def _line(self, one: Assessment, names: list[str]) -> list[Any]:
-        return [getattr(one, name) for name in names]
 
     # ---- text and files ----
 
@@ -205,7 +223,7 @@ class Regression:
         Numbers are drawn for a step of one standard deviation, which the label names, since a
         single year or milligram would be too small to see.
         """
-        from ...report.forest import plot
+        from ...report.regression import plot
 
         plot(path, self, checked_level(level), title)
 
@@ -214,7 +232,7 @@ class Regression:
         many = len(self.fit.hospitals)
         return (
             f"Regression({self.fit.family}, {self.schema.outcome} ~ {explained or 1}, {many} "
-            f"hospitals, {self.fit.rows} rows, {self.fit.rounds} rounds)"
+            f"hospitals, {self.fit.rows} rows)"
         )
 
     def __str__(self) -> str:
@@ -258,6 +276,21 @@ def checked_level(level: float) -> float:
     if not 0 < value < 1:
         raise InputError(f"level must lie between 0 and 1, such as 0.95, got level={level}")
     return value
+
+
+def _line(one: Assessment, names: list[str]) -> list[Any]:
+    """These values of a hospital."""
+    return [getattr(one, name) for name in names]
+
+
+def _order(name: str) -> list[tuple[int, str]]:
+    """What names are sorted by: numbers within them count as numbers.
+
+    >>> sorted(["site 10", "site 9"], key=_order)
+    ['site 9', 'site 10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _exp(value: float) -> float:

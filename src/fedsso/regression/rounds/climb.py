@@ -37,8 +37,13 @@ FAR = 20.0
 """So many Newton steps ahead the server looks whether the log-likelihood still rises."""
 MOVES = 0.3
 """It does so if a Newton step would change some row's linear predictor by about this."""
-SETTLED = 1e-3
-"""At the end a Newton step must change it by less than this."""
+LARGE = 30.0
+"""A model that differs so much between rows is tried at a multiple of itself."""
+MULTIPLE = 1e4
+SURE = 1e-4
+"""Standard errors. If a Newton step from so near still changes it, the estimate is infinite."""
+ROUNDING = 1e-12
+"""Differences of the log-likelihood below this share of it are rounding."""
 USELESS = 1e-2
 """Standard errors. A fit that ends farther from the maximum than this is an error."""
 LOWEST = 1e-20
@@ -118,6 +123,7 @@ class Climb:
         self.progress = progress
         self.rows = round(talk.sum("rows"))
         self.saturated = talk.sum("saturated")
+        self.large = LARGE  # a model of this size is looked at next
         self._start(null.look)
 
     def _start(self, look: Look) -> None:
@@ -149,6 +155,7 @@ class Climb:
                 with suppress(np.linalg.LinAlgError):  # then B goes on as it is
                     self._start(look)
             self._check_rest()
+            self._check_large()
             shrinks = min(1.0, self.distance / before) if before else 1.0
             idle = idle + 1 if self.distance > best / 2 and best < USELESS else 0
             best = min(best, self.distance)
@@ -179,9 +186,8 @@ class Climb:
         last = self.trace[-1]._replace(distance=distance)
         self.trace[-1] = last
         converged = distance <= self.goal.tolerance
-        ahead = self._flattest(look)
-        if converged and self._moved(ahead) > SETTLED:
-            raise self._infinite(ahead)
+        if converged and self._may_be_infinite(look) and distance <= SURE:
+            raise self._infinite(self._flattest(look))
         if converged or (idle >= PATIENCE and distance < USELESS):
             return End(look, distance, converged)
         return None
@@ -209,7 +215,8 @@ class Climb:
         b[self.free] += ahead * FAR / max(moved, 1.0)
         far = self.talk.look(b, information=False)
         self._tell(far, kept=False, information=False)
-        if math.isfinite(far.loglik) and far.loglik >= look.loglik:
+        least = look.loglik - ROUNDING * abs(look.loglik)
+        if math.isfinite(far.loglik) and far.loglik >= least:
             raise self._infinite(ahead)
         return True
 
@@ -247,6 +254,19 @@ class Climb:
                 "the columns explain the outcome completely, so there are no standard errors; "
                 "see whether one of them was computed from the outcome"
             )
+
+    def _check_large(self) -> None:
+        """Raise an InputError if a large model, multiplied many times, is more likely still."""
+        slopes = self.base[self.free] + self.change @ self.ascent.u
+        if self._moved(slopes) < self.large:
+            return
+        self.large *= 4
+        b = np.zeros_like(self.base)
+        b[self.free] = MULTIPLE * slopes
+        far = self.talk.look(b, information=False)
+        self._tell(far, kept=False, information=False)
+        if math.isfinite(far.loglik) and -far.loglik / self.null.dispersion <= self.ascent.f:
+            raise self._infinite(slopes)
 
     def _endless(self) -> InputError:
         """The error of a fit that does not come to an end."""

@@ -7,12 +7,16 @@ own       the server's: the information that it was last told is the identity; u
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..design import Term
 from ..questions import Answer, Array
+
+CONSTANT = 1e-12
+"""A column whose deviation is a smaller share of its mean is constant."""
+Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Moments(NamedTuple):
@@ -20,6 +24,12 @@ class Moments(NamedTuple):
 
     mean: Array
     deviation: Array
+
+    @property
+    def constant(self) -> Mask:
+        """Which columns are the same in all rows, but for rounding, [p]."""
+        same: Mask = self.deviation <= CONSTANT * np.abs(self.mean)
+        return same
 
 
 def moments(answers: list[Answer]) -> Moments:
@@ -41,7 +51,7 @@ def common_scale(
 
     Without an intercept nothing is subtracted (centred=False), since that would change the model.
     """
-    scaled = np.array([term.scaled for term in terms]) & (held.deviation > 0)
+    scaled = np.array([term.scaled for term in terms]) & ~held.constant
     mean = np.where(scaled & centred, held.mean, 0.0)
     return Moments(mean, np.where(scaled, held.deviation, 1.0))
 

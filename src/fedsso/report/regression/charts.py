@@ -41,6 +41,7 @@ class Curve(NamedTuple):
 
     name: str
     points: Sequence[Point]
+    joined: bool = True
 
 
 class Scale(NamedTuple):
@@ -58,22 +59,28 @@ class Scale(NamedTuple):
         return (value - self.low) / (self.high - self.low)
 
 
-def calibration(hospitals: Sequence[Assessment], what: str) -> str:
-    """Observed against expected outcome, in groups of similar prediction; "" if there are none."""
+def calibration(hospitals: Sequence[Assessment], what: str, lines: bool = True) -> str:
+    """Observed against expected outcome, in groups of similar prediction; "" if there are none.
+
+    Without `lines` the points are not joined: events of survival data depend on the time at risk.
+    """
     curves = []
     for one in hospitals:
         points = []
-        for group in one.calibration:
+        for group in sorted(one.calibration, key=lambda group: group.expected):
             told = (
                 f"{one.hospital}: {group.rows} rows, expected {group.expected:.3g}, observed "
                 f"{group.observed:.3g}"
             )
             points.append(Point(group.expected, group.observed, told))
-        curves.append(Curve(one.hospital, points))
+        curves.append(Curve(one.hospital, points, lines))
     values = [value for curve in curves for point in curve.points for value in point[:2]]
     if not values:
         return ""
-    scale = linear(min(0.0, *values), max(values))
+    low = min(values)
+    high = max(values)
+    # Counts and shares begin at 0; a temperature would be a dot in a corner then.
+    scale = linear(0.0 if 0 <= low < high / 2 else low, high)
     title = f"Calibration: observed against expected {what}, hospital by hospital"
     return drawing(title, curves, (scale, scale), (f"expected {what}", f"observed {what}"), True)
 
@@ -105,10 +112,10 @@ def convergence(trace: Sequence[Round], what: str, value: Callable[[Round], floa
         height = value(one)
         if isfinite(height) and height > 0:
             points.append(Point(one.round, height, f"round {one.round}: {height:.3g}"))
+    top = max((point.y for point in points), default=0.0)
+    points = [point for point in points if point.y >= SPAN * top]
     if len(points) < 2:
         return ""
-    top = max(point.y for point in points)
-    points = [point for point in points if point.y >= SPAN * top]
     rounds = Scale(trace[0].round, trace[-1].round, _whole_ticks(trace[0].round, trace[-1].round))
     heights = logarithmic(min(point.y for point in points), top)
     curve = Curve(what, points)
@@ -192,7 +199,9 @@ def _path(points: Sequence[Point], across: Scale, up: Scale) -> str:
 
 def _curve(curve: Curve, style: str, across: Scale, up: Scale) -> str:
     """A line, and a circle for each point that tells something."""
-    parts = [f'<g class="{style}"><polyline points="{_path(curve.points, across, up)}"/>']
+    parts = [f'<g class="{style}">']
+    if curve.joined:
+        parts.append(f'<polyline points="{_path(curve.points, across, up)}"/>')
     for point in curve.points:
         if point.told:
             place = f'cx="{_x(point.x, across):.1f}" cy="{_y(point.y, up):.1f}"'

@@ -8,11 +8,12 @@ which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, floor, isfinite, log, log10
+from math import exp, floor, isclose, isfinite, log, log10
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...regression.design import INTERCEPT
+from ...regression.result.printed import figures
 from ...regression.schema import CATEGORY, YESNO
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ROUND = (1, 2, 5, 10)
 """The first figures of a round number."""
+NEAR = (0.2, 2.0)
+"""Deviations of which one unit is near enough."""
 REACH = 4
 """How many typical half-intervals the axis reaches beyond the estimates, at most."""
 TICKS = 7
@@ -40,6 +43,18 @@ class Step(NamedTuple):
     high: float
 
 
+def shown(value: float, ratios: bool) -> str:
+    """A number of a forest plot: a ratio with two decimals, where there are ratios.
+
+    >>> shown(0.0, True), shown(-7.0, True), shown(0.0123, False)
+    ('1.00', '0.000912', '0.0123')
+    """
+    if not ratios:
+        return figures(value, 3)
+    ratio = exp(min(value, 700.0))
+    return f"{ratio:.2f}" if 0.095 <= ratio < 1000 else figures(ratio, 3)
+
+
 class Axis(NamedTuple):
     """The horizontal axis of a forest plot, on the scale of the linear predictor."""
 
@@ -56,14 +71,26 @@ class Axis(NamedTuple):
 def steps(result: Regression, level: float) -> list[Step]:
     """The lines of a forest plot: all terms but the intercept, and those without an error."""
     found = []
-    deviations = result.fit.deviation.tolist()
-    for term, row, deviation in zip(result.fit.terms, result.rows(level), deviations, strict=True):
+    fit = result.fit
+    moments = zip(fit.mean.tolist(), fit.deviation.tolist(), strict=True)
+    for term, row, (mean, deviation) in zip(fit.terms, result.rows(level), moments, strict=True):
         if term.name == INTERCEPT or not isfinite(row.std_error):
             continue
-        size = round_step(deviation) if term.scaled else 1.0
+        size = _size(mean, deviation) if term.scaled else 1.0
         detail = _detail(term, result.schema, size)
         found.append(Step(term.name, detail, row.estimate * size, row.low * size, row.high * size))
     return found
+
+
+def _size(mean: float, deviation: float) -> float:
+    """How many units a step has: one, unless the deviation is much more or much less.
+
+    A column of nothing but 0 and 1, and no other between 0 and 1, has the variance m (1 - m): half
+    of such a step would mean nothing.
+    """
+    only_codes = isclose(deviation**2, mean * (1 - mean), rel_tol=1e-6)
+    is_near = NEAR[0] <= deviation <= NEAR[1]
+    return 1.0 if only_codes or is_near else round_step(deviation)
 
 
 def round_step(deviation: float) -> float:
@@ -84,10 +111,8 @@ def _detail(term: Term, schema: Schema, size: float) -> str:
     column = next((one for one in schema.columns if one.name == term.column), None)
     if column is None or term.level == "missing":
         return ""
-    if column.type == CATEGORY:
-        return f"vs {column.reference or column.levels[0]}"
-    if column.type == YESNO:
-        return f"vs {column.levels[0] if column.levels else 'no'}"
+    if column.type in (CATEGORY, YESNO):
+        return f"vs {column.baseline}"
     unit = f" {term.unit}" if term.unit else ""
     return f"per {size:g}{unit}"
 
@@ -121,11 +146,11 @@ def _ratio_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
                     found.append((log(ratio), f"{ratio:g}"))
         if len(found) <= TICKS:
             break
-    if len(found) > 2:
+    if len(found) > 3:
         return tuple(found)
-    # A range too narrow for the round ones.
-    inner = [exp(place) for place, _ in _plain_ticks(low, high)]
-    return tuple((log(ratio), f"{ratio:.3g}") for ratio in inner)
+    # The range is narrow: ratios at even steps.
+    even = _plain_ticks(exp(low), exp(high))
+    return tuple((log(ratio), text) for ratio, text in even if ratio > 0)
 
 
 def _plain_ticks(low: float, high: float) -> tuple[tuple[float, str], ...]:
