@@ -352,7 +352,7 @@ def make_schema(
     if out is not None and out.exists():
         raise InputError(f"{out} is there already; give --out another name, or remove it")
     schema, notes = infer(
-        read_table(table),
+        read_table(table, outcome),
         outcome,
         time=time,
         weights=weights,

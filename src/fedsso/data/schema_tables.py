@@ -102,7 +102,7 @@ def schema_pool(
 
 def _part(path: Path, schema: Schema) -> tuple[_Part, list[str]]:
     """The rows of a file without a gap that drops them, and a note if some were dropped."""
-    table = read_table(path)
+    table = read_table(path, schema.outcome)
     x = explanatory(table, schema, GAUSSIAN)
     outcomes = cells_of(table, schema.outcome).texts
     kept = []

@@ -82,15 +82,19 @@ class Design(NamedTuple):
 # ---- reading a table ----
 
 
-def read_table(path: PathLike) -> Table:
+def read_table(path: PathLike, column: str = "") -> Table:
     """Read a CSV file in UTF-8, separated by commas or semicolons. The first line has the names.
+
+    Args:
+        path: The file, which may be packed.
+        column: A name that the table should have. It helps where names have commas in them.
 
     Raises:
         InputError: The file cannot be read, is empty, or a row has more or fewer cells than the
             header.
     """
     place = user_path("table", path)
-    header, records = open_table(place)
+    header, records = open_table(place, column)
     width = len(header.cells)
     most = limits()
     rows: list[list[str]] = []
