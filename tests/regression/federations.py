@@ -12,9 +12,11 @@ import pandas as pd
 from fedsso.errors import InputError
 from fedsso.regression import schema as schemas
 from fedsso.regression.design import Table
+from fedsso.regression.fit import fit
 from fedsso.regression.hospital import Hospital
 from fedsso.regression.limits import Limits
 from fedsso.regression.questions import Answer, Ask, Question, Refusal
+from fedsso.regression.records import Fit
 from fedsso.regression.schema import Column, Schema
 
 OPEN = Limits(min_rows=1, min_events=0, min_cell=3, max_share=1e9)
@@ -71,6 +73,12 @@ def asking(room: Mapping[str, Hospital]) -> Ask:
 def toml(study: Study, **changes: object) -> str:
     """The study's schema as text, perhaps changed."""
     return schemas.write(replace(study.schema, **changes))  # type: ignore[arg-type]
+
+
+def fitted(study: Study, **options: object) -> Fit:
+    """The fit over the study's hospitals."""
+    ask = asking(hospitals(study))
+    return fit(ask, toml(study), study.family, **options)  # type: ignore[arg-type]
 
 
 def numbers(*names: str) -> tuple[Column, ...]:
@@ -152,7 +160,10 @@ def lung(family: str = "cox efron") -> Study:
     return Study(frame.reset_index(drop=True), where.reset_index(drop=True), schema, family)
 
 
-HEART = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()
+HEART = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+    *("slope", "ca", "thal", "num"),
+)
 
 
 def heart(folder: str) -> Study:

@@ -1,6 +1,6 @@
 """Cox's proportional hazards, with a baseline hazard of its own in every hospital.
 
-A stratum's partial likelihood needs no row of another one, so that over hospitals it adds up exactly.
+A stratum's partial likelihood needs no row of another one, so that it adds up over hospitals.
 
 =========  =========================================================================================
 r          w exp(eta), the risk of a row, [n]
@@ -29,7 +29,7 @@ import numpy as np
 from ..errors import InputError
 from .design import Design
 from .families import Family
-from .questions import Array
+from .questions import Array, Places
 
 TIES = ("efron", "breslow")
 
@@ -40,15 +40,15 @@ class Deaths(NamedTuple):
     Risks are held as logarithms, so that no model makes them overflow.
     """
 
-    order: Array
+    order: Places
     """The rows in use [n], by increasing time."""
-    group: Array
+    group: Places
     """The time of each such row, as a number from 0 [n]."""
     groups: int
     """How many different times there are."""
     risk: Array
     """log r of each row in use [n]."""
-    at: Array
+    at: Places
     """The time of each event [k]."""
     f: Array
     """[k]"""
@@ -117,7 +117,8 @@ class Cox(Family):
         part = deaths.dying[:, None]
         z = (at_risk - part * dying[own]) / (1 - part)
         expected = self.expected(design, eta)
-        return (expected[:, None] * x).T @ x - (deaths.omega[:, None] * z).T @ z
+        whole: Array = (expected[:, None] * x).T @ x - (deaths.omega[:, None] * z).T @ z
+        return whole
 
     def expected(self, design: Design, eta: Array) -> Array:
         """The number of events that the model expects of each row, [n], by Breslow's baseline."""
@@ -158,7 +159,7 @@ def _deaths(design: Design, eta: Array, ties: str) -> Deaths:
     used = np.flatnonzero(design.weights > 0)
     order = used[np.argsort(design.time[used], kind="stable")]
     time = design.time[order]
-    group = np.cumsum(np.diff(time, prepend=time[:1]) > 0)
+    group: Places = np.cumsum(np.diff(time, prepend=time[:1]) > 0, dtype=np.int64)
     groups = int(group[-1]) + 1 if len(group) else 0
     weights = design.weights[order]
     risk = np.log(weights) + eta[order]
@@ -193,7 +194,7 @@ def _scattered(logs: Array, deaths: Deaths) -> Array:
     return sums
 
 
-def _log_sums(logs: Array, group: Array) -> Array:
+def _log_sums(logs: Array, group: Places) -> Array:
     """For each row, the logarithm of the sum of exp(logs) over its group."""
     if not len(logs):
         return logs
@@ -202,7 +203,7 @@ def _log_sums(logs: Array, group: Array) -> Array:
     return sums[np.searchsorted(group[first], group)]
 
 
-def _by_group(values: Array, group: Array) -> Array:
+def _by_group(values: Array, group: Places) -> Array:
     """The sums of the rows of each group; rows of one group are neighbours."""
     if not len(values):
         return values

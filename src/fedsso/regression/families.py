@@ -1,4 +1,4 @@
-"""The families of regressions: what the log-likelihood of a hospital's rows is, and its derivatives.
+"""The families of regressions: the log-likelihood of a hospital's rows, and its derivatives.
 
 =========  =========================================================================================
 x          the design on the common scale, [n, p]
@@ -149,12 +149,14 @@ class Binomial(Linear):
     def mean(self, eta: Array) -> Array:
         """The probability."""
         small = np.exp(-np.abs(eta))
-        return np.where(eta >= 0, 1.0, small) / (1 + small)
+        share: Array = np.where(eta >= 0, 1.0, small) / (1 + small)
+        return share
 
     def variance(self, eta: Array) -> Array:
         """mu (1 - mu), without cancellation."""
         small = np.exp(-np.abs(eta))
-        return small / (1 + small) ** 2
+        product: Array = small / (1 + small) ** 2
+        return product
 
     def start(self, outcome: float, exposure: float) -> tuple[float, float]:
         """The logit of the share of events."""
@@ -282,6 +284,11 @@ def named(text: str) -> Family:
             raise unknown("treatment of ties", ties, TIES)
         return Cox(ties)
     if name not in plain or setting:
-        also = {"logistic": "binomial", "logit": "binomial", "linear": "gaussian", "ols": "gaussian"}
+        also = {
+            "logistic": "binomial",
+            "logit": "binomial",
+            "linear": "gaussian",
+            "ols": "gaussian",
+        }
         raise unknown("family", text, [*plain, Cox.name], also={**also, "survival": "cox"})
     return plain[name]()

@@ -15,13 +15,13 @@ import numpy as np
 from ..errors import InputError, integer, number
 from . import schema as schemas
 from .assess import assessment
-from .rounds.climb import Climb, End, Free, Goal, Null, Progress
 from .design import Term
 from .design import terms as terms_of
 from .families import Family, named
 from .inference import COLLINEAR, dependent, invert, involved, sandwich
 from .questions import Answer, Array, Ask, Refusal
 from .records import Assessment, Fit, Round
+from .rounds.climb import Climb, End, Free, Goal, Null, Progress
 from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table
 from .rounds.talk import Look, Lost, Talk
 
@@ -184,11 +184,7 @@ def _free(
     common: Moments,
 ) -> Free:
     """The coefficients to fit: all but those of levels that no hospital has."""
-    kept = [
-        place
-        for place, term in enumerate(terms)
-        if not term.level or held.mean[place] != 0
-    ]
+    kept = [place for place, term in enumerate(terms) if not term.level or held.mean[place] != 0]
     places = np.array(kept)
     spread = held.deviation / common.deviation
     unit = np.array([term.level != "" or not term.column for term in terms])
@@ -281,7 +277,9 @@ def _dispersion(job: _Job, look: Look, p: int) -> float:
 def _clustered(second: Array, parts: Array) -> Array:
     """The covariance clustered by hospital, on the common scale."""
     if len(parts) < 2:
-        raise InputError("errors clustered by hospital need at least 2 hospitals; leave out cluster")
+        raise InputError(
+            "errors clustered by hospital need at least 2 hospitals; leave out cluster"
+        )
     return sandwich(second, parts)
 
 

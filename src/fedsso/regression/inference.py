@@ -28,8 +28,9 @@ COLLINEAR = 1e-10
 NAMED = 0.1
 """A column is named in a message if it has this share of the largest part in a direction."""
 FRACTION_STEPS = 500
-"""Of the continued fraction at most; it ends where a step changes its value by less than the next."""
+"""Of the continued fraction at most."""
 FRACTION_END = 1e-15
+"""It ends where a step changes its value by a smaller share."""
 
 
 class Coefficient(NamedTuple):
@@ -87,7 +88,8 @@ def invert(H: Array) -> Array:
     """The inverse of a positive definite matrix, scaled to unit diagonal on the way."""
     size = np.sqrt(H.diagonal())
     inverse = np.linalg.inv(H / np.outer(size, size))
-    return (inverse + inverse.T) / 2 / np.outer(size, size)
+    whole: Array = (inverse + inverse.T) / 2 / np.outer(size, size)
+    return whole
 
 
 def sandwich(H: Array, parts: Array) -> Array:

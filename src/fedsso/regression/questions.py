@@ -21,6 +21,7 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Arrays: TypeAlias = dict[str, Array]
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 DESCRIBE = "describe"
 SCORE = "score"

@@ -35,6 +35,8 @@ SHORTEST = 0.1
 """One failure shortens the step at most to this share."""
 LONGEST = 0.5
 """And at least to this one."""
+CUT = 1 - 1e-9
+"""A step of this share of r was cut by r."""
 GROWTH = 4.0
 """What r may grow by after a step that it cut and that was too short."""
 LOWEST = 1e-12
@@ -83,9 +85,11 @@ class Ascent:
         length = float(np.linalg.norm(s))
         known = math.isfinite(f) and bool(np.isfinite(g).all())
         stays = known and self._gains(s, f, g)
+        before = float(self.g @ s)
+        after = float(g @ s)
         if not stays:
-            self.r = length * (_shorter(self.g @ s, f - self.f, g @ s) if known else SHORTEST)
-        elif length >= self.r * (1 - 1e-9) and g @ s < 0.5 * (self.g @ s):
+            self.r = length * (_shorter(before, f - self.f, after) if known else SHORTEST)
+        elif length >= self.r * CUT and after < 0.5 * before:
             self.r *= GROWTH
         y = g - self.g if known else np.zeros_like(g)
         if stays:

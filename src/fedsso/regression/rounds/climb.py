@@ -19,12 +19,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ...errors import InputError
-from .ascent import Ascent
 from ..design import Term
 from ..families import Family
 from ..inference import involved
-from ..questions import Array
+from ..questions import Array, Places
 from ..records import Round
+from .ascent import Ascent
 from .talk import Look, Talk
 
 Progress: TypeAlias = Callable[[Round], None]
@@ -64,7 +64,7 @@ class Free(NamedTuple):
 
     terms: tuple[Term, ...]
     """What they belong to."""
-    places: Array
+    places: Places
     """Which of the p they are, [q]."""
     sizes: Array
     """What the columns change by from row to row, on the common scale, [q]."""
@@ -308,4 +308,5 @@ def _relative(H: Array, scale: Array) -> tuple[Array, Array]:
     """Eigenvalues of H, as seen where `scale` is the identity, and their directions [p, p]."""
     factor = np.linalg.inv(np.linalg.cholesky(scale))
     values, vectors = np.linalg.eigh(factor @ H @ factor.T)
-    return values, factor.T @ vectors
+    directions: Array = factor.T @ vectors
+    return values, directions
