@@ -20,7 +20,7 @@ import pytest
 import statsmodels.api
 from federation import MISSING, PATIENCE, REASON, ROOT, Federation, Tap, environment, left, until
 
-from fedsso.regression.result import load_model
+from fedsso import load_model
 
 APP = ROOT / "examples" / "hospitals"
 sys.path.append(str(ROOT / "tests" / "flower"))

@@ -18,11 +18,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from grid import RUN, SERVER, LocalGrid
 
+import fedsso
 from fedsso.errors import InputError
 from fedsso.regression import schema
 from fedsso.regression.design import design
-from fedsso.regression.glm import glm
-from fedsso.regression.result import load_model
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 sys.path.append(str(APP))
@@ -74,13 +73,13 @@ SIMULATED = [{"partition-id": i} for i in range(4)]
 
 def test_it_equals_the_pooled_fit_and_the_fit_in_one_process(study: dict[str, Any]) -> None:
     fitted(SIMULATED, **study)
-    found = load_model(study["out"])
+    found = fedsso.load_model(study["out"])
     x, y = clinics.pooled()
     reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
     table = found.coefficients()
     np.testing.assert_allclose(table["estimate"], reference.params, rtol=1e-6)
     np.testing.assert_allclose(table["std_error"], reference.bse, rtol=1e-6)
-    here = glm(study["files"], "binomial", schema=study["schema"])
+    here = fedsso.glm(study["files"], "binomial", schema=study["schema"])
     assert np.array_equal(here.coefficients()["estimate"], table["estimate"])
     assert found.fit.rows == len(y)
 
@@ -100,7 +99,7 @@ def test_a_bad_cell_excludes_one_clinic_and_is_in_no_message(study: dict[str, An
     clinics.write(Path(study["files"]), bad=clinics.SECRET)
     arrived: list[Message] = []
     fitted(SIMULATED, arrived, **study)
-    found = load_model(study["out"]).fit
+    found = fedsso.load_model(study["out"]).fit
     assert [one.hospital for one in found.hospitals] == ["east", "north", "south"]
     ((hospital, reason),) = found.refusals
     assert hospital == "west"
@@ -126,7 +125,7 @@ def test_a_run_that_nobody_answers_ends_with_a_sentence(
 
 def test_more_nodes_than_tables_are_told_so(study: dict[str, Any]) -> None:
     fitted([*SIMULATED, {"partition-id": 4}], **study)
-    ((_, reason),) = load_model(study["out"]).fit.refusals
+    ((_, reason),) = fedsso.load_model(study["out"]).fit.refusals
     assert "there are 4 tables" in reason
 
 
@@ -140,7 +139,7 @@ def test_a_node_with_a_folder_of_its_own_ignores_what_the_server_says(
         (Path(study["files"]) / f"{name}.csv").rename(folder / "table.csv")
         nodes.append({"data-folder": str(folder), "name": name})
     fitted(nodes, **study)
-    found = load_model(study["out"]).fit
+    found = fedsso.load_model(study["out"]).fit
     assert [(one.hospital, one.dropped) for one in found.hospitals] == [("east", 14), ("north", 11)]
 
 
@@ -209,7 +208,7 @@ def test_heart_disease_equals_the_pooled_fit(
         x.append(made.x)
         y.append(made.y)
     reference = statsmodels.api.Logit(np.concatenate(y), np.concatenate(x)).fit(disp=0)
-    found = load_model(tmp_path)
+    found = fedsso.load_model(tmp_path)
     table = found.coefficients()
     np.testing.assert_allclose(table["estimate"], reference.params, rtol=1e-6)
     np.testing.assert_allclose(table["std_error"], reference.bse, rtol=1e-6)

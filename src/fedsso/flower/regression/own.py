@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -121,18 +121,18 @@ def limits_of(given: Config) -> Limits:
     >>> limits_of({"min-rows": 50}).min_rows
     50
     """
-    found = Limits()
+    checked: dict[str, Any] = {}
     for key, value in given.items():
         if key not in LIMITS:
             raise unknown("limit", key, LIMITS)
         if key == "max-share":
-            checked: float = number(key, value)
-            if not 0 < checked <= 1:
+            share = number(key, value)
+            if not 0 < share <= 1:
                 raise InputError(f"{key} must be above 0 and at most 1, got {value!r}")
+            checked[LIMITS[key]] = share
         else:
-            checked = integer(key, value, least=1)
-        found = replace(found, **{LIMITS[key]: checked})
-    return found
+            checked[LIMITS[key]] = integer(key, value, least=1)
+    return Limits(**checked)
 
 
 def the_table(folder: Path, kinds: tuple[str, ...] = TABLES) -> Path:
