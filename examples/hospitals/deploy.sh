@@ -13,11 +13,11 @@ and the hospitals' folders lie in a temporary folder that is removed; after a fa
   --files    folder of the hospitals' tables: NAME.csv, or a folder NAME with one CSV file and, if wished, hospital.toml
              with the hospital's own limits; if not said, the four hospitals of heart disease
   --schema   the schema of these tables; `fedsso data schema TABLE --outcome COLUMN --out FILE` writes one
-  --family   binomial, gaussian, poisson, "cox efron" or "cox breslow"; binomial if not said
+  --family   binomial, gaussian, poisson, cox (with Efron's ties) or "cox breslow"; binomial if not said
   --cluster  also standard errors clustered by hospital
   --nodes    hospitals of heart disease, 1 to 4: Cleveland, Hungary, Switzerland, Long Beach; 4 if not said
   --data     folder of processed.NAME.data; if not said $FEDSSO_DATA, else where `fedsso data get heart` puts them
-  --out      folder for the saved model, the table of coefficients and the summary; ./out if not said
+  --out      folder for the saved model, the table of coefficients and the report; ./out if not said
 TEXT
 }
 

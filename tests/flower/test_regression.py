@@ -286,11 +286,25 @@ def test_a_hospital_answers_for_the_schema_that_it_agreed_to(tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("limit", ["min-rows = 91", "min-events = 80", "max-share = 0.01"])
+@pytest.mark.parametrize(
+    "limit", ["min-rows = 91", "min-events = 80", "min-level = 60", "max-share = 0.01"]
+)
 def test_a_hospital_refuses_by_its_own_limits(tmp_path: Path, limit: str) -> None:
     found = described(clinic(tmp_path, "east", f"[limits]\n{limit}"))
     assert isinstance(found, Refusal)
     assert "this hospital's limit" in found.reason
+
+
+def test_weights_cannot_single_out_rows(tmp_path: Path) -> None:
+    """A server could else name a column of zeros and ones as weights, and ask for a few rows."""
+    config = clinic(tmp_path, "east")
+    path = Path(config["data-folder"]) / "table.csv"
+    header, *rows = path.read_text().splitlines()
+    counted = [f"{row},{int(i < 5)}" for i, row in enumerate(rows)]
+    path.write_text("\n".join([f"{header},few", *counted]))
+    found = described(config, f'weights = "few"\n{clinics.SCHEMA}')
+    assert isinstance(found, Refusal)
+    assert "not weights above 0" in found.reason
 
 
 def test_a_bad_cell_is_told_by_column_and_count(tmp_path: Path) -> None:

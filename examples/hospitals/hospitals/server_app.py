@@ -38,7 +38,9 @@ def main(grid: Grid, context: Context) -> None:
         print(found.summary())
         print(told(nodes))
         if config["out"]:
-            found.save(Path(str(config["out"])))
+            folder = Path(str(config["out"]))
+            found.save(folder)
+            found.report(folder / "report.html")
     except InputError as error:
         log.error("there is no result: %s", error)
         raise

@@ -129,6 +129,14 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
             f"{p} coefficients for {rows} rows",
             f"more than {limits.max_share:g} coefficients for each row, this hospital's limit",
         )
+    for term, column in zip(design.terms, design.x.T, strict=True):
+        count = int(column.sum()) if term.level else 0
+        if 0 < count < limits.min_level:
+            raise _refusal(
+                f"{count} rows have {term.name}",
+                f"fewer than {limits.min_level} rows with a level of column {term.column!r}, this "
+                "hospital's limit",
+            )
     if family.name not in ("binomial", "cox"):
         return
     events = int((design.y > 0).sum())
