@@ -63,9 +63,7 @@ class Problem:
 
     def _intercept(self) -> float:
         """Of the null model."""
-        answers = [
-            hospital.answer(self._question("describe", np.zeros(0))) for hospital in self.room
-        ]
+        answers = [hospital.answer(self._question("describe", np.zeros(0))) for hospital in self.room]
         sums = [sum(one.arrays[name][0] for one in answers) for name in ("outcome", "exposure")]
         return self.family.start(*sums)[0]
 

@@ -115,6 +115,23 @@ def test_a_hospital_starts_a_process_for_each_message_and_no_torch(done: Done) -
     assert " pandas\n" not in imported
 
 
+def test_a_clinic_that_is_killed_in_the_middle_is_left_out(done: Done, tmp_path: Path) -> None:
+    log = []
+    schema = str(done.federation.home / "schema.toml")
+    with done.federation.run(schema=schema, min_nodes=4, out=str(tmp_path)) as run:
+        for line in run.stdout or ():
+            log.append(line)
+            if "round 2:" in line and "south" in done.federation.processes:
+                done.federation.kill("south")
+    assert done.federation.ended()[0] == "finished:completed", "".join(log)
+    found = load_model(tmp_path)
+    assert [one.hospital for one in found.fit.hospitals] == ["east", "north"]
+    assert {one.hospital for one in found.fit.refusals} == {"south", "west"}
+    x, y = clinics.pooled(("east", "north"))
+    reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
+    np.testing.assert_allclose(found.coefficients()["estimate"], reference.params, rtol=1e-6)
+
+
 def script(home: Path, out: Path, *options: str) -> list[str]:
     home.mkdir()
     return [str(APP / "deploy.sh"), "--out", str(out), *options]

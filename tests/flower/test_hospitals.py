@@ -16,7 +16,7 @@ import pytest
 import statsmodels.api
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from grid import RUN, SERVER, LocalGrid
+from grid import FIRST_NODE, RUN, SERVER, LocalGrid, Tamper
 
 import fedsso
 from fedsso.errors import InputError
@@ -36,21 +36,18 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def fitted(
-    nodes: list[dict[str, Any]], arrived: list[Message] | None = None, **config: Any
-) -> None:
-    """Run the app with nodes in this process. `arrived` gets all that the server is sent."""
-
-    def note(reply: Message) -> Message:
-        if arrived is not None:
-            arrived.append(reply)
-        return reply
-
+def fitted(nodes: list[dict[str, Any]], tamper: Tamper | None = None, **config: Any) -> None:
+    """Run the app with nodes in this process. `tamper` sees all that the server is sent."""
     run_config = CONFIG | {name.replace("_", "-"): value for name, value in config.items()}
-    grid = LocalGrid(client.app, nodes, note)
+    grid = LocalGrid(client.app, nodes, tamper)
     for context in grid.contexts.values():
         context.run_config = run_config
     server.app(grid, Context(RUN, SERVER, {}, RecordDict(), run_config))
+
+
+def kept(arrived: list[Message]) -> Tamper:
+    """Keeps all replies in a list."""
+    return lambda reply: arrived.append(reply) or reply
 
 
 @pytest.fixture
@@ -88,7 +85,7 @@ def test_it_says_how_many_messages_there_were(
     study: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrived: list[Message] = []
-    fitted(SIMULATED, arrived, **study)
+    fitted(SIMULATED, kept(arrived), **study)
     told = capsys.readouterr().out
     assert f"messages to each hospital: {len(arrived) // 4} (1 describe, " in told
     assert ", 1 assess)" in told
@@ -98,7 +95,7 @@ def test_it_says_how_many_messages_there_were(
 def test_a_bad_cell_excludes_one_clinic_and_is_in_no_message(study: dict[str, Any]) -> None:
     clinics.write(Path(study["files"]), bad=clinics.SECRET)
     arrived: list[Message] = []
-    fitted(SIMULATED, arrived, **study)
+    fitted(SIMULATED, kept(arrived), **study)
     found = fedsso.load_model(study["out"]).fit
     assert [one.hospital for one in found.hospitals] == ["east", "north", "south"]
     ((hospital, reason),) = found.refusals
@@ -106,8 +103,8 @@ def test_a_bad_cell_excludes_one_clinic_and_is_in_no_message(study: dict[str, An
     assert "'age'" in reason
     sent = b"".join(message_to_proto(reply).SerializeToString() for reply in arrived)
     assert b"'age'" in sent
-    kept = b"".join(path.read_bytes() for path in Path(study["out"]).rglob("*.*"))
-    for text in (sent, kept):
+    written = b"".join(path.read_bytes() for path in Path(study["out"]).rglob("*.*"))
+    for text in (sent, written):
         assert b"Miller" not in text
         assert b"doctor" not in text
 
@@ -121,6 +118,25 @@ def test_a_run_that_nobody_answers_ends_with_a_sentence(
         fitted(SIMULATED, **study)
     assert "there is no result: no hospital takes part" in caplog.text
     assert not Path(study["out"]).exists()
+
+
+def test_a_clinic_that_is_gone_in_the_middle_is_left_out(study: dict[str, Any]) -> None:
+    lost = FIRST_NODE + 2
+    answers = 0
+
+    def lose(reply: Message) -> Message | None:
+        nonlocal answers
+        answers += reply.metadata.src_node_id == lost
+        return None if answers > 4 and reply.metadata.src_node_id == lost else reply
+
+    fitted(SIMULATED, lose, **study)
+    found = fedsso.load_model(study["out"])
+    assert [one.hospital for one in found.fit.hospitals] == ["east", "north", "west"]
+    assert [one.hospital for one in found.fit.refusals] == ["south"]
+    assert answers == 6  # four answers, and two that were lost
+    x, y = clinics.pooled(("east", "north", "west"))
+    reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
+    np.testing.assert_allclose(found.coefficients()["estimate"], reference.params, rtol=1e-6)
 
 
 def test_more_nodes_than_tables_are_told_so(study: dict[str, Any]) -> None:
