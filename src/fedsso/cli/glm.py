@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +119,7 @@ def glm(
         outcome,
         schema,
         hospital=hospital,
-        limits=Limits(min_rows=1, min_events=0, min_cell=1, max_share=1.0) if no_limits else None,
+        limits=Limits(min_rows=1, min_events=0, min_cell=1, max_share=inf) if no_limits else None,
         progress=_tell_round if verbose else None,
         time=time,
         weights=weights,

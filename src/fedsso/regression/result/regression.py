@@ -122,7 +122,8 @@ class Regression:
     def rows(self, level: float = 0.95) -> list[Coefficient]:
         """The table of coefficients, line by line, with intervals of this level."""
         found = []
-        for term, *numbers in coefficients(self.fit, level, robust=self.fit.robust is not None):
+        robust = self.fit.robust is not None
+        for term, *numbers in coefficients(self.fit, checked_level(level), robust=robust):
             line = Coefficient(term.name, term.unit, *numbers)
             if self.family.ratio and term.name != INTERCEPT:
                 line = line._replace(

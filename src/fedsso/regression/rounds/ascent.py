@@ -11,8 +11,8 @@ r          the longest step that is tried
 
 As in FedSSO the next model is u - B^-1 g, with a step of at most r. A round tells f and g there. If
 f has fallen enough the server stays; else it goes back, shortens r, and tries again from where it
-was. What was learned about the curvature on the way is kept in both cases: the log-likelihood is
-concave, so that every pair is true.
+was. What was learned about the curvature on the way is kept in both cases, since the log-likelihood
+is concave, unless the step went astray altogether.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ SHORTEST = 0.1
 """One failure shortens the step at most to this share."""
 LONGEST = 0.5
 """And at least to this one."""
+STRAYED = 100.0
+"""A step that lost so many times what its slope promised says nothing about where it began."""
 CUT = 1 - 1e-9
 """A step of this share of r was cut by r."""
 GROWTH = 4.0
@@ -42,6 +44,8 @@ GROWTH = 4.0
 LOWEST = 1e-12
 """Bounds of the curvature of a pair. The log-likelihood is known exactly, so they are wide."""
 PAIRS = 200
+HUGE = 1e100
+"""A log-likelihood beyond this counts as unknown: the step was far too long."""
 
 
 class Ascent:
@@ -83,15 +87,16 @@ class Ascent:
         """Learn what f and g are at `next()`. Returns whether the server stays there."""
         s = self._step()
         length = float(np.linalg.norm(s))
-        known = math.isfinite(f) and bool(np.isfinite(g).all())
+        known = abs(f) < HUGE and bool((np.abs(g) < HUGE).all())  # neither holds for NaN
         stays = known and self._gains(s, f, g)
         before = float(self.g @ s)
         after = float(g @ s)
-        if not stays:
+        if not stays and length > 0:
             self.r = length * (_shorter(before, f - self.f, after) if known else SHORTEST)
         elif length >= self.r * CUT and after < 0.5 * before:
             self.r *= GROWTH
-        y = g - self.g if known else np.zeros_like(g)
+        usable = known and f - self.f <= STRAYED * abs(before)
+        y = g - self.g if usable else np.zeros_like(g)
         if stays:
             self.u = self.u + s
             self.f = f
@@ -131,11 +136,12 @@ def _shorter(before: float, rise: float, after: float) -> float:
 
     `before` and `after` are the slopes at its ends, for the whole step; f rose by `rise`.
     """
-    bend = before + after - 2 * rise
-    middle = 3 * rise - 2 * before - after
-    root = middle**2 - 3 * bend * before
-    lower = middle + math.sqrt(root) if root > 0 else 0.0
-    share = -before / lower if lower > 0 else LONGEST
+    up = rise / -before  # in units of the slope at the beginning, which is -1 then
+    end = after / -before
+    bend = end - 1 - 2 * up
+    middle = 3 * up + 2 - end
+    lower = middle + math.sqrt(max(0.0, middle**2 + 3 * bend))
+    share = 1 / lower if lower > 0 else LONGEST
     return min(max(share, SHORTEST), LONGEST)
 
 

@@ -3,6 +3,7 @@
     1. The null model's log-likelihood, gradient and information H. The server's B is H.
     2. FedSSO's steps (`ascent.py`), one round each, until the maximum is near.
     3. H once more, from which B starts anew; then steps until the distance is below the tolerance.
+       If that takes many rounds, the same again.
     4. H at the last model, which verifies the distance with what it now knows exactly.
 
 The distance is the Newton decrement, the root of g^T H^-1 g: no coefficient, and no combination of
@@ -44,12 +45,17 @@ SURE = 1e-4
 """Standard errors. If a Newton step from so near still changes it, the estimate is infinite."""
 ROUNDING = 1e-12
 """Differences of the log-likelihood below this share of it are rounding."""
+FLATTEST = 1e-30
+"""The least share of the null model's information that a direction may have left."""
+REFRESH = 12
+"""After so many rounds without H the server asks for it again: B has become a poor guess."""
 USELESS = 1e-2
 """Standard errors. A fit that ends farther from the maximum than this is an error."""
 LOWEST = 1e-20
 """A gaussian model that leaves a smaller share of the sum of squares explains everything."""
+SLOW = 0.9
 PATIENCE = 8
-"""Rounds in which the distance is not halved, close to the maximum: it is rounding."""
+"""If the distance does not fall below SLOW in so many rounds, near the maximum, it is rounding."""
 
 
 class Goal(NamedTuple):
@@ -142,22 +148,29 @@ class Climb:
         shrinks = 1.0  # what the last round made of the distance
         best = math.inf
         idle = 0
+        since = 0  # rounds since the last H
         while len(self.trace) < self.goal.rounds:
             before = self.distance
             arrived = before <= self.goal.tolerance or idle >= PATIENCE
-            wanted = arrived or before <= near or before * shrinks <= self.goal.tolerance
+            expected = before * shrinks
+            close = before <= near or expected <= self.goal.tolerance
+            wanted = arrived or close or since >= REFRESH
+            since += 1
             look = self._judge(arrived, wanted)
             if look is not None:
+                since = 0
                 end = self._end(look, idle)
                 if end is not None:
                     return end
-                near = 0.1 * before if self._may_be_infinite(look) else 0.0
+                if before <= near:
+                    near = 0.1 * before if self._may_be_infinite(look) else 0.0
                 with suppress(np.linalg.LinAlgError):  # then B goes on as it is
                     self._start(look)
+                best = math.inf
             self._check_rest()
             self._check_large()
             shrinks = min(1.0, self.distance / before) if before else 1.0
-            idle = idle + 1 if self.distance > best / 2 and best < USELESS else 0
+            idle = idle + 1 if self.distance > SLOW * best and best < USELESS else 0
             best = min(best, self.distance)
         raise self._endless()
 
@@ -186,11 +199,12 @@ class Climb:
         last = self.trace[-1]._replace(distance=distance)
         self.trace[-1] = last
         converged = distance <= self.goal.tolerance
-        if converged and self._may_be_infinite(look) and distance <= SURE:
+        stuck = idle >= PATIENCE and distance < USELESS
+        if not (converged or stuck):
+            return None
+        if self._may_be_infinite(look) and distance <= SURE:
             raise self._infinite(self._flattest(look))
-        if converged or (idle >= PATIENCE and distance < USELESS):
-            return End(look, distance, converged)
-        return None
+        return End(look, distance, converged)
 
     def _exact(self, look: Look) -> float:
         """The distance by the information of the same model. Infinite if that is singular."""
@@ -221,11 +235,17 @@ class Climb:
         return True
 
     def _flattest(self, look: Look) -> Array:
-        """The Newton step [q] along the direction in which the information has shrunk most."""
-        values, vectors = _relative(self._second(look), self._second(self.null.look))
-        least = max(float(values[0]), np.finfo(np.float64).tiny)
+        """The Newton step [q] along the direction in which the information has shrunk most.
+
+        It leads away from the null model: whoever is on the way to infinity came from there.
+        """
+        scale = self._second(self.null.look)
+        values, vectors = _relative(self._second(look), scale)
+        least = max(float(values[0]), FLATTEST)
         direction: Array = vectors[:, 0]
-        return direction * float(direction @ look.gradient[self.free]) / least
+        way = (look.b - self.null.look.b)[self.free]
+        length = abs(float(direction @ look.gradient[self.free])) / least
+        return direction * math.copysign(length, float(direction @ scale @ way))
 
     def _moved(self, step: Array) -> float:
         """How much a step [q] changes the linear predictor of some row, about."""
@@ -279,7 +299,8 @@ class Climb:
     def _tell(self, look: Look, kept: bool, information: bool) -> None:
         """Write a round into the trace."""
         loglik = self.family.total(look.loglik, self.saturated, self.rows)
-        size = float(np.linalg.norm(look.gradient[self.free]))
+        with np.errstate(over="ignore", invalid="ignore"):
+            size = float(np.linalg.norm(look.gradient[self.free]))
         count = len(self.trace) + 1
         row = Round(count, loglik, size, self.distance, kept, information)
         self.trace.append(row)
@@ -288,7 +309,8 @@ class Climb:
 
     def _of(self, look: Look) -> tuple[float, Array]:
         """f and g of the ascent."""
-        g = -self.change.T @ look.gradient[self.free]
+        with np.errstate(over="ignore", invalid="ignore"):  # the ascent undoes such steps
+            g = -self.change.T @ look.gradient[self.free]
         return -look.loglik / self.null.dispersion, g / self.null.dispersion
 
     def _second(self, look: Look) -> Array:

@@ -114,7 +114,9 @@ class Talk:
         second = np.zeros((0, 0))
         if information:
             second = unpacked(total(answers, "information"))
-        return Look(b, loglik, parts.sum(0), parts, second)
+        with np.errstate(over="ignore", invalid="ignore"):  # after too long a step
+            gradient = parts.sum(0)
+        return Look(b, loglik, gradient, parts, second)
 
     def drop_unfit(self, b: Array) -> None:
         """Ask for the score of the null model b; who has no finite one takes no part from now on.
