@@ -18,6 +18,7 @@ is concave, unless the step went astray altogether.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -56,6 +57,7 @@ class Ascent:
         f: Minus its log-likelihood.
         g: The gradient of f, [p].
         r: The longest step at first.
+        measure: The length of a step [p], in the unit of r.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Ascent:
         u: Array,
         f: float,
         g: Array,
-        r: float = math.inf,
+        r: float,
+        measure: Callable[[Array], float],
     ) -> None:
         self.u = u
         self.f = f
         self.g = g
         self.r = r
+        self.measure = measure
         self.rounds = 0
         self._form = qn.form("bfgs", PAIRS, PAIRS)
         self._state = self._form.init(_row(u))
@@ -86,7 +90,7 @@ class Ascent:
     def hear(self, f: float, g: Array) -> bool:
         """Learn what f and g are at `next()`. Returns whether the server stays there."""
         s = self._step()
-        length = float(np.linalg.norm(s))
+        length = self.measure(s)
         known = abs(f) < HUGE and bool((np.abs(g) < HUGE).all())  # neither holds for NaN
         stays = known and self._gains(s, f, g)
         before = float(self.g @ s)
@@ -106,7 +110,7 @@ class Ascent:
 
     def _step(self) -> Array:
         """-B^-1 g, cut to the length r."""
-        length = float(np.linalg.norm(self._ahead))
+        length = self.measure(self._ahead)
         return -min(1.0, self.r / length if length else 1.0) * self._ahead
 
     def _gains(self, s: Array, f: float, g: Array) -> bool:

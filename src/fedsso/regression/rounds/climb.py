@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,23 +33,25 @@ NEAR = 0.1
 """Standard errors. Once the distance is below this, the server asks for H again."""
 REACH = 2.0
 """The first steps change the linear predictor by no more than this, by root mean square."""
-FAR = 20.0
-"""So many Newton steps ahead the server looks whether the log-likelihood still rises."""
-MOVES = 0.3
+FAR = 1e4
+"""The server looks so far ahead, in the linear predictor, whether the log-likelihood has fallen."""
+MOVES = 0.03
 """It does so if a Newton step would change some row's linear predictor by about this."""
 LARGE = 30.0
 """A model that differs so much between rows is tried at a multiple of itself."""
 MULTIPLE = 1e4
 SURE = 1e-4
-"""Standard errors. If a Newton step from so near still changes it, the estimate is infinite."""
+"""Standard errors. So near the maximum, every direction must have a sensible standard error."""
+WIDE = 1e4
+"""None has one that changes the linear predictor by more than this."""
 ROUNDING = 1e-12
 """Differences of the log-likelihood below this share of it are rounding."""
 FLATTEST = 1e-30
 """The least share of the null model's information that a direction may have left."""
 REFRESH = 12
 """After so many rounds without H the server asks for it again: B has become a poor guess."""
-USELESS = 1e-2
-"""Standard errors. A fit that ends farther from the maximum than this is an error."""
+USELESS = 1e-5
+"""Standard errors. A fit that rounding ends farther from the maximum than this is an error."""
 LOWEST = 1e-20
 """A gaussian model that leaves a smaller share of the sum of squares explains everything."""
 SLOW = 0.9
@@ -130,17 +131,20 @@ class Climb:
         self.rows = round(talk.sum("rows"))
         self.saturated = talk.sum("saturated")
         self.large = LARGE  # a model of this size is looked at next
-        self._start(null.look)
+        self._start(null.look, math.inf if family.name == "gaussian" else REACH)
 
-    def _start(self, look: Look) -> None:
-        """Let B be the information of a look, and begin there."""
+    def _start(self, look: Look, reach: float) -> None:
+        """Let B be the information of a look, and begin there, with steps of this length at most."""
         factor = np.linalg.cholesky(self._second(look) / self.null.dispersion)
         self.base = look.b
         self.change = np.linalg.inv(factor).T  # from u to the free coefficients
-        reach = math.inf
-        if self.family.name != "gaussian":
-            reach = REACH * math.sqrt(self.null.curvature)
-        self.ascent = Ascent(np.zeros(len(self.terms)), *self._of(look), reach)
+        self.ascent = Ascent(np.zeros(len(self.terms)), *self._of(look), reach, self._length)
+
+    def _length(self, step: Array) -> float:
+        """How much a step of u [q] changes the linear predictor, by root mean square."""
+        move = self.change @ step
+        square = float(move @ self._second(self.null.look) @ move) / self.null.dispersion
+        return math.sqrt(max(0.0, square) / self.null.curvature)
 
     def run(self) -> End:
         """Go up until the tolerance is kept. Raises an InputError if there is no maximum."""
@@ -162,10 +166,9 @@ class Climb:
                 end = self._end(look, idle)
                 if end is not None:
                     return end
-                if before <= near:
+                if SURE < before <= near:
                     near = 0.1 * before if self._may_be_infinite(look) else 0.0
-                with suppress(np.linalg.LinAlgError):  # then B goes on as it is
-                    self._start(look)
+                self._refresh(look, arrived)
                 best = math.inf
             self._check_rest()
             self._check_large()
@@ -173,6 +176,14 @@ class Climb:
             idle = idle + 1 if self.distance > SLOW * best and best < USELESS else 0
             best = min(best, self.distance)
         raise self._endless()
+
+    def _refresh(self, look: Look, arrived: bool) -> None:
+        """Start anew from the information of a look; where that is singular, B goes on as it is."""
+        try:
+            self._start(look, self.ascent.r)
+        except np.linalg.LinAlgError:
+            if arrived:
+                raise self._infinite(self._flattest(look)) from None
 
     def tell_null(self) -> None:
         """Write the round of the null model into the trace."""
@@ -202,8 +213,9 @@ class Climb:
         stuck = idle >= PATIENCE and distance < USELESS
         if not (converged or stuck):
             return None
-        if self._may_be_infinite(look) and distance <= SURE:
-            raise self._infinite(self._flattest(look))
+        ahead = self._flattest(look)
+        if distance <= SURE and self._moved(ahead) > WIDE * distance:
+            raise self._infinite(ahead)
         return End(look, distance, converged)
 
     def _exact(self, look: Look) -> float:
@@ -226,7 +238,7 @@ class Climb:
         if moved < MOVES:
             return False
         b = look.b.copy()
-        b[self.free] += ahead * FAR / max(moved, 1.0)
+        b[self.free] += ahead * FAR / moved
         far = self.talk.look(b, information=False)
         self._tell(far, kept=False, information=False)
         least = look.loglik - ROUNDING * abs(look.loglik)

@@ -47,12 +47,14 @@ def common_scale(
     held: Moments,
     centred: bool,
 ) -> Moments:
-    """What the hospitals subtract and divide by: 0 and 1 where a term is not scaled.
+    """What the hospitals subtract and divide by: 0 and 1 of an intercept and of levels.
 
+    Of a number that is not to be scaled the mean is subtracted all the same, against cancellation.
     Without an intercept nothing is subtracted (centred=False), since that would change the model.
     """
     scaled = np.array([term.scaled for term in terms]) & ~held.constant
-    mean = np.where(scaled & centred, held.mean, 0.0)
+    number = np.array([bool(term.column) and not term.level for term in terms])
+    mean = np.where(number & centred, held.mean, 0.0)
     return Moments(mean, np.where(scaled, held.deviation, 1.0))
 
 
