@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from fedsso.data import Federation
-from fedsso.data.own_tables import csv
 from fedsso.data.svmlight import svmlight
-from fedsso.data.tables import FEATURES, HOSPITALS, heart, read_csv
+from fedsso.data.tables import FEATURES, HOSPITALS, csv, heart, read_csv
 from fedsso.errors import InputError
 
 needs_data = pytest.mark.skipif(

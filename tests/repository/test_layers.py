@@ -30,6 +30,7 @@ ALLOWED = {  # tighter than the order
 }
 SHORTCUTS = {
     "experiment": {"report"},  # results draw themselves
+    "regression": {"report"},
     "data": {"regression"},  # a table is read by its schema, which hospitals need without torch
 }
 PARTS = {f"algorithms.{name}" for name in ("cautious", "client_step", "memory", "trust_region")}

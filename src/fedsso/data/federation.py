@@ -36,10 +36,9 @@ from .arrays import (
     listed,
 )
 from .options import SEED, TEST_FRACTION
-from .own_tables import SchemaLike, own_pool
 from .packing import count_labels, masks_by_client, pack, rows_by_client, split
 from .scaling import Scaling, scaling_of
-from .tables import MISSING, Files
+from .tables import MISSING, Files, SchemaLike, own_pool
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +375,7 @@ class Federation:
             seed=seed,
             standardise=standardise,
         )
-        named = fed.with_columns(pool.columns)
+        named = fed.with_columns(pool.columns, pool.units)
         return replace(
             named,
             client_names=names,
@@ -619,16 +618,16 @@ class Federation:
                 moved[one.name] = value.to(device)
         return replace(self, **moved)
 
-    def with_columns(self, columns: tuple[str, ...]) -> Federation:
+    def with_columns(self, columns: tuple[str, ...], units: tuple[str, ...] = ()) -> Federation:
         """The same federation, whose scaling knows the names of the table's columns.
 
         `fed.scaling(frame)` can then read a data frame by these names, in any order of its
         columns. A federation without a scaling is returned as it is. `columns` has a name for
-        each feature.
+        each feature, `units` a unit, or nothing at all.
         """
         if self.scaling is None:
             return self
-        named = self.scaling._replace(columns=columns)
+        named = self.scaling._replace(columns=columns, units=units)
         return replace(self, scaling=named)
 
 

@@ -345,7 +345,7 @@ SCHEMA = Option(
     "schema",
     Path,
     None,
-    "A file that says what the columns are, for tables with text, dates left out and gaps. "
+    "A file that says what the columns are, for tables with text and gaps. "
     "`fedsso data schema` writes one.",
     also=("schema_file", "dictionary", "codebook"),
 )

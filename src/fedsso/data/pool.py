@@ -30,5 +30,7 @@ class Pool(NamedTuple):
     notes: tuple[str, ...] = ()
     # The names of the features of a table, where they have names.
     columns: tuple[str, ...] = ()
+    # Their units, where a schema tells them.
+    units: tuple[str, ...] = ()
     # Whether to fill gaps and to scale columns, once it is known which rows are for training.
     standardise: bool = False

@@ -21,13 +21,13 @@ from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
 from ..regression.outcome import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
-from .own_tables import SchemaLike
 from .pool import Pool
 from .tables import (
     MISSING,
     Array,
     Files,
     Names,
+    SchemaLike,
     Targets,
     checked_targets,
     class_names_of,
@@ -87,6 +87,7 @@ def schema_pool(
         notes += note
     _check_owners(owners, group)
     y, own_notes, names = _targets(parts, known, classes)
+    made = terms(known, GAUSSIAN)
     return Pool(
         torch.from_numpy(np.concatenate([part.x for part in parts])),
         y,
@@ -94,13 +95,14 @@ def schema_pool(
         class_names=names,
         notes=(*notes, *own_notes),
         standardise=True,
-        columns=tuple(term.name for term in terms(known, GAUSSIAN)),
+        columns=tuple(term.name for term in made),
+        units=tuple(term.unit for term in made),
     )
 
 
 def _part(path: Path, schema: Schema) -> tuple[_Part, list[str]]:
     """The rows of a file without a gap that drops them, and a note if some were dropped."""
-    table = read_table(path)
+    table = read_table(path, schema.outcome)
     x = explanatory(table, schema, GAUSSIAN)
     outcomes = cells_of(table, schema.outcome).texts
     kept = []

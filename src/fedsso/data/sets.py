@@ -41,13 +41,12 @@ from .options import (
     TWEET_LENGTH,
     VECTORS,
 )
-from .own_tables import csv
 from .pool import Pool
 from .remotes import REMOTES
 from .sources import DataSet, Form, own_files, pooled, synthetic
 from .svmlight import svmlight
 from .synthetic import SYNTHETIC_OPTIONS
-from .tables import HOSPITALS, heart
+from .tables import HOSPITALS, csv, heart
 from .text import sentiment140, shakespeare
 
 Reader = Callable[..., Pool]

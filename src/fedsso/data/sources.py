@@ -323,7 +323,7 @@ def _shared_out(
         **_as_toml_has_them(options),
     }
     return replace(
-        fed.with_columns(pool.columns),
+        fed.with_columns(pool.columns, pool.units),
         name=dataset.name,
         affine=pool.affine,
         notes=(*pool.notes, *parts.notes),

@@ -1,7 +1,8 @@
 """Readers of CSV tables: a user's own files, and the four hospitals of UCI heart disease.
 
 A CSV file begins with a line that names its columns. One column is the target, the others are
-features, which must be numbers. Commas or semicolons separate the cells:
+features, which must be numbers unless a schema says what they mean (`schema_tables`). Commas or
+semicolons separate the cells:
 
     age,dose,ill
     50,1.5,yes
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -36,12 +37,19 @@ from ..support.intake import (
 )
 from ..support.records import Record as Row
 from ..support.records import open_table, read_records
+from .options import FEATURES as FEATURES_OPTION
+from .options import GROUP, OUTCOME, TASK
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from ..regression.schema import Schema
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
 Names: TypeAlias = tuple[str, ...]
+SchemaLike: TypeAlias = "Schema | PathLike"
+"""A schema, its file, or its text."""
 Record: TypeAlias = tuple[str, list[str]]
 """A record of a file: where it is, for messages ("a.csv: line 3"), and its cells."""
 
@@ -61,6 +69,68 @@ FLOAT32 = float(np.finfo(np.float32).max)
 
 
 # ---- a user's own files ----
+
+
+def csv(
+    paths: Sequence[Path],
+    *,
+    outcome: str = OUTCOME.default,
+    schema: SchemaLike | None = None,
+    features: Names = FEATURES_OPTION.default,
+    group: str = GROUP.default,
+    task: str = TASK.default,
+) -> Pool:
+    """Read CSV files for the data set "csv".
+
+    Args:
+        paths: The files. Their columns must be the same, in any order.
+        outcome: The name of the column to predict.
+        schema: What the columns mean. None: all but the outcome are numbers.
+        features: The names of the columns to learn from. Empty: all others.
+        group: The name of the column that says which client a row belongs to. Empty: a file is a
+            client.
+        task: "auto" takes names and whole numbers as labels. "regression" takes numbers as they
+            are.
+
+    Returns:
+        The rows of all files, to be standardised. See `csv_pool` and `schema_pool`.
+    """
+    is_regression = TASK.check(task) == "regression"
+    classes = 0 if is_regression else None
+    if schema is None:
+        return csv_pool(paths, outcome, features or None, group=group, classes=classes)
+    from .schema_tables import schema_pool
+
+    _check_unused(features=features)
+    return schema_pool(paths, schema, outcome, group, classes)
+
+
+def own_pool(
+    files: Files,
+    outcome: str,
+    schema: SchemaLike | None,
+    features: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
+    classes: int | None = None,
+    group: str = "",
+) -> Pool:
+    """Read tables with or without a schema. See `csv_pool` and `schema_pool` for the arguments."""
+    if schema is None:
+        return csv_pool(files, outcome, features, missing, classes, group)
+    from .schema_tables import schema_pool
+
+    _check_unused(features=features, missing=() if missing == MISSING else missing)
+    return schema_pool(files, schema, outcome, group, classes)
+
+
+def _check_unused(**options: object) -> None:
+    """Raise InputError for options that a schema stands for."""
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"{name} is for tables without a schema, got {name}={value!r}: write it into the "
+                f"schema"
+            )
 
 
 def csv_pool(
@@ -642,6 +712,7 @@ def heart(paths: Sequence[Path]) -> Pool:
         group=np.repeat(np.array(HOSPITALS), sizes),
         class_names=("no disease", "disease"),
         standardise=True,
+        columns=FEATURES,
     )
 
 

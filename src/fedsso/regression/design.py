@@ -82,15 +82,19 @@ class Design(NamedTuple):
 # ---- reading a table ----
 
 
-def read_table(path: PathLike) -> Table:
+def read_table(path: PathLike, column: str = "") -> Table:
     """Read a CSV file in UTF-8, separated by commas or semicolons. The first line has the names.
+
+    Args:
+        path: The file, which may be packed.
+        column: A name that the table should have. It helps where names have commas in them.
 
     Raises:
         InputError: The file cannot be read, is empty, or a row has more or fewer cells than the
             header.
     """
     place = user_path("table", path)
-    header, records = open_table(place)
+    header, records = open_table(place, column)
     width = len(header.cells)
     most = limits()
     rows: list[list[str]] = []
@@ -214,6 +218,13 @@ def explanatory(table: Table, schema: Schema, family_name: str) -> Array:
             cells = cells_of(table, column.name, schema.marks)
             parts.append(_numbers(cells, column, schema.missing))
     return np.hstack(parts)
+
+
+def offsets(table: Table, schema: Schema) -> Array:
+    """What is added to the linear predictor of each row of a table, [rows]. NaN is a gap."""
+    if not schema.offset:
+        return np.zeros(len(table.rows))
+    return read_number(cells_of(table, schema.offset, schema.marks), "the offset")
 
 
 def _numbers(cells: Cells, column: Column, missing: str) -> Array:

@@ -83,6 +83,11 @@ class Hospital:
         x = _scaled(made, question)
         return Answer(self.name, self._computed(question, known, x))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the hospital's own log, once it has read its table."""
+        return self._known.design.notes if self._known else ()
+
     def _computed(self, question: Question, known: Known, x: Array) -> Arrays:
         """The numbers that need a model; x is the design on the common scale."""
         family = known.family
@@ -124,6 +129,14 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
             f"{p} coefficients for {rows} rows",
             f"more than {limits.max_share:g} coefficients for each row, this hospital's limit",
         )
+    for term, column in zip(design.terms, design.x.T, strict=True):
+        count = int(column.sum()) if term.level else 0
+        if 0 < count < limits.min_level:
+            raise _refusal(
+                f"{count} rows have {term.name}",
+                f"fewer than {limits.min_level} rows with a level of column {term.column!r}, this "
+                "hospital's limit",
+            )
     if family.name not in ("binomial", "cox"):
         return
     events = int((design.y > 0).sum())

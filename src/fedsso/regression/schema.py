@@ -90,12 +90,18 @@ class Column:
     out the rows with a gap in this column."""
 
     @property
+    def baseline(self) -> str:
+        """The level without a coefficient, which the others are compared with. "" of a number."""
+        if self.type == YESNO:
+            return self.levels[0] if self.levels else "no"
+        return self.reference or next(iter(self.levels), "")
+
+    @property
     def compared(self) -> tuple[str, ...]:
         """The levels with a coefficient of their own: all but the reference, or yes."""
         if self.type == YESNO:
             return self.levels[1:] or ("yes",)
-        reference = self.reference or self.levels[0]
-        return tuple(level for level in self.levels if level != reference)
+        return tuple(level for level in self.levels if level != self.baseline)
 
 
 @dataclass(frozen=True)
