@@ -210,6 +210,15 @@ def test_saving_again_replaces_the_model_but_nothing_of_somebody_else(tmp_path: 
         MODEL.save(tmp_path)
 
 
+def test_saving_does_not_replace_a_schema_that_somebody_wrote(tmp_path: Path) -> None:
+    own = tmp_path / "schema.toml"
+    own.write_text("# corrected by hand\n" + fits.SCHEMA)
+    with pytest.raises(InputError, match="choose another folder"):
+        MODEL.save(tmp_path)
+    assert own.read_text().startswith("# corrected by hand")
+    assert list(tmp_path.iterdir()) == [own]
+
+
 def test_a_model_without_its_schema_file_still_predicts(tmp_path: Path) -> None:
     MODEL.save(tmp_path)
     (tmp_path / "schema.toml").unlink()

@@ -24,6 +24,7 @@ from ..support.files import write_atomic
 from .data import comma_names
 from .flags import Json, Verbose
 from .options import Several
+from .replace import check_file
 from .screen import print_json, say, tell
 from .watch import set_logging
 
@@ -109,10 +110,15 @@ def glm(
     """
     from ..regression.glm import glm as fit
     from ..regression.limits import Limits
+    from ..regression.result.model import NAMES, check_free
     from ..regression.result.regression import checked_level
+    from ..report.page import MARK as PAGE
 
     set_logging(verbose)
     checked_level(level)
+    if out is not None:
+        check_free(out, NAMES)
+        check_file(out / REPORT, PAGE, "a page")
     result = fit(
         files,
         family,

@@ -16,7 +16,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
@@ -46,6 +46,8 @@ from .regression import Regression
 
 MODEL = "model.json"
 SCHEMA = "schema.toml"
+NAMES = (SCHEMA, "coefficients.csv", "hospitals.csv", "summary.txt")
+"""What lies beside the model."""
 FORMAT = 1
 """The version of model.json. A reader refuses what it does not know."""
 LEVEL = 0.95
@@ -66,19 +68,37 @@ def save(model: Regression, folder: str | Path) -> None:
     """Write the folder of a model.
 
     Raises:
-        InputError: The folder cannot be written, or has a model.json that fedsso did not write.
+        InputError: The folder cannot be written, or has files of these names beside no model.
     """
     place = user_path("folder", folder)
-    path = place / MODEL
-    if is_file(path) and MARK.encode() not in read_bytes(path):
-        raise InputError(f"{path} is there already and is no model of fedsso's; choose a folder")
+    check_free(place, NAMES)
     check_writable(place)
-    write_atomic(place / SCHEMA, model.fit.schema)
-    write_atomic(place / "coefficients.csv", csv_text(model, LEVEL))
-    write_atomic(place / "hospitals.csv", _hospitals(model))
-    write_atomic(place / "summary.txt", summary_text(model, LEVEL))
+    texts = (
+        model.fit.schema,
+        csv_text(model, LEVEL),
+        _hospitals(model),
+        summary_text(model, LEVEL),
+    )
+    for name, text in zip(NAMES, texts, strict=True):
+        write_atomic(place / name, text)
     # The model comes last: where it is, the rest is too.
-    write_atomic(path, seal(_json(model.fit).encode()))
+    write_atomic(place / MODEL, seal(_json(model.fit).encode()))
+
+
+def check_free(place: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which saving would replace what is no model's."""
+    path = place / MODEL
+    if is_file(path):
+        if MARK.encode() not in read_bytes(path):
+            raise InputError(
+                f"{path} is there already and is no model of fedsso's; choose another folder"
+            )
+        return
+    for name in names:
+        if (place / name).exists():
+            raise InputError(
+                f"{place / name} is there already, and no model beside it; choose another folder"
+            )
 
 
 def _hospitals(model: Regression) -> str:

@@ -16,9 +16,9 @@ from .steps import round_step
 if TYPE_CHECKING:
     from ...regression.records import Assessment, Round
 
-WIDE = 380
+WIDE = 390
 HIGH = 320
-LEFT = 52
+LEFT = 62
 RIGHT = 12
 TOP = 10
 BOTTOM = 44
@@ -233,7 +233,7 @@ def _axes(across: Scale, up: Scale, names: tuple[str, str]) -> list[str]:
         f"{escape(names[0])}</text>"
     )
     parts.append(
-        f'<text class="name" transform="translate(12 {height:.0f}) rotate(-90)" '
+        f'<text class="name" transform="translate(13 {height:.0f}) rotate(-90)" '
         f'text-anchor="middle">{escape(names[1])}</text>'
     )
     return parts
