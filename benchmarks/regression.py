@@ -17,13 +17,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedsso.regression.families import named
-from fedsso.regression.questions import INFORMATION, SCORE, Array, Question
+from fedsso.regression.questions import INFORMATION, SCORE, Array, Question, unpacked
 
 TOLERANCE = 1e-8
 MOST = 20_000
@@ -63,7 +64,8 @@ class Problem:
 
     def _intercept(self) -> float:
         """Of the null model."""
-        answers = [hospital.answer(self._question("describe", np.zeros(0))) for hospital in self.room]
+        asked = self._question("describe", np.zeros(0))
+        answers = [hospital.answer(asked) for hospital in self.room]
         sums = [sum(one.arrays[name][0] for one in answers) for name in ("outcome", "exposure")]
         return self.family.start(*sums)[0]
 
@@ -81,8 +83,6 @@ class Problem:
 
     def information(self, b: Array) -> Array:
         """The information over all hospitals, divided by `scale`."""
-        from fedsso.regression.questions import unpacked
-
         asked = self._question(INFORMATION, b)
         packed = [hospital.answer(asked).arrays["information"] for hospital in self.room]
         return unpacked(np.sum(packed, axis=0)) / self.scale
@@ -135,7 +135,7 @@ def of_scipy(problem: Problem) -> Count:
 
 
 def best_step(problem: Problem) -> float:
-    """The best constant step of gradient ascent near the maximum: 2 / (least + largest eigenvalue)."""
+    """The best constant step near the maximum: 2 / (least + largest eigenvalue)."""
     b = np.linalg.solve(to_table(problem), problem.fit.coefficients)
     values = np.linalg.eigvalsh(problem.information(b))
     return float(2 / (values[0] + values[-1]))
@@ -192,8 +192,7 @@ WAYS = (of_glm, of_newton, of_scipy, of_fedsso, of_fedavg)
 def main() -> None:
     """Print the table."""
     sys.path.insert(0, str(ROOT / "tests" / "regression"))
-    import federations as studies
-
+    studies = import_module("federations")
     data = os.environ.get("FEDSSO_DATA", "")
     tables = {
         "fair": studies.fair,

@@ -312,3 +312,61 @@ def test_limits_are_checked_in_every_question() -> None:
     found = fit(ask, toml(study), study.family)
     assert [one.hospital for one in found.hospitals] == ["east", "north"]
     assert "fewer than 10000 rows" in found.refusals[0].reason
+
+
+# ---- hard data ----
+
+
+def test_cells_that_stand_for_a_gap_do_not_stop_the_fit() -> None:
+    """Three cells of 9999 among values near 0: the null model's information knows little else.
+
+    No estimate is infinite, though for a long way the likelihood rises as if one were.
+    """
+    from test_pooled import RTOL, pooled
+
+    study = small()
+    marker = np.random.default_rng(2).normal(size=240)
+    marker[[3, 50, 111]] = 9999.0
+    study = changed(study, Column("marker", "number"), marker=marker)
+    found = fitted(study)
+    right = pooled(study)
+    assert found.converged
+    np.testing.assert_allclose(found.coefficients, right.params, rtol=RTOL)
+    np.testing.assert_allclose(errors(found), right.bse, rtol=RTOL)
+
+
+def test_counts_that_grow_by_many_orders() -> None:
+    """Counts from 0 to 6e4, of which the null model knows nothing."""
+    from test_pooled import RTOL, pooled
+
+    rng = np.random.default_rng(3)
+    study = small(family="poisson")
+    dose = rng.uniform(0, 1, 240)
+    counts = rng.poisson(np.exp(11 * dose**2))
+    study = changed(study, Column("dose", "number"), dose=dose, y=counts)
+    found = fitted(study)
+    assert found.converged
+    np.testing.assert_allclose(found.coefficients, pooled(study).params, rtol=RTOL)
+
+
+def test_a_step_that_overflows_is_undone_and_teaches_nothing() -> None:
+    """f(u) = cosh(u) - 1 in two dimensions: a whole step from -20 is exp(20) / 2 long."""
+    from fedsso.regression.rounds.ascent import Ascent
+
+    def look(u: np.ndarray) -> tuple[float, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float((np.cosh(u) - 1).sum()), np.sinh(u)
+
+    def length(step: np.ndarray) -> float:
+        return float(np.linalg.norm(step))
+
+    start = np.array([3.0, -20.0])
+    ascent = Ascent(start, *look(start), np.inf, length)
+    levels = [ascent.f]
+    undone = 0
+    while ascent.distance > 1e-8 and len(levels) < 100:
+        undone += not ascent.hear(*look(ascent.next()))
+        levels.append(ascent.f)
+    assert undone
+    assert levels == sorted(levels, reverse=True)
+    assert np.abs(ascent.u).max() < 1e-6

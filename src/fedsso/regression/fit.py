@@ -9,6 +9,7 @@ is the pooled maximum-likelihood fit exactly, because the log-likelihoods of the
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -230,11 +231,7 @@ def _result(
     robust = None
     if cluster:
         robust = change @ _clustered(second, look.parts[:, places]) @ change.T
-    saturated = talk.sum("saturated")
-    loglik = family.total(look.loglik, saturated, job.rows)
-    null_total = family.total(null_loglik, saturated, job.rows)
-    gaussian = family.name == "gaussian"
-    level = 0.0 if gaussian else saturated
+    likely = _likelihood(job, look.loglik, null_loglik)
     hospitals = _hospitals(talk, look.b)
     return Fit(
         family=family.text,
@@ -245,11 +242,7 @@ def _result(
         robust=robust,
         mean=job.common.mean[places],
         deviation=job.common.deviation[places],
-        loglik=loglik,
-        null_loglik=null_total,
-        deviance=2 * (level - look.loglik),
-        null_deviance=2 * (level - null_loglik),
-        aic=2 * (p + gaussian) - 2 * loglik,
+        **likely._asdict(),
         dispersion=dispersion,
         residual_df=job.rows - p,
         rows=job.rows,
@@ -264,6 +257,34 @@ def _result(
         notes=_notes(job, end, cluster),
         converged=end.converged,
         distance=end.distance,
+    )
+
+
+class Likelihood(NamedTuple):
+    """What a table of results tells of the log-likelihood."""
+
+    loglik: float
+    null_loglik: float
+    deviance: float
+    null_deviance: float
+    aic: float
+
+
+def _likelihood(job: _Job, loglik: float, null_loglik: float) -> Likelihood:
+    """From the sums over the hospitals, of this model and of the null model.
+
+    The variance of a gaussian model counts as a parameter in the AIC, as in R.
+    """
+    saturated = job.talk.sum("saturated")
+    gaussian = job.family.name == "gaussian"
+    level = 0.0 if gaussian else saturated
+    total = job.family.total(loglik, saturated, job.rows)
+    return Likelihood(
+        loglik=total,
+        null_loglik=job.family.total(null_loglik, saturated, job.rows),
+        deviance=2 * (level - loglik),
+        null_deviance=2 * (level - null_loglik),
+        aic=2 * (len(job.free.terms) + gaussian) - 2 * total,
     )
 
 

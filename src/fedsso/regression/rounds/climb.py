@@ -134,7 +134,7 @@ class Climb:
         self._start(null.look, math.inf if family.name == "gaussian" else REACH)
 
     def _start(self, look: Look, reach: float) -> None:
-        """Let B be the information of a look, and begin there, with steps of this length at most."""
+        """Let B be the information of a look, and begin there with steps of at most `reach`."""
         factor = np.linalg.cholesky(self._second(look) / self.null.dispersion)
         self.base = look.b
         self.change = np.linalg.inv(factor).T  # from u to the free coefficients
@@ -169,7 +169,8 @@ class Climb:
                 if SURE < before <= near:
                     near = 0.1 * before if self._may_be_infinite(look) else 0.0
                 self._refresh(look, arrived)
-                best = math.inf
+                if self.distance > USELESS:
+                    best = math.inf
             self._check_rest()
             self._check_large()
             shrinks = min(1.0, self.distance / before) if before else 1.0
@@ -210,13 +211,11 @@ class Climb:
         last = self.trace[-1]._replace(distance=distance)
         self.trace[-1] = last
         converged = distance <= self.goal.tolerance
-        stuck = idle >= PATIENCE and distance < USELESS
-        if not (converged or stuck):
-            return None
         ahead = self._flattest(look)
         if distance <= SURE and self._moved(ahead) > WIDE * distance:
             raise self._infinite(ahead)
-        return End(look, distance, converged)
+        stuck = idle >= PATIENCE and distance < USELESS
+        return End(look, distance, converged) if converged or stuck else None
 
     def _exact(self, look: Look) -> float:
         """The distance by the information of the same model. Infinite if that is singular."""
