@@ -182,9 +182,7 @@ class FedSSO(Stepping, Remembering):
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)
         after = State(new, g, s, curvature, guard, seen, choice, net, recalled)
-        if not _is_cautious(self):
-            return after
-        return _caught(form, server, after, x + delta, cohort)  # not in the paper: the net
+        return _caught(form, server, after, x + delta, cohort) if _is_cautious(self) else after
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)
