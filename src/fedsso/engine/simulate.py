@@ -49,7 +49,7 @@ from ..support.intake import Damaged
 from ..support.trees import Tree, named_leaves, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator
-from .gather import BUDGET, Chunk, Gather
+from .gather import BUDGET, Chunk, gathering
 from .ledger import Ledger
 from .rounds import Ints, Rounds
 from .state import KEPT, State, choose, gathered
@@ -179,14 +179,16 @@ class Trials:
         self.p = job.fed.p.cpu()
         module = job.module.to(self.device, self.dtype)
         shape = job.fed.sample_shape
-        self.f, self.reason = objective(module, job.loss, settings.engine, self.device, shape)
+        self.f, self.reason = objective(
+            module, job.loss, settings.engine, self.device, shape, job.fed.is_sparse
+        )
         self.f.l2 = settings.l2
         attendance = attendance_of(job.fed, settings)
         each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)
-        self.gather = Gather(self.fed, self.dtype)
-        self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, self.dtype), job.metrics)
+        self.gather = gathering(self.fed, self.dtype)
+        self.evaluator = Evaluator(self.f, self.fed, gathering(self.fed, self.dtype), job.metrics)
         self.now = self._begin(module)
         self.uplink = uplink(self.algorithm, self.server, self.f.layout, settings.compress)
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
@@ -476,7 +478,6 @@ class Trials:
             yield from np.arange(len(who))[:, None]
             return
         order = np.lexsort((who, -self.rounds.width[who]))
-        sample = self.fed.x[0].numel()
         item = torch.finfo(self.dtype).bits // 8
         # An estimate: local SGD holds three vectors of the model's size for each trial, and works
         # on more.
@@ -484,7 +485,7 @@ class Trials:
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]
-            rows = int(widths[0]) * sample * (item + self.fed.x.element_size())
+            rows = int(widths[0]) * self.gather.row_bytes
             size = max(1, BUDGET[self.device.type] // (rows + state))
             if self.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
                 similar = int((widths >= SIMILAR * widths[0]).sum())
