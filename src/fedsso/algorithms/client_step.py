@@ -114,7 +114,7 @@ def choose(
     yy = products[..., 1, 1:2]
     wary = choice.undone > 0
     early = rounds <= CHOOSING
-    unseen = choice.L == torch.inf
+    unseen = choice.L.eq(torch.inf)
     found = (yy / ss).sqrt()
     largest = torch.maximum(found, choice.L)
     least = torch.minimum(found, choice.L)
@@ -123,7 +123,7 @@ def choose(
     L = torch.where(counts, wanted, choice.L)
     drift = drift_in(rounds, kind)
     alpha = (drift / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
-    stays = L == torch.inf
+    stays = L.eq(torch.inf)
     if kind != "fading":
         stays = stays | ((L == choice.L) > early)  # settled, and late
     # An undone round leaves no step: the first sound one after it counts as round 1.

@@ -352,8 +352,8 @@ LAYOUT = Option(
     "layout",
     str,
     None,
-    "How rows are held: dense, or sparse, without their zeros, for linear models. By default dense, "
-    "and sparse where a dense table would be beyond the limit of cells.",
+    "How rows are held: dense, or sparse, without zeros, for linear models. By default dense, and "
+    "sparse where a dense table would be beyond the limit of cells.",
     choices=("dense", "sparse"),
     also=("sparse", "format"),
 )

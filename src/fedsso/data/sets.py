@@ -151,7 +151,7 @@ def _libsvm(
         forms: The names of the files of each form.
     """
 
-    def read(paths: Sequence[Path], layout: str | None = LAYOUT.default) -> Pool:
+    def read(paths: Sequence[Path], *, layout: str | None = LAYOUT.default) -> Pool:
         return svmlight(paths, dim=features, layout=layout)
 
     return DataSet(

@@ -30,7 +30,7 @@ def rows_from(values: Any, what: str) -> Tensor:
     if isinstance(values, Tensor) and values.layout != torch.strided:
         if values.ndim != 2:
             raise InputError(f"{what} must be dense or [rows, features], got {values.ndim} axes")
-        found = values.detach().cpu().to_sparse_coo().coalesce()
+        found = torch.Tensor.to_sparse(values.detach().cpu()).coalesce()
         rows, columns = found.indices()
         return _rows(rows, columns, found.values(), tuple(found.shape), what)
     if hasattr(values, "tocoo") and hasattr(values, "nnz"):  # a matrix or array of scipy
@@ -57,10 +57,8 @@ def _rows(
     wrong = ~values.isfinite()
     if wrong.any():
         first = int(wrong.int().argmax())
-        raise InputError(
-            f"{what} has NaN or Inf in row {int(rows[first])}, column {int(columns[first])}: remove "
-            f"the row or fill the gap"
-        )
+        place = f"row {int(rows[first])}, column {int(columns[first])}"
+        raise InputError(f"{what} has NaN or Inf in {place}: remove the row or fill the gap")
     return canonical(rows, columns, values, (shape[0], shape[1]))
 
 

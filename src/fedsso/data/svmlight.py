@@ -72,8 +72,8 @@ def svmlight(
             limit of cells.
 
     Returns:
-        The rows: x float32 [rows, dim], sparse ones in layout CSR. Labels that are whole numbers are numbered from 0
-        in sorted order, and a note tells so. Other labels are real targets.
+        The rows: x float32 [rows, dim], sparse ones in layout CSR. Labels that are whole numbers
+        are numbered from 0 in sorted order, and a note tells so. Other labels are real targets.
 
     Raises:
         InputError: A line cannot be read. The message names the file and the line.

@@ -77,7 +77,9 @@ class Gather:
         self.dtype = dtype
         self.y = fed.y if fed.classes else fed.y.to(dtype)
         wide = torch.finfo(dtype).bits // 8
-        self.row_bytes = fed.sample_shape.numel() * (wide + fed.x.element_size())  # while it is used
+        self.row_bytes = fed.sample_shape.numel() * (
+            wide + fed.x.element_size()
+        )  # while it is used
         self.kept = Kept(64 * len(fed.y))
         self._prepare()
 
@@ -233,7 +235,7 @@ class Chunk:
         self._ragged = bool((steps != self.steps).any())
 
     def _draw(self, position: Ints) -> Drawn:
-        """Row numbers and weights of the mini-batches; one for all steps where they are the same."""
+        """Row numbers and weights of the mini-batches; of one where all steps see the same."""
         if not self._same:
             return self._on_device(*_index(self._rounds, self._clients, position, self.steps))
 

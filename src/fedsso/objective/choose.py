@@ -1,8 +1,8 @@
 """Which back end computes a module's objective.
 
-The order is: Sparse, where rows are sparse; what the user asks for; Dense; Chained, on a GPU; Looped for convolutions on a CPU;
-Vmapped, if a trial run shows that torch.func can batch the module; else Looped. It is decided
-here alone and told in the log.
+The order is: Sparse, where rows are sparse; what the user asks for; Dense; Chained, on a GPU;
+Looped for convolutions on a CPU; Vmapped, if a trial run shows that torch.func can batch the
+module; else Looped. It is decided here alone and told in the log.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class Sparse(Backend):
         unit = torch.eye(O, dtype=z.dtype, device=z.device).unsqueeze(-1)
         numbers = torch.arange(M * B, device=z.device).view(M, B)
         total = x.new_zeros(M, T, d, d)
-        for part in torch.arange(B, device=z.device).split(max(1, d)):
-            piece = slice(int(part[0]), int(part[-1]) + 1)
+        for start in range(0, B, d):
+            piece = slice(start, min(B, start + d))
             own = select(batch.x, numbers[:, piece].reshape(-1))
 
             def column(o: int, piece: slice = piece) -> Tensor:
