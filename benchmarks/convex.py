@@ -178,8 +178,10 @@ class Pooled:
 # ---- the contestants ----
 
 
-def federated(fed: fedsso.Federation, pooled: Pooled, record: Algorithm, name: str) -> Course:
-    """Run one algorithm until the last goal, or until rounds or seconds are spent."""
+def federated(
+    fed: fedsso.Federation, pooled: Pooled, record: Algorithm, name: str, last: float = GOALS[-1]
+) -> Course:
+    """Run one algorithm until |grad f| is at most `last`, or rounds or seconds are spent."""
     shown = fedsso.algorithm.records.changed(record)
     course = Course(name, ", ".join(f"{key}={value}" for key, value in shown.items()))
     settings = Settings(
@@ -197,7 +199,7 @@ def federated(fed: fedsso.Federation, pooled: Pooled, record: Algorithm, name: s
     seconds = time.process_time() - began
     up = 0.0
     course.add(pooled.norm(_model(trials)), seconds, up)
-    while course.norm[-1] > GOALS[-1] and seconds < SECONDS:
+    while course.norm[-1] > last and seconds < SECONDS:
         if trials.finished or trials.k == ROUNDS - 1:
             break
         began = time.process_time()
@@ -252,42 +254,44 @@ def with_sklearn(pooled: Pooled, solver: str) -> Course:
     return course
 
 
-def contestants(fed: fedsso.Federation, pooled: Pooled) -> Iterator[tuple[str, Callable[[], Course]]]:
+def contestants(
+    fed: fedsso.Federation, pooled: Pooled, last: float
+) -> Iterator[tuple[str, Callable[[], Course]]]:
     """The names and runs of all: the federated ones, then the pooled ones."""
     for name, settings in RIVALS.items():
         kind = name.split()[0]
         if kind in ALGORITHMS:
             records = [make(kind, given) for given in settings]
-            yield name, lambda records=records, name=name: _best(fed, pooled, records, name)
+            yield name, lambda records=records, name=name: _best(fed, pooled, records, name, last)
     yield "scipy", lambda: with_scipy(pooled)
     for solver in ("lbfgs", "newton-cg", "newton-cholesky"):
         yield f"sklearn {solver}", lambda solver=solver: with_sklearn(pooled, solver)
 
 
 def _best(
-    fed: fedsso.Federation, pooled: Pooled, records: Sequence[Algorithm], name: str
+    fed: fedsso.Federation, pooled: Pooled, records: Sequence[Algorithm], name: str, last: float
 ) -> Course:
     """The course of the best of some settings."""
-    return min((federated(fed, pooled, one, name) for one in records), key=Course.rank)
+    return min((federated(fed, pooled, one, name, last) for one in records), key=Course.rank)
 
 
 # ---- all of it ----
 
 
-def measure(tasks: Sequence[str], only: Sequence[str], data_dir: str | None) -> dict[str, Any]:
-    """The courses of every task, by the task's name."""
-    found: dict[str, Any] = {}
+def measure(
+    tasks: Sequence[str], only: Sequence[str], data_dir: str | None, last: float = GOALS[-1]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The course of one contestant after the other, with the name of its task."""
     for task in tasks:
         fed = federation(task, data_dir)
         pooled = Pooled(fed)
-        found[task] = {"products_ms": _products(fed, pooled), "courses": []}
-        for name, go in contestants(fed, pooled):
+        products = _products(fed, pooled)
+        for name, go in contestants(fed, pooled, last):
             if only and not any(name.startswith(wish) for wish in only):
                 continue
-            course = go()
-            found[task]["courses"].append(course.told())
-            print(task, _line(found[task]["courses"][-1]), flush=True)
-    return found
+            told = go().told()
+            print(task, _line(told), flush=True)
+            yield task, {"products_ms": products, "courses": [told]}
 
 
 def _products(fed: fedsso.Federation, pooled: Pooled) -> float:
@@ -321,18 +325,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--only", default="", help="algorithms whose names begin so")
+    parser.add_argument("--goals", default=",".join(f"{goal:g}" for goal in GOALS))
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--out", type=Path, default=DOCS)
     parser.add_argument("--draw", action="store_true", help="only draw what is there")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    last = float(given.goals.split(",")[-1])
     file = given.out / "convex.json"
     found = json.loads(read_text(file)) if file.exists() else {}
     if not given.draw:
         only = [wish for wish in given.only.split(",") if wish]
-        for task, new in measure(given.tasks.split(","), only, given.data_dir).items():
+        for task, new in measure(given.tasks.split(","), only, given.data_dir, last):
             found[task] = _merged(found.get(task), new)
-        write_atomic(file, json.dumps(found) + "\n")
+            write_atomic(file, json.dumps(found) + "\n")  # so that nothing is lost with the rest
     draw(given.out / "convex.png", found)
 
 

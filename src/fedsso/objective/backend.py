@@ -187,6 +187,10 @@ class Backend:
             diagonal.add_(self._share(batch))
         return H
 
+    def dense_rows(self, batch: Batch) -> Tensor:
+        """The samples of a batch as dense vectors, [M, B, inputs]."""
+        return batch.x.flatten(2)
+
     def _share(self, batch: Batch) -> Tensor:
         """These rows' part of l2, [M, 1, 1].
 

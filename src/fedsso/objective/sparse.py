@@ -81,6 +81,10 @@ class Sparse(Backend):
         """The same: nothing here depends on the mode."""
         return self._times(batch.x, x)
 
+    def dense_rows(self, batch: Batch) -> Tensor:
+        """The rows of a batch with their zeros, [M, B, I]."""
+        return by_client(batch.x, len(batch.weight))
+
     def _value_and_grad(
         self,
         x: Tensor,
@@ -124,7 +128,7 @@ class Sparse(Backend):
         total = x.new_zeros(M, T, d, d)
         for start in range(0, B, d):
             piece = slice(start, min(B, start + d))
-            own = select(batch.x, numbers[:, piece].reshape(-1))
+            own = batch._replace(x=select(batch.x, numbers[:, piece].reshape(-1)))
 
             def column(o: int, piece: slice = piece) -> Tensor:
                 """Column o of the second derivatives in z of these rows, times their weights."""
@@ -132,6 +136,6 @@ class Sparse(Backend):
                 bent = bend(self.loss, z[..., piece], y[..., piece], u)
                 return bent * share[..., piece]
 
-            a = by_client(own, M).transpose(1, 2)
+            a = self.dense_rows(own).transpose(1, 2)
             total += of_linear(a, column, O, len(self.layout.shapes) > 1)
         return total
