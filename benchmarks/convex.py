@@ -178,10 +178,8 @@ class Pooled:
 # ---- the contestants ----
 
 
-def federated(
-    fed: fedsso.Federation, pooled: Pooled, record: Algorithm, name: str, last: float = GOALS[-1]
-) -> Course:
-    """Run one algorithm until |grad f| is at most `last`, or rounds or seconds are spent."""
+def federated(fed: fedsso.Federation, pooled: Pooled, record: Algorithm, name: str) -> Course:
+    """Run one algorithm until the last goal, or until rounds or seconds are spent."""
     shown = fedsso.algorithm.records.changed(record)
     course = Course(name, ", ".join(f"{key}={value}" for key, value in shown.items()))
     settings = Settings(
@@ -199,7 +197,7 @@ def federated(
     seconds = time.process_time() - began
     up = 0.0
     course.add(pooled.norm(_model(trials)), seconds, up)
-    while course.norm[-1] > last and seconds < SECONDS:
+    while course.norm[-1] > GOALS[-1] and seconds < SECONDS:
         if trials.finished or trials.k == ROUNDS - 1:
             break
         began = time.process_time()
@@ -255,38 +253,38 @@ def with_sklearn(pooled: Pooled, solver: str) -> Course:
 
 
 def contestants(
-    fed: fedsso.Federation, pooled: Pooled, last: float
+    fed: fedsso.Federation, pooled: Pooled
 ) -> Iterator[tuple[str, Callable[[], Course]]]:
     """The names and runs of all: the federated ones, then the pooled ones."""
     for name, settings in RIVALS.items():
         kind = name.split()[0]
         if kind in ALGORITHMS:
             records = [make(kind, given) for given in settings]
-            yield name, lambda records=records, name=name: _best(fed, pooled, records, name, last)
+            yield name, lambda records=records, name=name: _best(fed, pooled, records, name)
     yield "scipy", lambda: with_scipy(pooled)
     for solver in ("lbfgs", "newton-cg", "newton-cholesky"):
         yield f"sklearn {solver}", lambda solver=solver: with_sklearn(pooled, solver)
 
 
 def _best(
-    fed: fedsso.Federation, pooled: Pooled, records: Sequence[Algorithm], name: str, last: float
+    fed: fedsso.Federation, pooled: Pooled, records: Sequence[Algorithm], name: str
 ) -> Course:
     """The course of the best of some settings."""
-    return min((federated(fed, pooled, one, name, last) for one in records), key=Course.rank)
+    return min((federated(fed, pooled, one, name) for one in records), key=Course.rank)
 
 
 # ---- all of it ----
 
 
 def measure(
-    tasks: Sequence[str], only: Sequence[str], data_dir: str | None, last: float = GOALS[-1]
+    tasks: Sequence[str], only: Sequence[str], data_dir: str | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The course of one contestant after the other, with the name of its task."""
     for task in tasks:
         fed = federation(task, data_dir)
         pooled = Pooled(fed)
         products = _products(fed, pooled)
-        for name, go in contestants(fed, pooled, last):
+        for name, go in contestants(fed, pooled):
             if only and not any(name.startswith(wish) for wish in only):
                 continue
             told = go().told()
@@ -295,7 +293,7 @@ def measure(
 
 
 def _products(fed: fedsso.Federation, pooled: Pooled) -> float:
-    """CPU milliseconds of the two sparse products of one gradient, with torch: the least of many."""
+    """CPU milliseconds of the two sparse products of a gradient, with torch: the least of many."""
     from fedsso.support.sparse import transposed
 
     x = fed.x.to(torch.float64)
@@ -325,18 +323,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--only", default="", help="algorithms whose names begin so")
-    parser.add_argument("--goals", default=",".join(f"{goal:g}" for goal in GOALS))
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--out", type=Path, default=DOCS)
     parser.add_argument("--draw", action="store_true", help="only draw what is there")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    last = float(given.goals.split(",")[-1])
     file = given.out / "convex.json"
     found = json.loads(read_text(file)) if file.exists() else {}
     if not given.draw:
         only = [wish for wish in given.only.split(",") if wish]
-        for task, new in measure(given.tasks.split(","), only, given.data_dir, last):
+        for task, new in measure(given.tasks.split(","), only, given.data_dir):
             found[task] = _merged(found.get(task), new)
             write_atomic(file, json.dumps(found) + "\n")  # so that nothing is lost with the rest
     draw(given.out / "convex.png", found)
