@@ -83,7 +83,8 @@ def draw(path: Path, found: Found) -> None:
             axes[row][0].set_ylabel("|grad f|")
         lines = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
         figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=5, frameon=False)
-        figure.tight_layout(rect=(0, 0.07, 1, 1))
+        engine: Any = figure.get_layout_engine()
+        engine.set(rect=(0, 0.09, 1, 0.91))
 
     picture.draw(path, onto)
 
