@@ -10,7 +10,8 @@ Every second-order algorithm of the registry runs at the settings of RIVALS, of 
 gets furthest in bytes counts. scipy and scikit-learn minimise the same f on the pooled rows.
 
 Counted are rounds, bytes that one client sends, and CPU seconds of one thread: making the
-simulation and all rounds, without reading the file. |grad f| is computed outside the clock.
+simulation and all rounds, without reading the file. Of courses of less than a second the least of
+seven runs counts. |grad f| is computed outside the clock.
 The results go to docs/convex.json, which `python docs/build.py` makes the tables of docs/convex.md
 from, and to docs/convex.png.
 """
@@ -56,6 +57,8 @@ L2 = 1e-3
 GOALS = (1e-3, 1e-6, 1e-9)
 ROUNDS = 200
 SECONDS = 10.0  # of CPU for one setting
+SHORT = 1.0  # seconds of a course that is run again
+REPEATS = 6
 TASKS = {"phishing": 68, "a9a": 123, "ijcnn1": 22}  # features
 Floats = NDArray[np.float64]
 
@@ -231,7 +234,7 @@ def with_scipy(pooled: Pooled) -> Course:
 
 
 def with_sklearn(pooled: Pooled, solver: str) -> Course:
-    """LogisticRegression of scikit-learn on the pooled rows, once for each of ten tolerances.
+    """LogisticRegression of scikit-learn on the pooled rows, once for each of twelve tolerances.
 
     Its rounds are the iterations that it counts itself.
     """
@@ -242,9 +245,11 @@ def with_sklearn(pooled: Pooled, solver: str) -> Course:
         model = LogisticRegression(
             C=strength, tol=10.0**-exponent, solver=solver, fit_intercept=False, max_iter=1000
         )
-        began = time.process_time()
-        model.fit(pooled.x, pooled.y)
-        seconds = time.process_time() - began
+        seconds = np.inf
+        for _ in range(REPEATS):
+            began = time.process_time()
+            model.fit(pooled.x, pooled.y)
+            seconds = min(seconds, time.process_time() - began)
         done = int(model.n_iter_[0])
         norm = pooled.norm(model.coef_[0])
         while len(course.norm) <= done:
@@ -261,7 +266,7 @@ def contestants(
         if kind in ALGORITHMS:
             records = [make(kind, given) for given in settings]
             yield name, lambda records=records, name=name: _best(fed, pooled, records, name)
-    yield "scipy", lambda: with_scipy(pooled)
+    yield "scipy", lambda: _repeated(with_scipy(pooled), lambda: with_scipy(pooled))
     for solver in ("lbfgs", "newton-cg", "newton-cholesky"):
         yield f"sklearn {solver}", lambda solver=solver: with_sklearn(pooled, solver)
 
@@ -270,7 +275,18 @@ def _best(
     fed: fedsso.Federation, pooled: Pooled, records: Sequence[Algorithm], name: str
 ) -> Course:
     """The course of the best of some settings."""
-    return min((federated(fed, pooled, one, name) for one in records), key=Course.rank)
+    courses = [federated(fed, pooled, record, name) for record in records]
+    best = min(range(len(courses)), key=lambda i: courses[i].rank())
+    return _repeated(courses[best], lambda: federated(fed, pooled, records[best], name))
+
+
+def _repeated(course: Course, again: Callable[[], Course]) -> Course:
+    """A short course with the least seconds of several runs: a busy machine disturbs it."""
+    for _ in range(REPEATS if course.seconds[-1] < SHORT else 0):
+        other = again()
+        pairs = zip(course.seconds, other.seconds, strict=True)
+        course.seconds = [min(pair) for pair in pairs]
+    return course
 
 
 # ---- all of it ----

@@ -104,3 +104,6 @@ def _panel(axis: Any, told: Found, unit: str) -> None:
     axis.set_yscale("log")
     axis.set_ylim(3e-10, 3)
     axis.grid(True)
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter(lambda value, _: f"{value:g}")
+        side.set_minor_formatter(lambda *_: "")
