@@ -24,17 +24,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are loaded
 
 import numpy as np
-import scipy.sparse
+import scipy.sparse  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.optimize import minimize  # type: ignore[import-untyped]
+from scipy.special import expit  # type: ignore[import-untyped]
 from sklearn.linear_model import LogisticRegression
 
 import fedsso
@@ -265,10 +266,10 @@ def contestants(
         kind = name.split()[0]
         if kind in ALGORITHMS:
             records = [make(kind, given) for given in settings]
-            yield name, lambda records=records, name=name: _best(fed, pooled, records, name)
+            yield name, partial(_best, fed, pooled, records, name)
     yield "scipy", lambda: _repeated(with_scipy(pooled), lambda: with_scipy(pooled))
     for solver in ("lbfgs", "newton-cg", "newton-cholesky"):
-        yield f"sklearn {solver}", lambda solver=solver: with_sklearn(pooled, solver)
+        yield f"sklearn {solver}", partial(with_sklearn, pooled, solver)
 
 
 def _best(
