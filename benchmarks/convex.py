@@ -31,11 +31,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are loaded
 
 import numpy as np
-import scipy.sparse  # type: ignore[import-untyped]
+import scipy.sparse
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize  # type: ignore[import-untyped]
-from scipy.special import expit  # type: ignore[import-untyped]
+from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 import fedsso

@@ -3,7 +3,8 @@
     python -m benchmarks.flower_examples                        # all rows, hours on one core
     python -m benchmarks.flower_examples --examples quickstart --clients momentum --seeds 0
 
-The strategies are the real ones, and so are messages and records; nodes answer within this process.
+Strategies, ClientApps, messages and records are real; nodes answer within this process, or with
+--simulation in Flower's own simulation, where replies come in any order.
 quickstart-pytorch: CIFAR-10 over 10 nodes, all of which train; each node evaluates the model on a
 fifth of its rows. advanced-pytorch: Fashion-MNIST over 20 nodes, of which half train in a round;
 nodes keep a classification layer of their own and crop and flip their images, the learning rate is
@@ -20,14 +21,25 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
@@ -44,6 +56,9 @@ MOMENTUM = 0.9
 OWN_RATE = {"sgd": 0.1, "momentum": 0.1, "adam": 0.001, "adamw": 0.001}
 TIMES = (1 / 3, 1.0, 3.0)  # the rates that are tried, in units of the example's own
 STRATEGIES = ("fedavg", "fedsso")
+HEAD = "classification-layer"  # what a node keeps for itself
+ONE_CORE: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+Rows: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -85,37 +100,81 @@ class Case:
 # ---- the nodes ----
 
 
-class Node:
-    """A client of FedAvg: one pass over its rows in every round."""
+def client_app(case: Case) -> ClientApp:
+    """The ClientApp of an example: one pass over a node's rows in every round."""
+    app = ClientApp()
+    example = EXAMPLES[case.example]
 
-    def __init__(self, case: Case, number: int, rows: tuple[Tensor, Tensor]) -> None:
-        self.case = case
-        self.example = EXAMPLES[case.example]
-        self.number = number
-        self.x, self.y = rows
-        self.network = NETWORKS[self.example.task]()
-        self.head: dict[str, Tensor] = {}
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        x, y = _rows(example.task)[number][0]
+        config = message.content.config_records["config"]
+        network = _network(example, message, context)
+        seed = 1_000_003 * case.seed + 1009 * number + int(config["server-round"])  # type: ignore[arg-type]
+        draw = torch.Generator().manual_seed(seed)
+        optimizer = _optimizer(case.client, network, float(config["lr"]))  # type: ignore[arg-type]
+        loss = _train(network, optimizer, (x, y), draw, augments=example.augments)
+        trained = network.state_dict()
+        if example.head:
+            kept = list(trained)[-example.head :]
+            context.state[HEAD] = ArrayRecord({name: Array(trained[name]) for name in kept})
+        metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})
+        content = RecordDict({"arrays": ArrayRecord(trained), "metrics": metrics})
+        return Message(content, reply_to=message)
 
-    def train(self, state: dict[str, Tensor], rate: float, k: int) -> tuple[ArrayRecord, float]:
-        """The trained model, and the mean loss on the way."""
-        self.network.load_state_dict({**state, **self.head})
-        draw = torch.Generator().manual_seed(1_000_003 * self.case.seed + 1009 * self.number + k)
-        optimizer = _optimizer(self.case.client, self.network, rate)
-        losses = []
-        order = torch.randperm(len(self.y), generator=draw)
-        for rows in torch.split(order, BATCH):
-            images = self.x[rows]
-            if self.example.augments:
-                images = _augmented(images, draw)
-            loss = cross_entropy(self.network(images), self.y[rows])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-        trained = self.network.state_dict()
-        for name in list(trained)[len(trained) - self.example.head :]:
-            self.head[name] = trained[name].clone()
-        return ArrayRecord(trained), float(np.mean(losses))
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        x, y = _rows(example.task)[int(context.node_config["partition-id"])][1]
+        accuracy, loss = _accuracy(_network(example, message, context), x, y)
+        metrics = MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": len(y)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@cache
+def _rows(task: str) -> list[tuple[Rows, Rows]]:
+    """The training and the test rows of every node."""
+    fed = federation(TASKS[task])
+    nodes = []
+    for i in range(fed.clients):
+        train = fed.train_rows[fed.train_start[i] : fed.train_start[i + 1]]
+        test = fed.test_rows[fed.test_start[i] : fed.test_start[i + 1]]
+        nodes.append(((fed.x[train], fed.y[train]), (fed.x[test], fed.y[test])))
+    return nodes
+
+
+def _network(example: Example, message: Message, context: Context) -> nn.Module:
+    """The server's model, with the node's own classification layer if it has one."""
+    state = message.content.array_records["arrays"].to_torch_state_dict()
+    if HEAD in context.state:
+        state |= context.state.array_records[HEAD].to_torch_state_dict()
+    network = NETWORKS[example.task]()
+    network.load_state_dict(state)
+    return network
+
+
+def _train(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    draw: torch.Generator,
+    *,
+    augments: bool,
+) -> float:
+    """One pass over the rows in batches; the mean loss on the way."""
+    x, y = rows
+    losses = []
+    order = torch.randperm(len(y), generator=draw)
+    for batch in torch.split(order, BATCH):
+        images = _augmented(x[batch], draw) if augments else x[batch]
+        loss = cross_entropy(network(images), y[batch])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return float(np.mean(losses))
 
 
 def _optimizer(client: str, network: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -152,24 +211,18 @@ def _accuracy(network: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
 # ---- the federation ----
 
 
-class Federation(Grid):
-    """Nodes that answer at once."""
+class InProcess(Grid):
+    """Nodes that answer at once, each with a context of its own."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, app: ClientApp, nodes: int) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self.example = EXAMPLES[case.example]
-        fed = federation(TASKS[self.example.task])
-        self.nodes: dict[int, Node] = {}
-        self.tests: dict[int, tuple[Tensor, Tensor]] = {}
-        for i in range(fed.clients):
-            train = fed.train_rows[fed.train_start[i] : fed.train_start[i + 1]]
-            test = fed.test_rows[fed.test_start[i] : fed.test_start[i + 1]]
-            self.nodes[100 + i] = Node(case, i, (fed.x[train], fed.y[train]))
-            self.tests[100 + i] = fed.x[test], fed.y[test]
-        self.k = 0
+        self.app = app
+        self.contexts = {}
+        for i in range(nodes):
+            self.contexts[100 + i] = Context(1, 100 + i, {"partition-id": i}, RecordDict(), {})
 
     def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
+        return list(self.contexts)
 
     def send_and_receive(
         self,
@@ -177,27 +230,12 @@ class Federation(Grid):
         *,
         timeout: float | None = None,  # noqa: ARG002
     ) -> list[Message]:
-        asked = list(messages)
-        if asked and asked[0].metadata.message_type == "train":
-            self.k += 1
-        return sorted([self._answer(message) for message in asked], key=_metrics)
-
-    def _answer(self, message: Message) -> Message:
-        number = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = f"{self.k}-{number}"
-        node = self.nodes[number]
-        state = message.content.array_records["arrays"].to_torch_state_dict()
-        if message.metadata.message_type == "train":
-            rate = float(message.content.config_records["config"]["lr"])  # type: ignore[arg-type]
-            arrays, loss = node.train(state, rate, self.k)
-            metrics = MetricRecord({"train_loss": loss, "num-examples": len(node.y)})
-            content = RecordDict({"arrays": arrays, "metrics": metrics})
-            return Message(content, reply_to=message)
-        node.network.load_state_dict(state)
-        accuracy, loss = _accuracy(node.network, *self.tests[number])
-        count = len(self.tests[number][1])
-        metrics = MetricRecord({"accuracy": accuracy, "loss": loss, "num-examples": count})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = str(node)
+            replies.append(self.app(message, self.contexts[node]))
+        return sorted(replies, key=_metrics)
 
     def set_run(self, run: Any) -> None:
         """Nothing: there is one run."""
@@ -246,17 +284,33 @@ def _held_out(example: Example) -> tuple[Tensor, Tensor]:
     return pool.x[rows].float() / 127.5 - 1, pool.y[rows]
 
 
-def run(case: Case) -> list[float]:
-    """The accuracy after every round."""
+def run(case: Case, simulated: bool = False) -> list[float]:
+    """The accuracy after every round, in this process or in Flower's own simulation."""
+    curve: list[float] = []
+    nodes = TASKS[EXAMPLES[case.example].task].clients
+    app = client_app(case)
+    if not simulated:
+        return _serve(case, InProcess(app, nodes))
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        curve.extend(_serve(case, grid))
+
+    run_simulation(server, app, num_supernodes=nodes, backend_config=ONE_CORE)
+    return curve
+
+
+def _serve(case: Case, grid: Grid) -> list[float]:
+    """What the ServerApp of an example does: train, and return the accuracy after every round."""
     example = EXAMPLES[case.example]
     random.seed(case.seed)
     torch.manual_seed(case.seed)
     network = NETWORKS[example.task]()
-    grid = Federation(case)
     inner = Averaging(
         fraction_train=example.fraction,
         fraction_evaluate=0.0 if example.held_out else 1.0,
-        min_available_nodes=len(grid.nodes),
+        min_available_nodes=TASKS[example.task].clients,
     )
     inner.halves_at = example.halves_at
     strategy: Strategy = inner if case.strategy == "fedavg" else FedSSO(inner=inner)
@@ -330,6 +384,8 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", choices=list(OWN_RATE), default=list(OWN_RATE))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("build/flower_examples"))
+    parser.add_argument("--rates", nargs="+", type=float, help="learning rates of the clients")
+    parser.add_argument("--simulation", action="store_true", help="run in Flower's simulation")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is there")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -337,12 +393,12 @@ def main() -> None:
     for seed in given.seeds if not given.table else ():
         for example in given.examples:
             for client in given.clients:
-                for rate in rates(client):
+                for rate in given.rates or rates(client):
                     for name in STRATEGIES:
                         case = Case(example, client, rate, seed, name)
                         file = given.out / case.file
                         if not file.is_file():
-                            write_atomic(file, json.dumps(run(case)))
+                            write_atomic(file, json.dumps(run(case, given.simulation)))
     for text in table(given.out, given.examples, given.seeds):
         print(text)
 

@@ -4,17 +4,20 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: deploy.sh [--rounds N] [--nodes N] [--strategy fedsso|fedavg] [--data FOLDER] [--out FOLDER]
+usage: deploy.sh [--files FOLDER --schema FILE] [--family NAME] [--cluster] [--nodes N] [--data FOLDER] [--out FOLDER]
 
-Starts a Flower SuperLink with TLS and node authentication and up to four SuperNodes on the loopback interface, runs
-this app on them, shows the result, and ends every process it started. Keys, certificates, logs and the hospitals' data
-folders lie in a temporary folder that is removed; after a failure it is kept, and named.
+Starts a Flower SuperLink with TLS and node authentication and a SuperNode for each hospital on the loopback interface,
+runs the regression of this app on them, shows the result, and ends every process it started. Keys, certificates, logs
+and the hospitals' folders lie in a temporary folder that is removed; after a failure it is kept, and named.
 
-  --rounds    rounds of training, 8 if not said
-  --nodes     hospitals, 1 to 4: Cleveland, Hungary, Switzerland, Long Beach; 4 if not said
-  --strategy  fedsso if not said
-  --data      folder of processed.NAME.data; if not said $FEDSSO_DATA, else where `fedsso data get heart` puts them
-  --out       folder for the model, the trace and its picture; ./out if not said
+  --files    folder of the hospitals' tables: NAME.csv, or a folder NAME with one CSV file and, if wished, hospital.toml
+             with the hospital's own limits; if not said, the four hospitals of heart disease
+  --schema   the schema of these tables; `fedsso data schema TABLE --outcome COLUMN --out FILE` writes one
+  --family   binomial, gaussian, poisson, cox (with Efron's ties) or "cox breslow"; binomial if not said
+  --cluster  also standard errors clustered by hospital
+  --nodes    hospitals of heart disease, 1 to 4: Cleveland, Hungary, Switzerland, Long Beach; 4 if not said
+  --data     folder of processed.NAME.data; if not said $FEDSSO_DATA, else where `fedsso data get heart` puts them
+  --out      folder for the saved model, the table of coefficients and the report; ./out if not said
 TEXT
 }
 
@@ -23,12 +26,13 @@ fail() {
   exit 1
 }
 
-rounds=8 nodes=4 strategy=fedsso out=out
+files='' schema='' family=binomial cluster=false nodes=4 out=out
 data=${FEDSSO_DATA:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/fedsso}
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage && exit ;;
-    --rounds | --nodes | --strategy | --data | --out)
+    --cluster) cluster=true && shift ;;
+    --files | --schema | --family | --nodes | --data | --out)
       case ${2:-} in '' | --*) fail "$1 needs a value; see --help" ;; esac
       printf -v "${1#--}" %s "$2"
       shift 2
@@ -45,14 +49,31 @@ has() { command -v "$1" >/dev/null || fail "there is no $1: install $2"; }
 has flower-superlink "fedsso with its extra: pip install 'fedsso[flower]'"
 has openssl "openssl (Debian, Ubuntu: apt-get install openssl)"
 has ssh-keygen "OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"
-hospitals=(cleveland hungarian switzerland va)
-case $nodes in [1-4]) ;; *) fail "--nodes must be 1 to 4, got $nodes" ;; esac
-case $rounds in '' | 0* | *[!0-9]*) fail "--rounds must be a whole number from 1 on, got $rounds" ;; esac
-case $strategy in fedsso | fedavg) ;; *) fail "--strategy must be fedsso or fedavg, got $strategy" ;; esac
-for name in "${hospitals[@]:0:nodes}"; do
-  [ -f "$data/processed.$name.data" ] || fail "no file $data/processed.$name.data: run fedsso data get heart, or say --data"
-done
-data=$(cd "$data" && pwd)
+hospitals=() tables=() # the hospitals' names, and the table or folder of each
+if [ -n "$files" ]; then
+  [ -n "$schema" ] || fail "--files needs --schema; fedsso data schema writes one from a hospital's table"
+  [ -d "$files" ] || fail "no folder $files: say the folder of the hospitals' tables with --files"
+  for path in "$(cd "$files" && pwd)"/*; do
+    [[ $path = *.csv ]] || compgen -G "$path/*.csv" >/dev/null || continue
+    name=$(basename "$path" .csv)
+    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || fail "a hospital's name has letters, digits, - and _ only, got $name"
+    hospitals+=("$name") tables+=("$path")
+  done
+  [ ${#hospitals[@]} -gt 0 ] || fail "no tables NAME.csv in $files"
+else
+  [ -z "$schema" ] || fail "--schema needs --files: heart disease has its own"
+  case $nodes in [1-4]) ;; *) fail "--nodes must be 1 to 4, got $nodes" ;; esac
+  for name in cleveland hungarian switzerland va; do
+    [ ${#hospitals[@]} -lt "$nodes" ] || break
+    [ -f "$data/processed.$name.data" ] || fail "no file $data/processed.$name.data: run fedsso data get heart, or say --data"
+    hospitals+=("$name") tables+=("$(cd "$data" && pwd)/processed.$name.data")
+  done
+fi
+nodes=${#hospitals[@]}
+if [ -n "$schema" ]; then
+  [ -f "$schema" ] || fail "no file $schema: fedsso data schema writes one from a hospital's table"
+  schema=$(cd "$(dirname "$schema")" && pwd)/$(basename "$schema")
+fi
 mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || fail "cannot write to $out: say another folder with --out"
 out=$(cd "$out" && pwd)
 
@@ -85,7 +106,7 @@ finish() {
   kill $all 2>/dev/null || true
   for _ in $(seq 50); do [ -z "$(alive $all)" ] || sleep 0.1; done
   kill -9 $(alive $all $(ours)) 2>/dev/null || true
-  wait
+  { wait; } 2>/dev/null # without a line for each that was killed
   [ -z "$all" ] || done_with "$(echo $all | wc -w) processes ended"
   case $code in
     0 | 129 | 130 | 141 | 143) rm -rf "$work" ;;
@@ -110,13 +131,15 @@ printf 'subjectAltName=IP:127.0.0.1\n' >names
   openssl req -newkey rsa:2048 -nodes -subj "/CN=127.0.0.1" -keyout server.key -out server.csr
   openssl x509 -req -days 2 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.pem
 } 2>openssl.log
-for name in "${hospitals[@]:0:nodes}"; do
-  mkdir "$name" && cp "$data/processed.$name.data" "$name/"
-  ssh-keygen -q -t ecdsa -b 384 -N "" -C "$name" -f "$name.key"
+mkdir nodes
+for i in "${!hospitals[@]}"; do
+  folder=nodes/${hospitals[i]}
+  if [ -d "${tables[i]}" ]; then cp -r "${tables[i]}" "$folder"; else mkdir "$folder" && cp "${tables[i]}" "$folder/"; fi
+  ssh-keygen -q -t ecdsa -b 384 -N "" -C "${hospitals[i]}" -f "$folder.key"
 done
-ports=($(python3 -c 'import socket
-held = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]
-print(*(one.getsockname()[1] for one in held))'))
+ports=($(python3 -c 'import socket, sys
+held = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]))]
+print(*(one.getsockname()[1] for one in held))' $((nodes + 1))))
 superlink=127.0.0.1:${ports[0]}
 mkdir "$FLWR_HOME"
 printf '[superlink]\ndefault = "hospitals"\n\n[superlink.hospitals]\naddress = "%s"\nroot-certificates = "%s"\n' \
@@ -134,23 +157,24 @@ until (: <"/dev/tcp/127.0.0.1/${ports[0]}") 2>/dev/null; do
 done
 done_with "SuperLink with TLS on $superlink"
 
-for i in $(seq 0 $((nodes - 1))); do
-  name=${hospitals[i]}
-  flwr supernode register "$name.key.pub" --name "$name" >>register.log 2>&1 || fail "$(tail -n 5 register.log)"
+for i in "${!hospitals[@]}"; do
+  name=${hospitals[i]} folder=nodes/${hospitals[i]}
+  flwr supernode register "$folder.key.pub" --name "$name" >>register.log 2>&1 || fail "$(tail -n 5 register.log)"
   flower-supernode --superlink "$superlink" --root-certificates ca.crt \
-    --auth-supernode-private-key "$name.key" --host 127.0.0.1 --port "${ports[i + 1]}" \
-    --node-config "data-folder=\"$work/$name\"" >"$name.log" 2>&1 &
+    --auth-supernode-private-key "$folder.key" --host 127.0.0.1 --port "${ports[i + 1]}" \
+    --node-config "data-folder=\"$work/$folder\" name=\"$name\"" >"$folder.log" 2>&1 &
 done
 until [ "$(flwr supernode list --format json | grep -c '"status": "online"')" = "$nodes" ]; do
-  [ "$(jobs -rp | wc -l)" -gt "$nodes" ] || fail "a SuperNode did not start: $(tail -n 3 ./*.log)"
+  [ "$(jobs -rp | wc -l)" -gt "$nodes" ] || fail "a SuperNode did not start: $(tail -n 3 nodes/*.log)"
   sleep 0.2
 done
 done_with "hospitals registered and online: $nodes"
 
 # ---- the run ----
 
-flwr run "$app" --stream -c "num-server-rounds=$rounds strategy=\"$strategy\" min-nodes=$nodes out=\"$out\"" &
+flwr run "$app" --stream \
+  -c "schema=\"$schema\" family=\"$family\" cluster=$cluster min-nodes=$nodes out=\"$out\"" &
 wait $! # not in the foreground, where a signal would have to wait for its end
 flwr ls --format json | grep -q '"status": "finished:completed"' || fail "the run did not end well, see above"
-done_with "rounds of $strategy: $rounds, evaluation in the last"
+done_with "the regression"
 echo "written to $out:" && ls "$out"

@@ -1,9 +1,10 @@
 """What `import fedsso` offers.
 
 Names are gathered here and loaded when one of them is first asked for (`__init__.py`), because
-torch takes seconds to import. They fall into five groups:
+torch takes seconds to import. They fall into six groups:
 
     data         load, Federation
+    regressions  glm over the tables of several hospitals; Regression, what it returns; load_model
     models       build_model; any nn.Module will do as well
     algorithms   FedSSO, FedAvg and the others of `algorithms`; Algorithm, the base of one's own;
                  Decay, theorem_2 and theorem_3 for step sizes
@@ -30,6 +31,8 @@ from .experiment.results import Results, Setting
 from .experiment.run import Run, load_run
 from .experiment.stepper import Simulation
 from .experiment.workers import OutOfTime
+from .regression.glm import glm
+from .regression.result import Regression, load_model
 from .version import __version__
 
 # A name that is added here needs a docstring with an example that runs, and a line in
@@ -41,6 +44,7 @@ __all__ = [
     "Federation",
     "InputError",
     "OutOfTime",
+    "Regression",
     "Results",
     "Run",
     "Setting",
@@ -48,8 +52,10 @@ __all__ = [
     "__version__",
     "build_model",
     "compare",
+    "glm",
     "grid",
     "load",
+    "load_model",
     "load_run",
     "load_runs",
     "resume",

@@ -1,4 +1,4 @@
-"""The drift of the client step that FedSSO chooses: small for one layer, fading for networks."""
+"""The drift of the client step that FedSSO chooses, by the model and by who answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedsso import FedSSO, InputError, load, simulate
+from fedsso.algorithm.contract import Attendance
 from fedsso.algorithms import client_step
 
 
@@ -26,11 +27,17 @@ def test_a_network_begins_with_more_drift_which_fades() -> None:
     assert found[-1] < 0.2001
 
 
-def test_the_drift_follows_the_model() -> None:
+@pytest.mark.parametrize(("absent", "linear"), [(False, "small"), (True, "steady")])
+def test_the_drift_follows_the_model_and_who_answers(absent: bool, linear: str) -> None:
     auto = FedSSO()
-    assert auto.fit([10]).drift == "small"
-    assert auto.fit([10, 20]).drift == "fading"
-    assert replace(auto, drift="small").fit([10, 20]).drift == "small"
+    attendance = Attendance(4, absent)
+    assert auto.fit([10]).join(attendance, 10).drift == linear
+    assert auto.fit([10, 20]).join(attendance, 30).drift == "fading"
+    given = replace(auto, drift="steady")
+    assert given.fit([10, 20]).join(attendance, 30).drift == "steady"
+
+
+def test_an_unknown_drift_is_refused() -> None:
     with pytest.raises(InputError, match="unknown drift 'smal'; did you mean 'small'"):
         FedSSO(drift="smal")
 

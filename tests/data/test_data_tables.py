@@ -197,7 +197,7 @@ def hospitals(folder: Path) -> list[Path]:
 
 
 def test_a_pool_of_csv_files_keeps_order_and_names(tmp_path: Path) -> None:
-    pool = csv(hospitals(tmp_path), target="ill")
+    pool = csv(hospitals(tmp_path), outcome="ill")
     assert pool.group is not None
     assert pool.group.tolist() == ["north"] * 3 + ["east"] * 2
     assert pool.x[3:].tolist() == [[40, 1], [80, 3]]

@@ -18,11 +18,11 @@ from torch import nn
 
 from fedsso.flower import PhasedStrategy, client_app, discreet
 
-APP = Path(__file__).parents[2] / "examples" / "hospitals"
+APP = Path(__file__).parents[2] / "examples" / "training"
 sys.path.insert(0, str(APP))
-from hospitals.client_app import app as hospital_app  # noqa: E402
-from hospitals.discreet import discreet as hospital_discreet  # noqa: E402
-from hospitals.task import start  # noqa: E402
+from training.client_app import app as hospital_app  # noqa: E402
+from training.discreet import discreet as hospital_discreet  # noqa: E402
+from training.task import start  # noqa: E402
 
 JANE = "Miller Jane 1951-03-04"
 Raise = Callable[[], Any]

@@ -1,33 +1,32 @@
-"""The hospitals' app: its reader, its steps, and the whole of it in one process, beside the
-simulator and FedAvg."""
+"""The hospitals' app: heart disease, tables of one's own, and the whole of it in one process."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import clinics
 import numpy as np
 import patients
 import pytest
-import torch
-from flwr.app import Context, RecordDict
-from grid import RUN, SERVER, LocalGrid
-from numpy.typing import NDArray
+import statsmodels.api
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from grid import FIRST_NODE, RUN, SERVER, LocalGrid, Tamper
 
 import fedsso
-from fedsso.data.tables import FEATURES, HOSPITALS
-from fedsso.experiment.trace import Trace
+from fedsso.errors import InputError
+from fedsso.regression import schema
+from fedsso.regression.design import design
 
 APP = Path(__file__).parents[2] / "examples" / "hospitals"
 sys.path.append(str(APP))
-task, client, server = (
-    import_module(f"hospitals.{name}") for name in ("task", "client_app", "server_app")
+heart, client, server = (
+    import_module(f"hospitals.{name}") for name in ("heart", "client_app", "server_app")
 )
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 HERE = Path(os.environ.get("FEDSSO_DATA", ""))
@@ -37,178 +36,196 @@ needs_data = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return patients.write(tmp_path_factory.mktemp("heart"))
-
-
-def trained(out: Path, data: Path, **config: Any) -> NDArray[Any]:
-    """The model that the app writes; four nodes in this process."""
+def fitted(nodes: list[dict[str, Any]], tamper: Tamper | None = None, **config: Any) -> None:
+    """Run the app with nodes in this process. `tamper` sees all that the server is sent."""
     run_config = CONFIG | {name.replace("_", "-"): value for name, value in config.items()}
-    run_config |= {"out": str(out), "data-dir": str(data)}
-    grid = LocalGrid(client.app, [{"partition-id": i} for i in range(4)])
+    grid = LocalGrid(client.app, nodes, tamper)
     for context in grid.contexts.values():
         context.run_config = run_config
     server.app(grid, Context(RUN, SERVER, {}, RecordDict(), run_config))
-    lines = (out / "model.csv").read_text().splitlines()
-    return np.array([float(line.partition(",")[2]) for line in lines])
 
 
-def hospitals(data: Path) -> list[Any]:
-    """The training rows of each."""
-    return [task.load({"partition-id": i}, str(data))[0] for i in range(4)]
+def kept(arrived: list[Message]) -> Tamper:
+    """Keeps all replies in a list."""
+    return lambda reply: arrived.append(reply) or reply
 
 
-def loss(w: NDArray[Any], data: Path) -> float:
-    """Over the training rows of all hospitals."""
-    each = hospitals(data)
-    return sum(len(rows.y) * task.loss(w, rows) for rows in each) / sum(
-        len(rows.y) for rows in each
-    )
+@pytest.fixture
+def study(tmp_path: Path) -> dict[str, Any]:
+    """The run config of a simulation over four clinics."""
+    (tmp_path / "schema.toml").write_text(clinics.SCHEMA)
+    files = clinics.write(tmp_path / "files")
+    return {
+        "files": str(files),
+        "schema": str(tmp_path / "schema.toml"),
+        "out": str(tmp_path / "out"),
+    }
+
+
+SIMULATED = [{"partition-id": i} for i in range(4)]
 
 
 # ---- the app as a whole ----
 
 
-@needs_data
-def test_fedsso_reaches_the_loss_of_a_hundred_rounds_of_fedavg_in_eight(tmp_path: Path) -> None:
-    averaged = loss(trained(tmp_path / "avg", HERE, strategy="fedavg", num_server_rounds=100), HERE)
-    assert loss(trained(tmp_path / "sso", HERE), HERE) <= averaged
-    assert loss(trained(tmp_path / "avg8", HERE, strategy="fedavg"), HERE) > averaged + 0.1
+def test_it_equals_the_pooled_fit_and_the_fit_in_one_process(study: dict[str, Any]) -> None:
+    fitted(SIMULATED, **study)
+    found = fedsso.load_model(study["out"])
+    x, y = clinics.pooled()
+    reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
+    table = found.coefficients()
+    np.testing.assert_allclose(table["estimate"], reference.params, rtol=1e-6)
+    np.testing.assert_allclose(table["std_error"], reference.bse, rtol=1e-6)
+    here = fedsso.glm(study["files"], "binomial", schema=study["schema"])
+    assert np.array_equal(here.coefficients()["estimate"], table["estimate"])
+    assert found.fit.rows == len(y)
 
 
-def test_it_ends_where_the_simulator_does_and_leaves_a_trace(tmp_path: Path, data: Path) -> None:
-    w = trained(tmp_path, data)
-    fed = fedsso.Federation.from_clients(
-        [(torch.tensor(rows.x[:, :-1]), torch.tensor(rows.y).long()) for rows in hospitals(data)],
-        test_fraction=0,
+def test_it_says_how_many_messages_there_were(
+    study: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrived: list[Message] = []
+    fitted(SIMULATED, kept(arrived), **study)
+    told = capsys.readouterr().out
+    assert f"messages to each hospital: {len(arrived) // 4} (1 describe, " in told
+    assert ", 1 assess)" in told
+    assert "stage: III" in told
+
+
+def test_a_bad_cell_excludes_one_clinic_and_is_in_no_message(study: dict[str, Any]) -> None:
+    clinics.write(Path(study["files"]), bad=clinics.SECRET)
+    arrived: list[Message] = []
+    fitted(SIMULATED, kept(arrived), **study)
+    found = fedsso.load_model(study["out"]).fit
+    assert [one.hospital for one in found.hospitals] == ["east", "north", "south"]
+    ((hospital, reason),) = found.refusals
+    assert hospital == "west"
+    assert "'age'" in reason
+    sent = b"".join(message_to_proto(reply).SerializeToString() for reply in arrived)
+    assert b"'age'" in sent
+    written = b"".join(path.read_bytes() for path in Path(study["out"]).rglob("*.*"))
+    for text in (sent, written):
+        assert b"Miller" not in text
+        assert b"doctor" not in text
+
+
+def test_a_run_that_nobody_answers_ends_with_a_sentence(
+    study: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in Path(study["files"]).iterdir():
+        path.write_text("age,ill\n50,yes\n")
+    with pytest.raises(InputError, match="no hospital takes part"):
+        fitted(SIMULATED, **study)
+    assert "there is no result: no hospital takes part" in caplog.text
+    assert not Path(study["out"]).exists()
+
+
+def test_a_clinic_that_is_gone_in_the_middle_is_left_out(study: dict[str, Any]) -> None:
+    lost = FIRST_NODE + 2
+    answers = 0
+
+    def lose(reply: Message) -> Message | None:
+        nonlocal answers
+        answers += reply.metadata.src_node_id == lost
+        return None if answers > 4 and reply.metadata.src_node_id == lost else reply
+
+    fitted(SIMULATED, lose, **study)
+    found = fedsso.load_model(study["out"])
+    assert [one.hospital for one in found.fit.hospitals] == ["east", "north", "west"]
+    assert [one.hospital for one in found.fit.refusals] == ["south"]
+    assert answers == 6  # four answers, and two that were lost
+    x, y = clinics.pooled(("east", "north", "west"))
+    reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
+    np.testing.assert_allclose(found.coefficients()["estimate"], reference.params, rtol=1e-6)
+
+
+def test_more_nodes_than_tables_are_told_so(study: dict[str, Any]) -> None:
+    fitted([*SIMULATED, {"partition-id": 4}], **study)
+    ((_, reason),) = fedsso.load_model(study["out"]).fit.refusals
+    assert "there are 4 tables" in reason
+
+
+def test_a_node_with_a_folder_of_its_own_ignores_what_the_server_says(
+    study: dict[str, Any], tmp_path: Path
+) -> None:
+    nodes = []
+    for name in ("east", "north"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (Path(study["files"]) / f"{name}.csv").rename(folder / "table.csv")
+        nodes.append({"data-folder": str(folder), "name": name})
+    fitted(nodes, **study)
+    found = fedsso.load_model(study["out"]).fit
+    assert [(one.hospital, one.dropped) for one in found.hospitals] == [("east", 14), ("north", 11)]
+
+
+# ---- heart disease ----
+
+
+def test_numbers_of_heart_disease_become_words(tmp_path: Path) -> None:
+    path = tmp_path / "processed.va.data"
+    path.write_text(
+        "63.0,1,4.0,145,0,1,2,150,0,2.3,3,0,6,0\n\n37,0,2,?,250,0,0,187,1,3.5,1,?,?,3\n"
     )
-    options = {"rounds": 8, "local_steps": 5, "batch_size": None, "loss": "bce"}
-    run = fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.03), **options)
-    assert np.abs(w - run.x.numpy()).max() < 1e-5
-    trace = Trace.load(tmp_path / "trace.csv")
-    assert np.allclose(trace["train_loss"][1:], run.trace["train_loss"][1:], atol=1e-6)
-    assert (tmp_path / "curves.png").stat().st_size > 1000
-    assert np.flatnonzero(np.isfinite(trace["test_loss"])).tolist() == [
-        8
-    ]  # evaluated in the last round alone
-    held_out = [task.load({"partition-id": i}, str(data))[1] for i in range(4)]
-    right = sum(round(task.accuracy(w, rows) * len(rows.y)) for rows in held_out)
-    assert trace["test_accuracy"][8] == pytest.approx(right / sum(len(rows.y) for rows in held_out))
-
-
-def test_it_goes_on_from_a_checkpoint(tmp_path: Path, data: Path) -> None:
-    whole = trained(tmp_path / "whole", data)
-    trained(tmp_path / "first", data, num_server_rounds=3, checkpoint_dir=str(tmp_path / "ckpt"))
-    assert np.array_equal(
-        whole, trained(tmp_path / "second", data, checkpoint_dir=str(tmp_path / "ckpt"))
-    )
-    trace = Trace.load(tmp_path / "second" / "trace.csv")
-    assert trace["round"].tolist() == list(range(9))
-    assert np.isfinite(trace["test_loss"][8])
-
-
-def test_an_unknown_strategy_is_refused(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(ValueError, match="strategy must be fedsso or fedavg, got 'fedprox'"):
-        trained(tmp_path, data, strategy="fedprox")
-
-
-# ---- the client's side ----
-
-ONE_MESSAGE = """
-import sys
-from flwr.app import Context, RecordDict
-from grid import LocalGrid
-from hospitals import client_app, task
-from flwr.app import Array, ArrayRecord, Message
-grid = LocalGrid(client_app.app, [{"data-folder": sys.argv[1]}])
-(node, context), = grid.contexts.items()
-context.run_config = {"alpha": 0.1, "local-steps": 2, "data-dir": ""}
-content = RecordDict({"arrays": ArrayRecord({"w": Array(task.start())})})
-for kind in ("train", "evaluate"):
-    reply, = grid.send_and_receive([Message(content, node, kind)])
-    print(sorted(reply.content["metrics"]))
-print([name for name in ("torch", "pandas", "fedsso", "ray") if name in sys.modules])
-"""
-
-
-def test_a_client_loads_neither_torch_nor_fedsso(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "own.data").write_bytes((data / "processed.va.data").read_bytes())
-    path = os.pathsep.join([str(APP), str(Path(__file__).parent)])
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_MESSAGE, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=os.environ
-        | {"PYTHONPATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    expected = "['num-examples', 'train_loss']\n['eval_acc', 'eval_loss', 'num-examples']\n[]\n"
-    assert done.stdout == expected
-
-
-def test_the_step_follows_the_gradient(data: Path) -> None:
-    rows = hospitals(data)[0]
-    w, d = np.linspace(-1, 1, 14), 1e-6 * np.eye(14)
-    slope = [(task.loss(w + e, rows) - task.loss(w - e, rows)) / 2e-6 for e in d]
-    after, mean = task.train(w, rows, alpha=0.5, steps=1)
-    assert np.allclose((w - after) / 0.5, slope, atol=1e-8)
-    assert mean == task.loss(w, rows)
-
-
-# ---- the files ----
-
-
-def test_the_columns_are_those_of_the_package() -> None:
-    assert task.HOSPITALS == HOSPITALS
-    assert tuple(task.SCALES) == FEATURES
-
-
-def test_gaps_and_impossible_zeros_take_the_typical_value(tmp_path: Path) -> None:
-    path = tmp_path / "a.data"
-    path.write_text("63,1,3,132,0,?,1,150,0.3,1,1.6,0.7,4.7,2\n54,0.7,3,0,299,0,?,?,?,?,?,?,?,0\n")
-    x, y = task.read(path)
-    assert y.tolist() == [1, 0]
-    assert np.allclose(x[0], [1, 0.6, *[0] * 11, 1])
-    assert np.allclose(x[1], [0, 0, 0, 0, 1, -0.15 / 0.35, *[0] * 7, 1])
-
-
-def test_every_fifth_row_is_held_out(data: Path) -> None:
-    rows = task.read(data / "processed.va.data")
-    kept, held_out = task.load({"partition-id": 3}, str(data))
-    assert np.array_equal(held_out.x, rows.x[4::5])
-    assert len(kept.y) + len(held_out.y) == len(rows.y) == 60
-
-
-def test_a_node_finds_its_own_file_alone(tmp_path: Path, data: Path) -> None:
-    assert task.find({"partition-id": 1}, str(data)).name == "processed.hungarian.data"
-    with pytest.raises(ValueError, match=r"has 4 files \*\.data, expected one"):
-        task.find({"data-folder": str(data)})
-    with pytest.raises(ValueError, match=r"has 0 files \*\.data"):
-        task.find({"data-folder": str(tmp_path)})
-    with pytest.raises(ValueError, match="there is no hospital 4: simulate with num-supernodes=4"):
-        task.find({"partition-id": 4}, str(data))
-    with pytest.raises(ValueError, match="run `fedsso data get heart`"):
-        task.find({"partition-id": 0}, str(tmp_path))
-
-
-def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.data"
-    good = "63,1,3,132,0,?,1,150,0.3,1,1.6,0.7,4.7,2\n"
-    wrong = {
-        "": "is empty",
-        "1,2,3\n": "line 1: 1 rows have not 14 cells",
-        f"{good}1,2\n": "line 2: 1 rows have not 14 cells",
-        good.replace("63", "inf"): "line 1, column age: 'inf'; cells that are no numbers",
-        good.replace(",2\n", ",?\n"): "line 1, column diagnosis: '?'",
-        good.replace("63", "old"): "line 1, column age: 'old'",
+    table = heart.read(path)
+    assert dict(zip(table.names, table.rows[0], strict=True)) == {
+        "age": "63.0",
+        "sex": "male",
+        "chest_pain": "none",
+        "blood_pressure": "145",
+        "cholesterol": "",
+        "blood_sugar": "yes",
+        "ecg": "hypertrophy",
+        "heart_rate": "150",
+        "angina": "no",
+        "st_depression": "2.3",
+        "st_slope": "down",
+        "vessels": "0",
+        "thallium": "fixed",
+        "disease": "no",
     }
-    for text, message in wrong.items():
-        path.write_text(text)
-        with pytest.raises(ValueError, match=re.escape(message)):
-            task.read(path)
-    path.write_text(good)
-    with pytest.raises(ValueError, match="1 patients are too few"):
-        task.load({"data-folder": str(tmp_path)})
-    with pytest.raises(ValueError, match="there is no hospital -1"):
-        task.find({"partition-id": -1}, str(tmp_path))
+    assert table.rows[1][-1] == "yes"
+    assert table.lines == (1, 3)
+    assert heart.name(path) == "va"
+    path.write_text(f"63,{clinics.SECRET}\n")
+    with pytest.raises(InputError, match="line 1: has 2 cells, expected 14") as caught:
+        heart.read(path)
+    assert caught.value.public == "a row has 2 cells, expected 14"
+
+
+def test_the_shipped_schema_reads_made_up_patients(tmp_path: Path) -> None:
+    """Their codes are no whole numbers, so the schema must refuse them, by column and count."""
+    patients.write(tmp_path)
+    table = heart.read(tmp_path / "processed.va.data")
+    with pytest.raises(InputError) as caught:
+        design(table, schema.read(heart.SCHEMA), "binomial")
+    assert "'sex'" in caught.value.public
+
+
+def test_without_its_files_the_app_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSO_DATA", str(tmp_path))
+    with pytest.raises(InputError, match="run `fedsso data get heart`"):
+        client.simulated(0, "")
+    with pytest.raises(InputError, match=r"has no files \*\.csv"):
+        client.simulated(0, str(tmp_path))
+
+
+@needs_data
+def test_heart_disease_equals_the_pooled_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSO_DATA", str(HERE))
+    fitted(SIMULATED, out=str(tmp_path))
+    x, y = [], []
+    for path in heart.files():
+        made = design(heart.read(path), schema.read(heart.SCHEMA), "binomial")
+        x.append(made.x)
+        y.append(made.y)
+    reference = statsmodels.api.Logit(np.concatenate(y), np.concatenate(x)).fit(disp=0)
+    found = fedsso.load_model(tmp_path)
+    table = found.coefficients()
+    np.testing.assert_allclose(table["estimate"], reference.params, rtol=1e-6)
+    np.testing.assert_allclose(table["std_error"], reference.bse, rtol=1e-6)
+    assert [one.hospital for one in found.fit.hospitals] == list(heart.HOSPITALS)

@@ -22,7 +22,7 @@ import pytest
 
 from fedsso.experiment.trace import Trace
 
-APP = Path(__file__).parents[2] / "examples" / "hospitals"
+APP = Path(__file__).parents[2] / "examples" / "training"
 BIN = Path(sys.executable).parent
 ROUNDS, PATIENCE = 24, 600.0
 

@@ -20,6 +20,7 @@ from grid import LocalGrid
 
 import fedsso
 from fedsso import report
+from fedsso.algorithms.cautious import PATIENCE
 from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO
 from fedsso.server import Server
@@ -51,6 +52,22 @@ def by_hand(rounds: int, clients: Iterable[int] = range(3)) -> np.ndarray:
 def test_unmodified_clients_take_the_step_of_the_core() -> None:
     result = sso().start(federation(), initial(), num_rounds=8)
     np.testing.assert_allclose(vector(result.arrays), by_hand(8), atol=1e-5)
+
+
+def test_a_step_that_is_fedavgs_is_so_to_the_bit() -> None:
+    """In round 1, and where the server only averages; a sum of two terms has one order alone."""
+    averaged = FedAvg().start(federation(2), initial(33.3), num_rounds=1)
+    strategy = FedSSO()
+    ours = strategy.start(federation(2), initial(33.3), num_rounds=1)
+    assert np.array_equal(vector(ours.arrays), vector(averaged.arrays))
+
+    state = strategy.server.state
+    assert state is not None
+    only_averages = torch.full_like(state.net.falls, PATIENCE)
+    strategy.server.state = state._replace(net=state.net._replace(falls=only_averages))
+    averaged = FedAvg().start(federation(2), averaged.arrays, num_rounds=5)
+    ours = strategy.start(federation(2), ours.arrays, num_rounds=5)
+    assert np.array_equal(vector(ours.arrays), vector(averaged.arrays))
 
 
 def test_it_beats_averaging_with_the_same_clients() -> None:

@@ -108,13 +108,29 @@ def test_curve_without_traces_is_refused() -> None:
         (0.5, 0.5, ()),
     ],
 )
-def test_default_targets_lie_between_start_and_best(
+def test_default_targets_lie_between_start_and_end(
     start: float, best: float, targets: tuple[float, ...]
 ) -> None:
-    assert (
-        default_targets([ONE._replace(traces=(trace(start, best, start), trace(start, NAN)))])
-        == targets
-    )
+    traces = (trace(start, start, best), trace(start, NAN, best))
+    assert default_targets([ONE._replace(traces=traces)]) == targets
+
+
+def test_no_target_is_above_the_best_final_accuracy() -> None:
+    """An accuracy that was seen in one round, before the end, is no goal."""
+    curve = ONE._replace(traces=(trace(0.5, 0.95, 0.77),))
+    assert max(default_targets([curve])) <= 0.77
+    # A run that ends lower does not lower the goal of the others.
+    assert max(default_targets([curve, ONE])) > 0.77
+
+
+def test_runs_that_all_diverge_have_the_targets_that_they_reached() -> None:
+    assert max(default_targets([LOST])) == pytest.approx(0.48)  # 0.1 + 0.95 (0.5 - 0.1)
+
+
+def test_an_accuracy_that_was_measured_once_is_no_start() -> None:
+    once = ONE._replace(traces=(trace(NAN, NAN, 0.9),))
+    assert default_targets([once]) == ()
+    assert default_targets([once, ONE]) == default_targets([ONE])
 
 
 def test_no_accuracy_no_targets() -> None:

@@ -20,8 +20,10 @@ import pytest
 from test_report_page import big
 
 import fedsso
+import fits
 from fedsso.experiment.results import holding, recipe
 from fedsso.experiment.trace import Trace
+from fedsso.regression.result import Regression
 from fedsso.report.page import Content, Entry, write
 from fedsso.report.tables import Curve
 
@@ -56,7 +58,10 @@ class Window:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, path: Path, width: int = 1200, *, dark: bool = False) -> None:
+    def open(
+        self, path: Path, width: int = 1200, *, dark: bool = False, drawn: bool = True
+    ) -> None:
+        """Open a page; with `drawn`, wait until a script has drawn its first chart."""
         self.size(width, 900)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd(
@@ -65,7 +70,8 @@ class Window:
         self.driver.get_log("browser")
         self.driver.get_log("performance")
         self.driver.get(path.as_uri())
-        self.wait("return performance.getEntriesByName('first-chart').length")
+        if drawn:
+            self.wait("return performance.getEntriesByName('first-chart').length")
 
     def size(self, width: int, height: int) -> None:
         how = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -526,3 +532,22 @@ def test_a_sweep_shows_its_best_and_the_rest_on_demand(window: Window, sweep: Pa
     assert "fedsso alpha=0.0001 eta=0.01" in window.run(VISIBLE)
     window.run("scrollTo(0, 0)")
     window.shoot("sweep")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
+def test_the_page_of_a_regression_fits_and_its_forest_has_one_axis(
+    window: Window, tmp_path: Path, width: int, dark: bool
+) -> None:
+    page = tmp_path / "regression.html"
+    Regression(fits.binomial()).report(page)
+    window.open(page, width, dark=dark, drawn=False)
+    assert window.run("return document.documentElement.scrollWidth") == width
+    edges = window.run(
+        "return [...document.querySelectorAll('.track')].map(t => t.getBoundingClientRect())"
+        ".map(r => `${r.left.toFixed(1)} ${r.width.toFixed(1)}`)"
+    )
+    assert len(edges) == 5  # four terms and the axis
+    assert len(set(edges)) == 1
+    wide = "return [...document.querySelectorAll('svg.plot')].map(s => s.clientWidth)"
+    assert min(window.run(wide)) > 250
+    window.shoot(f"regression-{width}{'-dark' if dark else ''}")

@@ -342,6 +342,34 @@ def test_background_is_in_no_card_and_not_drawn_at_first() -> None:
     assert "0.9900</p>" not in html
 
 
+def test_labels_have_their_names_where_there_are_any(tmp_path: Path) -> None:
+    for city in ("Graz", "Ulm"):
+        (tmp_path / f"{city}.csv").write_text("age,ill\n63,yes\n48,no\n52,no\n")
+    fed = fedsso.Federation.from_csv(tmp_path, "ill")
+    assert fed.labels == fed.class_names == ("no", "yes")
+    run = fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu")
+    fedsso.Results([run]).report(tmp_path / "page.html")
+    (held,) = embedded((tmp_path / "page.html").read_text())["holdings"]
+    assert held["labels"] == ["no", "yes"]
+    # Without names a label is called by its number.
+    (plain,) = embedded(of(AVG, holdings=[Holding("x", ["a"], np.ones((1, 3)))]))["holdings"]
+    assert plain["labels"] == ["0", "1", "2"]
+
+
+def test_a_curve_is_drawn_at_first_rather_than_a_dot() -> None:
+    """As of a run on Flower, which is evaluated after its last round."""
+    once = Curve("on Flower", (trace(NAN, NAN, NAN, 0.8),), "fedsso")
+    assert embedded(of(once))["first"] == "train_loss"
+    assert embedded(of(AVG, once))["first"] == "test_accuracy"
+
+
+def test_a_table_without_targets_does_not_promise_rounds_to_them() -> None:
+    html = of(Curve("on Flower", (trace(NAN, NAN, 0.8),), "fedsso"))
+    assert "<h2>At the end</h2>" in html
+    assert "Rounds to an accuracy" not in html
+    assert "<h2>Rounds to an accuracy</h2>" in of(AVG)
+
+
 def test_very_many_clients_are_thinned_out() -> None:
     counts = np.arange(500)[:, None].repeat(2, 1)
     html = of(AVG, holdings=[Holding("big", [f"c{i}" for i in range(500)], counts)])

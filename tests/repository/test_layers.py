@@ -28,7 +28,11 @@ ALLOWED = {  # tighter than the order
     "data": {"errors", "support"},
     "engine": RANK.keys() - {"algorithms"},
 }
-SHORTCUTS = {"experiment": {"report"}}  # results draw themselves
+SHORTCUTS = {
+    "experiment": {"report"},  # results draw themselves
+    "regression": {"report"},
+    "data": {"regression"},  # a table is read by its schema, which hospitals need without torch
+}
 PARTS = {f"algorithms.{name}" for name in ("cautious", "client_step", "memory", "trust_region")}
 HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))

@@ -1,1 +1,1 @@
-"""Logistic regression of heart disease over four hospitals, for Flower."""
+"""A regression over hospitals, each with its own table, for Flower."""

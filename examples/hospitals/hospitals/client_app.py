@@ -1,40 +1,59 @@
-"""What a hospital does with a message: a few gradient steps on its own rows, or an evaluation on
-those held out."""
+"""What a hospital does with a message: it answers a question about its own table.
+
+On a SuperNode the hospital's own configuration names its folder, see
+`fedsso.flower.regression.own`. In a simulation node i stands for the i-th table of one folder.
+"""
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from pathlib import Path
 
-from hospitals import task
-from hospitals.discreet import discreet
+from flwr.app import Context
 
-app = ClientApp(mods=[discreet])
+from fedsso.errors import InputError
+from fedsso.flower.regression import own
+from fedsso.flower.regression.client import hospital_app
+from fedsso.regression.design import Table, read_table
+from hospitals import heart
 
-
-def _own(context: Context) -> tuple[task.Rows, task.Rows]:
-    return task.load(context.node_config, str(context.run_config["data-dir"]))
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Plain FedAvg: the model after the local steps goes back."""
-    rows, _ = _own(context)
-    alpha, steps = float(context.run_config["alpha"]), int(context.run_config["local-steps"])
-    w, loss = task.train(message.content.array_records["arrays"]["w"].numpy(), rows, alpha, steps)
-    metrics = MetricRecord({"num-examples": len(rows.y), "train_loss": loss})
-    return Message(
-        RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message
-    )
+KINDS = (".csv", heart.KIND)
 
 
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Loss and accuracy of the model on rows that no hospital trained on."""
-    _, rows = _own(context)
-    w = message.content.array_records["arrays"]["w"].numpy()
-    found = {"eval_loss": task.loss(w, rows), "eval_acc": task.accuracy(w, rows)}
-    return Message(
-        RecordDict({"metrics": MetricRecord({"num-examples": len(rows.y), **found})}),
-        reply_to=message,
-    )
+def find(context: Context) -> own.Own:
+    """The hospital of a node."""
+    if "partition-id" in context.node_config:
+        number = int(context.node_config["partition-id"])
+        return simulated(number, str(context.run_config["files"]))
+    return own.hospital(context, read, KINDS)
+
+
+def simulated(number: int, files: str) -> own.Own:
+    """One of the tables in a folder, or of the hospitals of heart disease, by its number."""
+    tables = heart.files() if not files else _tables(Path(files).expanduser())
+    if number >= len(tables):
+        raise InputError(
+            f"there is no table {number + 1}, only {len(tables)}; simulate with "
+            f"num-supernodes={len(tables)}",
+            public=f"there are {len(tables)} tables: simulate with so many num-supernodes",
+        )
+    path = tables[number]
+    return own.Own(heart.name(path), lambda: read(path))
+
+
+def read(path: Path) -> Table:
+    """A hospital's table: a CSV file, or a file of UCI heart disease, which has no header."""
+    return heart.read(path) if path.suffix == heart.KIND else read_table(path)
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The tables in a folder, by their names."""
+    found = sorted(path for path in folder.glob("*") if path.suffix in KINDS)
+    if not found:
+        raise InputError(
+            f"{folder} has no files *.csv; say another folder with files",
+            public="the folder of the simulation has no tables",
+        )
+    return found
+
+
+app = hospital_app(find)

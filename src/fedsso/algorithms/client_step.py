@@ -12,13 +12,18 @@ with the least L so far. Then tau local steps change a client's gradient by abou
 The bound 0.1 is there because single clients can be steeper than their mean. From round 6 on L
 stays as it is; only if no pair was seen until then, the first one to come decides alone.
 
-The drift. A small drift makes g a good gradient: it is 0.2 where the model has one layer. A network
-gains from more at the start: large local steps leave directions that are too steep for them, and
-what the server then learns is a flatter region. So a network begins with 0.7, and in round k has
+The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
+a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
+minimum. But a larger drift lets clients come forward by themselves, which counts where the server
+hears only some of them, and trusts its own steps less. So there are three kinds:
 
-    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)
+    small     drift = 0.05                              one layer, and all clients answer
+    steady    drift = 0.2                               one layer, and some may be absent
+    fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network, in round k
 
-because later on, near a minimum, drift only moves the point at which g vanishes.
+A network gains from more at the start: large local steps leave directions that are too steep for
+them, and what the server then learns is a flatter region. Later on, near a minimum, drift only
+does harm there as well.
 
 Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
 server then goes back to the model before its last step, forgets what the guard knew about step
@@ -44,11 +49,12 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from ..algorithm.contract import BLOW_UP, Algorithm
+from ..algorithm.contract import BLOW_UP, Algorithm, Attendance
 
 FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha
-DRIFT = 0.2  # alpha tau L, the change of a client's gradient on its way
+SMALL = 0.05  # alpha tau L, the change of a client's gradient on its way, if all clients answer
+STEADY = 0.2  # the same if some may be absent, and of a network in the end
 EARLY = 0.7  # the same of a network at the start
 FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the rounds in which alpha is chosen
@@ -56,7 +62,7 @@ SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
 
 
-DRIFTS = ("auto", "small", "fading")
+DRIFTS = ("auto", "small", "steady", "fading")
 
 
 class Stepping(Algorithm):
@@ -69,11 +75,19 @@ class Stepping(Algorithm):
         sizes: Sequence[int],
         shapes: Sequence[Sequence[int]] = (),  # noqa: ARG002
     ) -> Self:
-        """Decide drift="auto": fading for networks, small for models of one layer."""
+        """Decide drift="auto" for networks."""
+        return self._drifting("fading") if len(sizes) > 1 else self
+
+    def join(self, attendance: Attendance, d: int) -> Self:
+        """Decide drift="auto" for models of one layer: by whether all clients answer."""
+        own = super().join(attendance, d)
+        return own._drifting("steady" if attendance.some_absent else "small")
+
+    def _drifting(self, kind: str) -> Self:
+        """The record with this kind of drift, unless it has one."""
         if self.drift != "auto":
             return self
-        chosen = "fading" if len(sizes) > 1 else "small"
-        return cast(Self, replace(cast(Any, self), drift=chosen))
+        return cast(Self, replace(cast(Any, self), drift=kind))
 
 
 class Choice(NamedTuple):
@@ -93,9 +107,9 @@ def start(x: Tensor) -> Choice:
 
 def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
     """How far tau local steps may change a client's gradient after so many rounds [trials, 1]."""
-    if kind != "fading":
-        return DRIFT
-    return DRIFT + (EARLY - DRIFT) * torch.exp(-rounds / FADING)
+    if kind == "fading":
+        return STEADY + (EARLY - STEADY) * torch.exp(-rounds / FADING)
+    return STEADY if kind == "steady" else SMALL
 
 
 def choose(

@@ -120,7 +120,7 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="for alpha auto: fading (networks) or small")
+    drift: str = param(default="auto", doc="for alpha auto: small, steady or fading (networks)")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -182,9 +182,7 @@ class FedSSO(Stepping, Remembering):
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, products, alpha)
         after = State(new, g, s, curvature, guard, seen, choice, net, recalled)
-        if not _is_cautious(self):
-            return after
-        return _caught(form, server, after, x + delta, cohort)  # not in the paper: the net
+        return _caught(form, server, after, x + delta, cohort) if _is_cautious(self) else after
 
     def bears(self, server: State) -> Scalar:
         return client_step.bears(server.choice, server.g)

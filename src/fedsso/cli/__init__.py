@@ -6,7 +6,7 @@ Nothing is computed here. A command goes through these modules in order:
 - `options`, `flags`: the options, most of them made from the records that declare them
 - `config`, `settings`: a settings file, checked and joined with the options
 - `plan`, `replace`: the data and the runs, checked before anything is written
-- `runs`, `sweep`, `paper`, `data`, `lists`, `report`: the commands
+- `runs`, `sweep`, `glm`, `paper`, `data`, `lists`, `report`: the commands
 - `watch`, `live`, `tensorboard`: progress while runs train
 - `view`, `screen`: results on the terminal
 """

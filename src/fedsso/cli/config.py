@@ -11,6 +11,7 @@ tables a field may list several values.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce
@@ -170,7 +171,9 @@ def data_fields() -> dict[str, Any]:
         if of_some or option.default is None:
             hint = hint | None  # None leaves the choice to the data set
         default = None if option.default in ("", ()) else option.default
-        made[option.name] = (hint, Field(default, description=_explained(option, owners)))
+        names = AliasChoices(option.name, *option.former)
+        field = Field(default, description=_explained(option, owners), validation_alias=names)
+        made[option.name] = (hint, field)
     return made
 
 
@@ -196,7 +199,10 @@ class _Named(Table):
     dataset: str = Field("digits", description="The data set. `fedsso data list` shows them.")
 
 
-Data: Any = create_model("Data", __base__=_Named, **data_fields())
+with warnings.catch_warnings():
+    # pydantic has a method of that name, which it no longer uses.
+    warnings.filterwarnings("ignore", 'Field name "schema"')
+    Data: Any = create_model("Data", __base__=_Named, **data_fields())
 """Table [data] as far as it is on the command line: the arguments of `fedsso.load`."""
 
 

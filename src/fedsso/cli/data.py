@@ -1,7 +1,8 @@
-"""The commands `fedsso data ...`: what there is, fetching it, looking at a federation.
+"""The commands `fedsso data ...`: what there is, fetching it, looking at a federation or a table.
 
 `list` shows the catalogue and what of it is on this machine. `get` fetches the official files.
 `show` draws how the rows of a data set are shared out among clients, without training anything.
+`schema` makes a schema of one hospital's table, for a person to correct.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ from ..data.fetch import fetch
 from ..data.partition import TABLES
 from ..data.sources import DataSet, data_folder
 from ..errors import InputError, one_of
+from ..regression.design import read_table
+from ..regression.infer import infer
+from ..regression.schema import RULES, write
 from ..report.federation import skew, text
 from ..report.federation_picture import picture
+from ..support.files import write_atomic
 from ..support.picture import MARK
 from .flags import DataDir, Json
 from .options import WithData
@@ -40,7 +45,8 @@ from .settings import read_settings
 
 # The group of commands; `main` adds it to the program under the name data.
 app = typer.Typer(
-    no_args_is_help=True, help="Data sets: what there is, fetching it, looking at a federation."
+    no_args_is_help=True,
+    help="Data sets: what there is, fetching it, looking at a federation, a schema of a table.",
 )
 
 
@@ -308,3 +314,63 @@ def show_data(
         return
     tell(text(fed, max(40, output.width)))
     tell(f"picture: {path}")
+
+
+# ---- a schema ----
+
+
+def _column(help: str, *names: str) -> Any:
+    """The option for the name of a column."""
+    return typer.Option(*names, metavar="COLUMN", help=help)
+
+
+@app.command("schema")
+def make_schema(
+    table: Annotated[Path, typer.Argument(help="One hospital's CSV table.", metavar="TABLE")],
+    outcome: Annotated[str, _column("The column to explain.", "--outcome", "--column", "--target")],
+    out: Annotated[
+        Path | None, typer.Option(help="File of the schema; left out: it is printed.")
+    ] = None,
+    time: Annotated[str, _column("Of survival data: the time at risk.")] = "",
+    weights: Annotated[str, _column("Weights of the rows.")] = "",
+    offset: Annotated[str, _column("What is added to the linear predictor.")] = "",
+    missing: Annotated[
+        str, typer.Option(help="complete: a gap drops its row; median: with an indicator.")
+    ] = RULES[0],
+    ignore: Annotated[str, typer.Option(help="Columns to leave out, commas between.")] = "",
+    categories: Annotated[
+        str, typer.Option(help="Columns of codes that are levels, commas between.")
+    ] = "",
+) -> None:
+    """Make a schema of one hospital's table: what its columns are, which levels, which outcome.
+
+    Example: fedsso data schema north.csv --outcome disease --out schema.toml
+
+    Read it and correct it: all hospitals use the same. It names columns, levels and units, and
+    holds no row. Of dates and of numbers with text among them an error tells the remedy.
+    """
+    if out is not None and out.exists():
+        raise InputError(f"{out} is there already; give --out another name, or remove it")
+    schema, notes = infer(
+        read_table(table, outcome),
+        outcome,
+        time=time,
+        weights=weights,
+        offset=offset,
+        missing=one_of("rule for gaps", missing, RULES),
+        ignore=comma_names(ignore),
+        categories=comma_names(categories),
+    )
+    for note in notes:
+        say(f"note: {note}")
+    written = write(schema)
+    if out is None:
+        tell(written.rstrip())
+        return
+    write_atomic(out, written)
+    tell(f"schema: {out}")
+
+
+def comma_names(listed: str) -> list[str]:
+    """The names of columns in a text with commas between them."""
+    return [name.strip() for name in listed.split(",") if name.strip()]

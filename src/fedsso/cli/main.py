@@ -25,6 +25,7 @@ try:
 
     from . import lists, runs
     from .data import app as data_app
+    from .glm import glm, predict
     from .options import WithSettings
     from .paper import app as paper_app
     from .report import report
@@ -93,6 +94,8 @@ app.add_typer(paper_app, name="paper")
 app.command(cls=WithSettings)(runs.run)
 app.command(cls=WithSettings)(runs.compare)
 app.command(cls=WithSettings)(sweep)
+app.command()(glm)
+app.command()(predict)
 app.command()(report)
 app.command()(runs.resume)
 app.command()(lists.algorithms)

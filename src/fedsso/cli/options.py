@@ -40,12 +40,13 @@ PANELS = {
 
 NAMES = {
     ("data", "seed"): ["--partition-seed"],
-    ("data", "target"): ["--column", "--target"],
+    ("data", "outcome"): ["--outcome", "--column", "--target"],
     ("run", "seed"): ["--seed", "--seeds"],
 }
 """Keys whose option has another name, or several."""
 
-SWEEP = "sweep"  # whose --target is an accuracy
+SWEEP = "sweep"
+ACCURACY = "--target"  # an accuracy of a sweep; elsewhere the outcome
 ABSENT = {
     "run": ("algorithms",),
     "compare": ("algorithm", "checkpoint_every"),
@@ -203,9 +204,8 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [flag(key)])
-        # --target of a sweep is an accuracy, so the column of the data is --column alone.
-        if (command, section, key) == (SWEEP, "data", "target"):
-            names = names[:1]
+        if command == SWEEP and section == "data":
+            names = [name for name in names if name != ACCURACY]
         doc = str(field.description)
         if field.default is not None and field.default is not False:
             doc += f" [default: {_text(field.default)}]"

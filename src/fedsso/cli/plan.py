@@ -183,7 +183,7 @@ def _federation(
     try:
         fed = load(wish.pop("dataset", settings.data.dataset), **wish)
     except InputError as error:
-        _check_column(given.get("target"), error)
+        _check_column(given.get("outcome"), error)
         raise
     say(repr(fed))
     for note in fed.notes:
@@ -198,7 +198,7 @@ def _check_column(column: str | None, error: InputError) -> None:
     """Tell of --targets if the column to predict, which is --target here, is a number.
 
     Args:
-        column: What was given as --column or --target, or None.
+        column: What was given as --outcome, --column or --target, or None.
         error: Why the data could not be loaded.
     """
     try:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import click
 import typer
 
+from ..support.intake import is_file
 from .options import Several
 from .replace import check_file
 from .screen import say, tell
@@ -21,7 +22,7 @@ Paths = Annotated[
     list[Path],
     typer.Argument(
         help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, "
-        "a trace.csv.",
+        "a trace.csv, or a saved regression.",
         metavar="RUN...",
     ),
 ]
@@ -65,12 +66,20 @@ def report(
     Who holds which labels is shown for data sets by name. Files that the settings
     of a run name are read with --with-data only: a folder may be somebody else's.
 
+    The folder of a saved regression (`fedsso glm --out`) has a page of its own:
+    forest plot, calibration, ROC, table by hospital, convergence.
+
     The page needs no other file and no network: open it, send it, print it.
     """
+    from ..regression.result.model import MODEL, load_model
     from ..report.page import MARK, write
     from ..report.sources import content
 
     check_file(out, MARK, "a page")
+    if len(runs) == 1 and is_file(runs[0] / MODEL):
+        load_model(runs[0]).report(out, title)
+        tell(f"{out}: a regression, {out.stat().st_size / 1e6:.1f} MB")
+        return
     found = content(runs, title=title, targets=targets, with_data=with_data)
     write(out, found)
     for note in found.notes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import one_of
 from .federation import Federation
-from .options import CLIENTS, MIN_ROWS, SEED, SKEW, TEST_FRACTION, Option
+from .options import CLIENTS, MIN_ROWS, SEED, SKEW, TEST_FRACTION, Option, with_current_names
 from .partition import PARTITIONS, options_of
 from .sets import DATASETS
 from .sources import EVERY, DataSet, Wish
@@ -92,7 +92,8 @@ def load(
         seed=SEED.check(seed),
         data_dir=data_dir,
     )
-    return dataset.build(dataset, wish, options)
+    current = with_current_names(options, dataset.options)
+    return dataset.build(dataset, wish, current)
 
 
 def datasets() -> list[DataSet]:

@@ -40,7 +40,7 @@ from .options import SEED, TEST_FRACTION
 from .packing import count_labels, masks_by_client, pack, rows_by_client, split
 from .scaling import Scaling, scaling_of
 from .sparse import check_not_standardised, digested, rows_from
-from .tables import MISSING, Files, csv_pool
+from .tables import MISSING, Files, SchemaLike, own_pool
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ class Federation:
         name: The name of the data set, or "own".
         source: The arguments with which `load` makes it again. Empty for arrays of your own.
         client_names: The names of the clients, where they have names.
+        class_names: What each label stands for, where that is more than its number.
         notes: Sentences for the user, such as how many rows were left out.
         scaling: Prepares new rows for the trained model, where a table was standardised.
         optimum: The exact minimiser of the objective, where it is known.
@@ -106,6 +107,8 @@ class Federation:
     source: Mapping[str, object] = field(default_factory=dict)
     # The names of the clients, where they have names.
     client_names: tuple[str, ...] = ()
+    # What each label stands for, where that is more than its number.
+    class_names: tuple[str, ...] = ()
     # What a user should know, such as rows that were left out or moved to another client.
     notes: tuple[str, ...] = ()
     # Of a standardised table: call it to prepare new rows for the trained model.
@@ -312,8 +315,9 @@ class Federation:
     def from_csv(
         cls,
         files: Files,
-        target: str,
+        outcome: str = "",
         *,
+        schema: SchemaLike | None = None,
         features: Sequence[str] | None = None,
         group: str = "",
         missing: Sequence[str] = MISSING,
@@ -321,16 +325,22 @@ class Federation:
         test_fraction: float = TEST_FRACTION.default,
         seed: int = SEED.default,
         classes: int | None = None,
+        target: str = "",
     ) -> Federation:
         """Build a federation from CSV files, one for each client.
 
         The first line of a file names its columns. Commas or semicolons separate the cells. All
-        files must have the same columns, in any order.
+        files must have the same columns, in any order. Without a schema all columns but the outcome
+        hold numbers.
 
         Args:
             files: A folder, a list of paths, or a dictionary {client's name: path}.
-            target: The name of the column to predict. Targets that are names, or that are all
-                whole numbers, are labels. They are numbered from 0 in sorted order.
+            outcome: The name of the column to predict. Outcomes that are names, or that are all
+                whole numbers, are labels. They are numbered from 0 in sorted order. A schema names
+                it by itself.
+            schema: What the columns mean, for tables with text: the path of a file that
+                `fedsso data schema` wrote, or its text. Features are then the columns of 0 and 1,
+                and the numbers, that the schema makes of a table.
             features: The names of the columns to learn from. By default all other columns of the
                 first file.
             group: The name of a column that says which client a row belongs to. By default, one
@@ -341,6 +351,7 @@ class Federation:
             seed: Decides which rows these are.
             classes: 0 takes numbers as real targets. n takes labels from 0 to n - 1 as they are
                 written.
+            target: The former name of `outcome`.
 
         Returns:
             The federation. `fed.scaling(rows)` prepares new rows for the trained model.
@@ -355,7 +366,7 @@ class Federation:
         >>> Federation.from_csv(folder, "ill", test_fraction=0)
         Federation(own, 2 clients, 4 train + 0 test rows, sample 1 float32, 2 classes)
         """
-        pool = csv_pool(files, target, features, missing, classes, group)
+        pool = own_pool(files, outcome or target, schema, features, missing, classes, group)
         assert pool.group is not None
         names, rows = masks_by_client(pool.group)
         fed = cls.from_rows(
@@ -368,8 +379,13 @@ class Federation:
             seed=seed,
             standardise=standardise,
         )
-        named = fed.with_columns(pool.columns)
-        return replace(named, client_names=names, notes=pool.notes)
+        named = fed.with_columns(pool.columns, pool.units)
+        return replace(
+            named,
+            client_names=names,
+            class_names=pool.class_names,
+            notes=pool.notes,
+        )
 
     # ---- what it holds ----
 
@@ -423,6 +439,16 @@ class Federation:
     def is_sparse(self) -> bool:
         """Whether the rows are sparse: x then has the layout CSR."""
         return is_csr(self.x)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each label is called: its name where it has one, else its number.
+
+        >>> Federation.from_clients([([[0.0], [1.0]], [0, 1])]).labels
+        ('0', '1')
+        """
+        numbers = tuple(map(str, range(self.classes)))
+        return self.class_names + numbers[len(self.class_names) :]
 
     def rows_of(self, i: int, part: str = "train") -> Tensor:
         """The row numbers of client i, int64, in random order.
@@ -603,16 +629,16 @@ class Federation:
                 moved[one.name] = value.to(device)
         return replace(self, **moved)
 
-    def with_columns(self, columns: tuple[str, ...]) -> Federation:
+    def with_columns(self, columns: tuple[str, ...], units: tuple[str, ...] = ()) -> Federation:
         """The same federation, whose scaling knows the names of the table's columns.
 
         `fed.scaling(frame)` can then read a data frame by these names, in any order of its
         columns. A federation without a scaling is returned as it is. `columns` has a name for
-        each feature.
+        each feature, `units` a unit, or nothing at all.
         """
         if self.scaling is None:
             return self
-        named = self.scaling._replace(columns=columns)
+        named = self.scaling._replace(columns=columns, units=units)
         return replace(self, scaling=named)
 
 

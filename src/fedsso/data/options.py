@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +81,8 @@ class Option:
     """What other libraries call it."""
     hint: str = ""
     """A text that is added to an error about a number beyond the bounds."""
+    former: tuple[str, ...] = ()
+    """Names that it had before, which are still understood."""
 
     @property
     def plain_type(self) -> Any:
@@ -153,6 +155,28 @@ def other_names(options: Iterable[Option]) -> dict[str, str]:
     for option in options:
         for other in option.also:
             found[other] = option.name
+    return found
+
+
+def with_current_names(
+    given: Mapping[str, object],
+    options: Iterable[Option],
+) -> dict[str, object]:
+    """The given values, those of former names by the names that the options have now.
+
+    >>> with_current_names({"target": "ill"}, [OUTCOME])
+    {'outcome': 'ill'}
+    """
+    current = {}
+    for option in options:
+        for name in option.former:
+            current[name] = option.name
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        now = current.get(name, name)
+        if now in found:
+            raise InputError(f"{now} and its former name {name} are both given: leave out {name}")
+        found[now] = value
     return found
 
 
@@ -309,18 +333,27 @@ FILES = Option(
     "Your own files: one path, a list of paths, or a folder.",
     also=("path", "file", "paths", "filename", "filenames"),
 )
-TARGET = Option(
-    "target",
+OUTCOME = Option(
+    "outcome",
     str,
     "",
-    "The name of the column to predict.",
-    also=("label", "labels", "y", "outcome", "column", "target_column", "label_column"),
+    "The name of the column to predict. A schema names it by itself.",
+    also=("label", "labels", "y", "column", "target_column", "label_column", "response"),
+    former=("target",),
+)
+SCHEMA = Option(
+    "schema",
+    Path,
+    None,
+    "A file that says what the columns are, for tables with text and gaps. "
+    "`fedsso data schema` writes one.",
+    also=("schema_file", "dictionary", "codebook"),
 )
 FEATURES = Option(
     "features",
     list[str],
     (),
-    "The names of the columns to learn from. By default all columns but the target and the group.",
+    "The names of the columns to learn from. By default all columns but the outcome and the group.",
     also=("columns", "feature_names", "x", "usecols"),
 )
 GROUP = Option(
@@ -335,7 +368,7 @@ TASK = Option(
     "task",
     str,
     "auto",
-    "What the numbers in the target column are. auto: whole numbers are classes. regression: all "
+    "What the numbers in the outcome column are. auto: whole numbers are classes. regression: all "
     "numbers are real values.",
     choices=("auto", "regression"),
 )

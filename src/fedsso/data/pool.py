@@ -25,9 +25,13 @@ class Pool(NamedTuple):
     group: np.ndarray[Any, Any] | None = None
     # The number of classes. 0: that of the data set, or as many as the labels show.
     classes: int = 0
+    # What each label stands for, where that is more than its number.
+    class_names: tuple[str, ...] = ()
     # What a user should know about these rows.
     notes: tuple[str, ...] = ()
     # The names of the features of a table, where they have names.
     columns: tuple[str, ...] = ()
+    # Their units, where a schema tells them.
+    units: tuple[str, ...] = ()
     # Whether to fill gaps and to scale columns, once it is known which rows are for training.
     standardise: bool = False

@@ -32,6 +32,7 @@ class Scaling(NamedTuple):
     mean: Tensor
     factor: Tensor  # 1 / deviation, or 0 for a constant column
     columns: tuple[str, ...] = ()  # the names of the columns, where they have names
+    units: tuple[str, ...] = ()  # their units, where a schema tells them
 
     def __call__(self, x: Any) -> Tensor:
         """Prepare one row or several for the model.

@@ -323,11 +323,12 @@ def _shared_out(
         **_as_toml_has_them(options),
     }
     return replace(
-        fed.with_columns(pool.columns),
+        fed.with_columns(pool.columns, pool.units),
         name=dataset.name,
         affine=pool.affine,
         notes=(*pool.notes, *parts.notes),
         client_names=parts.names,
+        class_names=pool.class_names,
         source=source,
     )
 

@@ -1,7 +1,8 @@
 """Readers of CSV tables: a user's own files, and the four hospitals of UCI heart disease.
 
 A CSV file begins with a line that names its columns. One column is the target, the others are
-features, which must be numbers. Commas or semicolons separate the cells:
+features, which must be numbers unless a schema says what they mean (`schema_tables`). Commas or
+semicolons separate the cells:
 
     age,dose,ill
     50,1.5,yes
@@ -14,14 +15,12 @@ text, `public`, that quotes no cell: a client in a network may show it to the se
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import tee
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 from ..support.intake import (
-    csv_rows,
     inside,
     is_file,
     is_folder,
@@ -37,14 +35,21 @@ from ..support.intake import (
     text_lines,
     user_path,
 )
+from ..support.records import Record as Row
+from ..support.records import open_table, read_records
 from .options import FEATURES as FEATURES_OPTION
-from .options import GROUP, TARGET, TASK
+from .options import GROUP, OUTCOME, TASK
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from ..regression.schema import Schema
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = PathLike | Mapping[str, PathLike] | Sequence[PathLike]
 Names: TypeAlias = tuple[str, ...]
+SchemaLike: TypeAlias = "Schema | PathLike"
+"""A schema, its file, or its text."""
 Record: TypeAlias = tuple[str, list[str]]
 """A record of a file: where it is, for messages ("a.csv: line 3"), and its cells."""
 
@@ -62,8 +67,6 @@ EXACT = 2**53
 FLOAT32 = float(np.finfo(np.float32).max)
 """The largest number of float32."""
 
-DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
-
 
 # ---- a user's own files ----
 
@@ -71,7 +74,8 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 def csv(
     paths: Sequence[Path],
     *,
-    target: str = TARGET.default,
+    outcome: str = OUTCOME.default,
+    schema: SchemaLike | None = None,
     features: Names = FEATURES_OPTION.default,
     group: str = GROUP.default,
     task: str = TASK.default,
@@ -80,7 +84,8 @@ def csv(
 
     Args:
         paths: The files. Their columns must be the same, in any order.
-        target: The name of the column to predict.
+        outcome: The name of the column to predict.
+        schema: What the columns mean. None: all but the outcome are numbers.
         features: The names of the columns to learn from. Empty: all others.
         group: The name of the column that says which client a row belongs to. Empty: a file is a
             client.
@@ -88,16 +93,44 @@ def csv(
             are.
 
     Returns:
-        The rows of all files, to be standardised. See `csv_pool`.
+        The rows of all files, to be standardised. See `csv_pool` and `schema_pool`.
     """
     is_regression = TASK.check(task) == "regression"
-    return csv_pool(
-        paths,
-        target,
-        features or None,
-        group=group,
-        classes=0 if is_regression else None,
-    )
+    classes = 0 if is_regression else None
+    if schema is None:
+        return csv_pool(paths, outcome, features or None, group=group, classes=classes)
+    from .schema_tables import schema_pool
+
+    _check_unused(features=features)
+    return schema_pool(paths, schema, outcome, group, classes)
+
+
+def own_pool(
+    files: Files,
+    outcome: str,
+    schema: SchemaLike | None,
+    features: Sequence[str] | None = None,
+    missing: Sequence[str] = MISSING,
+    classes: int | None = None,
+    group: str = "",
+) -> Pool:
+    """Read tables with or without a schema. See `csv_pool` and `schema_pool` for the arguments."""
+    if schema is None:
+        return csv_pool(files, outcome, features, missing, classes, group)
+    from .schema_tables import schema_pool
+
+    _check_unused(features=features, missing=() if missing == MISSING else missing)
+    return schema_pool(files, schema, outcome, group, classes)
+
+
+def _check_unused(**options: object) -> None:
+    """Raise InputError for options that a schema stands for."""
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"{name} is for tables without a schema, got {name}={value!r}: write it into the "
+                f"schema"
+            )
 
 
 def csv_pool(
@@ -131,10 +164,10 @@ def csv_pool(
     """
     if not target or not isinstance(target, str):
         raise InputError(
-            f"the column to predict must be named (--column NAME; in Python target=), got "
+            f"the column to predict must be named (--outcome NAME; in Python outcome=), got "
             f"{target!r}"
         )
-    clients = _clients(files)
+    clients = clients_of(files)
     paths = list(clients.values())
     tables = [read_csv(path, target, features, missing, group) for path in paths]
     names = tables[0][0]
@@ -145,8 +178,8 @@ def csv_pool(
         targets.append(own_y)
     x = np.concatenate(samples)
     _check_not_empty(x, names)
-    y = _joined(targets, paths, target)
-    label, notes = _labels(y, target, classes)
+    y = joined(targets, paths, target)
+    label, notes = labels_of(y, target, classes)
     if group:
         owners = _groups(paths, target, group)
     else:
@@ -156,6 +189,7 @@ def csv_pool(
         torch.from_numpy(x),
         label,
         group=owners,
+        class_names=class_names_of(y, label),
         notes=notes,
         standardise=True,
         columns=names,
@@ -201,7 +235,7 @@ def read_csv(
     x = _table(noted, columns, len(header), marks)
     if not len(x):
         raise InputError(f"{where}: a header without rows, need at least 1 row")
-    return names, x, _checked_targets(Path(path), targets, target, marks)
+    return names, x, checked_targets(Path(path), targets, target, marks)
 
 
 # ---- which files, which clients ----
@@ -244,7 +278,7 @@ def _has_suffix(path: Path, suffix: str) -> bool:
     return is_file(path)
 
 
-def _clients(files: Files) -> dict[str, Path]:
+def clients_of(files: Files) -> dict[str, Path]:
     """The file of each client, by the client's name, in the order given.
 
     Without names, a client is called as its file is, without the suffix.
@@ -302,61 +336,16 @@ def _column(path: Path, target: str, name: str) -> list[str]:
 
 
 def _opened(path: Path, target: str) -> tuple[Record, Iterator[Record]]:
-    """Open a file. Returns its header, and its records as an iterator.
-
-    The first line that is not blank is looked at twice: it decides what separates the cells, and
-    it is the header.
-    """
-    begin, rest = tee(text_lines(path))
-    first = next((line for line in begin if line.strip()), "")
-    del begin  # otherwise `tee` would keep every line for it
-    records = _records(path, rest, _delimiter(first, target))
-    header = next(records, None)
-    if header is None:
-        raise InputError(f"{path}: the file is empty, need a line with the names of the columns")
-    return header, records
+    """Open a file. Returns its header, and its records as an iterator."""
+    header, rows = open_table(path, target)
+    placed = _placed(path, rows)
+    return (f"{path}: line {header.line}", header.cells), placed
 
 
-def _records(path: Path, text: Iterable[str], delimiter: str) -> Iterator[Record]:
-    """The records of a file, without empty lines. Blanks around cells are removed.
-
-    Where semicolons separate the cells, a comma within a number is a decimal point.
-    """
-    for line, cells in csv_rows(path, text, delimiter):
-        stripped = [cell.strip() for cell in cells]
-        if delimiter == ";":
-            stripped = [_with_point(cell) for cell in stripped]
-        yield f"{path}: line {line}", stripped
-
-
-def _with_point(cell: str) -> str:
-    """1,5 as 1.5. Other texts stay as they are.
-
-    >>> _with_point("1,5"), _with_point("a,b")
-    ('1.5', 'a,b')
-    """
-    if DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return cell
-
-
-def _delimiter(first: str, target: str) -> str:
-    """Decide between comma and semicolon by the first line of a file.
-
-    It is the one that shows the target's name as a column, else the one that makes more columns.
-
-    >>> _delimiter("age;dose, in mg;ill", "ill")
-    ';'
-    """
-    best = ","
-    best_score = (False, 0)
-    for delimiter in ",;":
-        names = [name.strip(' "\r\n') for name in first.split(delimiter)]
-        score = (target in names, len(names))
-        if score > best_score:
-            best = delimiter
-            best_score = score
-    return best
+def _placed(path: Path, rows: Iterable[Row]) -> Iterator[Record]:
+    """The rows of a file with where they are, for messages."""
+    for line, cells in rows:
+        yield f"{path}: line {line}", cells
 
 
 def _chosen(
@@ -578,7 +567,7 @@ def _noted(records: Iterable[Record], place: int, targets: Targets) -> Iterator[
         yield where, record
 
 
-def _checked_targets(
+def checked_targets(
     path: Path,
     targets: Targets,
     name: str,
@@ -641,7 +630,7 @@ def _are_names(y: Array) -> bool:
     return isinstance(y[0], str)
 
 
-def _joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
+def joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array:
     """The targets of all files in one array. All files must have numbers, or all names."""
     kinds = ["names" if _are_names(own) else "numbers" for own in targets]
     for kind, path in zip(kinds, paths, strict=True):
@@ -653,7 +642,7 @@ def _joined(targets: Sequence[Array], paths: Sequence[Path], name: str) -> Array
     return np.concatenate(targets)
 
 
-def _labels(y: Array, target: str, classes: int | None) -> tuple[Tensor, Names]:
+def labels_of(y: Array, target: str, classes: int | None) -> tuple[Tensor, Names]:
     """Targets as labels or real numbers, with notes for the user. See `csv_pool` for the rules."""
     are_names = _are_names(y)
     if classes == 0 and are_names:
@@ -692,6 +681,15 @@ def numbered(y: Array) -> tuple[Tensor, Names]:
     return labels, (note,)
 
 
+def class_names_of(y: Array, label: Tensor) -> Names:
+    """What stands in the files for label 0, 1, ...; nothing where that is the number itself."""
+    if label.is_floating_point():
+        return ()
+    form = "g" if y.dtype.kind == "f" else ""
+    names = tuple(format(value, form) for value in np.unique(y))
+    return () if names == tuple(map(str, range(len(names)))) else names
+
+
 # ---- UCI heart disease ----
 
 
@@ -712,7 +710,9 @@ def heart(paths: Sequence[Path]) -> Pool:
         torch.from_numpy(x),
         sick.long(),
         group=np.repeat(np.array(HOSPITALS), sizes),
+        class_names=("no disease", "disease"),
         standardise=True,
+        columns=FEATURES,
     )
 
 
@@ -724,7 +724,8 @@ def _hospital(path: Path) -> Array:
     names = (*FEATURES, "num")
     columns = {name: place for place, name in enumerate(names)}
     # A wrong diagnosis is told with its line, so the records are kept.
-    records = list(_records(path, text_lines(path), ","))
+    rows = read_records(path, text_lines(path), ",")
+    records = list(_placed(path, rows))
     table = _table(records, columns, len(columns), ("?",))
     if not len(table):
         raise InputError(f"{path}: the file is empty, need lines of {len(columns)} cells")

@@ -737,4 +737,5 @@ def holding(fed: Federation) -> Holding | None:
         return None
     names = fed.client_names or [str(i) for i in range(fed.clients)]
     title = f"{fed.name}, {fed.clients} clients"
-    return Holding(title, names, fed.label_counts().cpu().numpy())
+    counts = fed.label_counts().cpu().numpy()
+    return Holding(title, names, counts, fed.labels)

@@ -288,6 +288,36 @@ class Run:
             rows.append(row | {metric: float(value[0]) for metric, value in found.items()})
         return pd.DataFrame(rows)
 
+    def coefficients(self) -> pd.DataFrame:
+        """The coefficients of a linear model, by the names and in the units of the table.
+
+        For the models "linear" and "mclr", and modules that are one `nn.Linear`. Slopes are for
+        columns as the table has them, also where the table was standardised for training. Of
+        several classes the first is the reference; with two of them the numbers are those of a
+        logistic regression. `fedsso.glm` adds standard errors.
+
+        Returns:
+            A row for each term: its name, its unit where a schema tells it, the estimate, and the
+            class where there are classes. `to_csv(path, index=False)` and `to_latex(index=False)`
+            of the data frame write it.
+
+        Raises:
+            InputError: The model is not linear or was not kept, or the data were your own and the
+                run was loaded without them (`load_run(folder, federation=fed)`).
+
+        >>> import fedsso
+        >>> pairs = [([[0.0], [2.0]], [1.5, 5.5]), ([[1.0], [4.0]], [3.5, 9.5])]
+        >>> fed = fedsso.Federation.from_clients(pairs, test_fraction=0, standardise=True)
+        >>> run = fedsso.simulate(fed, "mclr", "fedsso", rounds=30)
+        >>> run.coefficients().estimate.round(3).tolist()  # y = 1.5 + 2 x
+        [1.5, 2.0]
+        """
+        from .coefficients import coefficients
+        from .revive import problem_of
+
+        live = self.live or problem_of(self.spec, model=self.module, trained=True)
+        return coefficients(self.model, live.fed)
+
     def save(self, folder: str | Path) -> None:
         """Write the run's folder; `fedsso.load_run` reads it back.
 

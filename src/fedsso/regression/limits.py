@@ -17,6 +17,8 @@ class Limits:
     """Fewer rows than this: no answer."""
     min_events: int = 3
     """Of a yes/no outcome or survival: fewer events, or fewer rows without one: no answer."""
+    min_level: int = 1
+    """Fewer rows, but not none, with a level or a gap that has a coefficient: no answer."""
     min_cell: int = 3
     """Groups of fewer rows are left out of calibration curves."""
     max_share: float = 0.33

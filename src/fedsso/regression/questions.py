@@ -5,7 +5,7 @@ arrays of numbers. There are four questions:
 
 describe      Before anything else: how many rows there are, and the sums for the common scaling.
 score         In every round: the log-likelihood of the hospital's rows and its gradient.
-information   Once, at the end: the second derivatives, for the standard errors.
+information   At the null model, near the end and at the end: the second derivatives as well.
 assess        Once, at the end: how well the model predicts in this hospital.
 
 The schema and the family go with every question, as text, since a hospital may keep nothing between
@@ -21,6 +21,7 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Arrays: TypeAlias = dict[str, Array]
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 DESCRIBE = "describe"
 SCORE = "score"

@@ -286,6 +286,9 @@ def _label_columns(
     for shade, edge in zip(SHADES[:-1], EDGES, strict=True):
         bounds.append(f"{shade} < {top * edge:.2g}")
     legend = [f"Share of the client's rows: blank none, {', '.join(bounds)}, {SHADES[-1]} more."]
+    if fed.class_names:
+        named = [f"{number} {name}" for number, name in enumerate(map(_printable, fed.labels))]
+        legend.append(f"Labels: {', '.join(named)}.")
     if per > 1:
         legend.append(f"A column is {per} neighbouring labels, headed by the first.")
     return lines, legend

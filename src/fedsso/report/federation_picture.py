@@ -10,6 +10,7 @@ across the whole picture, with client 0 on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def _draw(figure: Figure, fed: Federation, title: str) -> None:
         width_ratios=[matrix, wide - matrix],
     )
     _client_axis(labels, fed)
-    _label_axis(labels, fed.classes)
+    _label_axis(labels, fed.labels)
     _sizes(sizes, fed)
     figure.draw_without_rendering()  # the panels get their sizes, which the bubbles need
     if _few(fed):
@@ -186,13 +187,17 @@ def _client_axis(axes: Axes, fed: Federation) -> None:
     axes.tick_params(length=0)
 
 
-def _label_axis(axes: Axes, classes: int) -> None:
-    """Labels from left to right; every one has its number if there are few."""
+def _label_axis(axes: Axes, labels: Sequence[str]) -> None:
+    """Labels from left to right; every one has its name or number if there are few."""
     from matplotlib.ticker import MaxNLocator
 
+    classes = len(labels)
     axes.set(xlim=(-0.6, classes - 0.4), xlabel="label")
     if classes <= 25:
-        axes.set_xticks(range(classes))
+        names = [cut(name, 14) for name in labels]
+        # Beside each other, long names of many labels would overlap.
+        steep = len(labels) > 3 and max(map(len, names)) > 3
+        axes.set_xticks(range(classes), names, rotation=90 if steep else 0)
     else:
         axes.xaxis.set_major_locator(
             MaxNLocator(

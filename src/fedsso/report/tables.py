@@ -164,17 +164,20 @@ def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes |
 
 
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
-    """Four round accuracies on the way from the initial model's to the best one reached.
+    """Four round accuracies on the way from the initial model's to the best one at the end.
 
     They lie at 50, 80, 90 and 95 % of that way, rounded down: coarsely if four different ones
     come out, else more finely. There are fewer if four do not fit in between, and none if no
-    trace has an accuracy or nothing was learned.
+    trace has an accuracy or nothing was learned. No target is above the best final accuracy: what
+    was seen for a round or two is no goal. Where all runs diverge, the best one reached counts.
     """
     reached = _accuracies(curves)
-    if not reached:
+    # A run on Flower may be evaluated once, at its end: this tells nothing about a start.
+    several = [values for values in reached if len(values) > 1]
+    if not several:
         return ()
-    start = max(values[0] for values in reached)
-    best = max(values.max() for values in reached)
+    start = max(values[0] for values in several)
+    best = _best_end(curves) or max(values.max() for values in several)
     targets: list[float] = []
     for coarse, fine in STEPS:
         steps = (coarse, coarse, fine, fine)
@@ -185,6 +188,17 @@ def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
         if len(targets) == 4 and targets[0] > start:
             break
     return tuple(target for target in targets if target > start)
+
+
+def _best_end(curves: Sequence[Curve]) -> float | None:
+    """The best mean accuracy at the end, of curves of which some seed stays finite."""
+    found = []
+    for curve in curves:
+        mean = _stat(curve.ends())["mean"]
+        lost = all(trace.diverged is not None for trace in curve.traces)
+        if mean is not None and not lost:
+            found.append(mean)
+    return max(found, default=None)
 
 
 def _accuracies(curves: Sequence[Curve]) -> list[NDArray[Any]]:

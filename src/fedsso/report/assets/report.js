@@ -13,7 +13,7 @@
   const MANY = 20; // curves from which on lines are thin and bands left out
   const PAPER = 640; // width of a page's chart on paper, in pixels
   const state = {
-    metric: data.metrics.length ? data.metrics[0].key : "",
+    metric: data.first || (data.metrics.length ? data.metrics[0].key : ""),
     axis: "round",
     logX: false,
     logY: false,
@@ -396,19 +396,22 @@
   function drawHolding(node, one) {
     const t = theme();
     const flat = series(one.counts);
-    const z = one.clients.map((_, i) => Array.from(flat.subarray(i * one.labels, (i + 1) * one.labels), (v) => v || null));
+    const many = one.labels.length;
+    const z = one.clients.map((_, i) => Array.from(flat.subarray(i * many, (i + 1) * many), (v) => v || null));
     const dark = luminance(t.card) < 0.5;
     const trace = {
-      type: "heatmap", z, xgap: one.labels > 40 ? 0 : 1.5, ygap: one.clients.length > 60 ? 0 : 1.5,
+      type: "heatmap", z, xgap: many > 40 ? 0 : 1.5, ygap: one.clients.length > 60 ? 0 : 1.5,
       colorscale: dark ? [[0, "#1d3a4c"], [1, "#8ed3ff"]] : [[0, "#d9ebf6"], [1, "#00466e"]],
       colorbar: { thickness: 10, outlinewidth: 0, title: { text: "rows", side: "right" }, nticks: 5 },
-      customdata: one.clients.map((name) => new Array(one.labels).fill(plain(name))),
-      hovertemplate: "client %{customdata}, label %{x}: %{z:,} rows<extra></extra>",
+      customdata: one.clients.map((name) => one.labels.map((label) => [plain(name), plain(label)])),
+      hovertemplate: "client %{customdata[0]}, label %{customdata[1]}: %{z:,} rows<extra></extra>",
     };
     const few = one.clients.length <= 30;
     const names = one.clients.map((name) => plain(name.length > 12 ? `${name.slice(0, 11)}…` : name));
     const ticks = few ? { tickvals: names.map((_, i) => i), ticktext: names } : { showticklabels: false };
-    const x = { title: "label", showgrid: false, ...(one.labels <= 20 ? { dtick: 1 } : {}), fixedrange: true };
+    const short = one.labels.map((label) => plain(label.length > 14 ? `${label.slice(0, 13)}…` : label));
+    const named = many <= 20 ? { tickvals: short.map((_, i) => i), ticktext: short } : {};
+    const x = { title: "label", showgrid: false, ...named, fixedrange: true };
     const y = { title: "client", showgrid: false, autorange: "reversed", fixedrange: true, ...ticks };
     const more = { paper: PAPER, layout: { margin: { l: 44, r: 8, t: 6, b: 36 } } };
     Plotly.react(node, [trace], layout(t, x, y, more), { ...CONFIG, displayModeBar: false });

@@ -56,12 +56,14 @@ class Recipe(NamedTuple):
 class Holding(NamedTuple):
     """How many rows of each label every client holds; `counts` has the shape [clients, labels].
 
-    Training and test rows are counted together. `clients` are the names of the clients.
+    Training and test rows are counted together. `clients` are the names of the clients, `labels`
+    those of the labels; without any, a label is called by its number.
     """
 
     title: str
     clients: Sequence[str]
     counts: NDArray[Any]
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .content import Entry, Holding
     from .view import Item, View
 
-# What may be drawn upwards, in this order, with the names on the page. The first that some trace
-# has is drawn at first.
+# What may be drawn upwards, in this order, with the names on the page. The first of which some
+# trace has a curve is drawn at first.
 METRICS = {
     "test_accuracy": "Test accuracy",
     "train_loss": "Training loss",
@@ -58,7 +58,8 @@ def data(view: View) -> dict[str, Any]:
     """Everything that the script draws, as values that JSON can hold.
 
     - `curves`: one dictionary for each item of the view, in their order
-    - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty
+    - `metrics`, `axes`, `diagnostics`: what some trace has, so that the page offers nothing empty;
+      `first`: the metric that is drawn at first
     - `targets`: the accuracies of the table; `goal`: the one that a sweep was to reach, or None;
       `judged`: what maps show at first
     - `final`: what the number `final` of a curve is, by the name of the table's last column
@@ -74,6 +75,7 @@ def data(view: View) -> dict[str, Any]:
     return {
         "curves": curves,
         "metrics": _metrics(present),
+        "first": _first_metric(view),
         "axes": [key for key in ("round", "megabytes", "seconds") if key in present],
         "diagnostics": _diagnostics(present),
         "targets": view.targets,
@@ -198,6 +200,20 @@ def _metrics(present: Mapping[str, None]) -> list[dict[str, str]]:
         if key in present:
             found.append({"key": key, "name": name})
     return found
+
+
+def _first_metric(view: View) -> str:
+    """The metric that is drawn at first: one that some trace has in more than one round.
+
+    A run on Flower may be evaluated after its last round alone. Its training loss is a curve, its
+    accuracy a dot. "" leaves the choice to the page.
+    """
+    for name in METRICS:
+        for item in view.items:
+            known = [np.isfinite(trace[name]).sum() for trace in item.curve.traces]
+            if max(known) > 1:
+                return name
+    return ""
 
 
 def _diagnostics(present: Mapping[str, None]) -> list[dict[str, str]]:
@@ -370,6 +386,6 @@ def _holding(holding: Holding, arrays: _Arrays) -> dict[str, Any]:
         "title": holding.title,
         "note": note,
         "clients": [holding.clients[i] for i in chosen.tolist()],
-        "labels": holding.counts.shape[1],
+        "labels": list(holding.labels or map(str, range(holding.counts.shape[1]))),
         "counts": arrays.add(holding.counts[chosen].ravel()),
     }

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 ENDS = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
+REACHED = (
+    "The first evaluated round that reaches it: mean ± standard deviation over the seeds; a dash: "
+    "not every seed gets there. Megabytes are those of the whole federation, both ways. Headings "
+    "sort."
+)
 BASE = "fedavg"  # the algorithm whose bytes the others are compared with
 
 Cell = float | str | None  # what a cell of a table is sorted by; None: not reached
@@ -245,15 +250,19 @@ def _rounds(value: float | None) -> str:
 
 
 def tables(view: View) -> str:
-    """The table of all curves.
+    """The table of all curves, with its heading.
 
     Where not all are drawn at first, those that are come first, and the whole is folded up.
     """
     every = view.items
     name = list(every[0].row)[-1]
-    said = f'<p class="hint">{name.capitalize()}: {ENDS}.</p>'
+    heading = "Rounds to an accuracy" if view.targets else "At the end"
+    said = f"<h2>{heading}</h2>\n"
+    if view.targets:
+        said += f'<p class="hint">{REACHED}</p>\n'
+    said += f'<p class="hint">{name.capitalize()}: {ENDS}.</p>'
     if len(view.shown) == len(every):
-        return said + _table(view, every, "Rounds to an accuracy")
+        return said + _table(view, every, heading)
     title = "Drawn at first"
     # A few curves are all drawn at first, while others are in the background. They are called the
     # best only if there is one for each algorithm.

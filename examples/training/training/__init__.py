@@ -1,0 +1,1 @@
+"""A classifier of heart disease over four hospitals, trained on Flower."""

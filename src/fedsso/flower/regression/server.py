@@ -1,0 +1,179 @@
+"""Asks the hospitals over Flower's grid, for `fedsso.regression.fit`.
+
+    nodes = Nodes(grid, least=4)
+    found = fit(nodes, schema_text, "binomial")
+
+The first question waits for the hospitals, and goes to all that are online then. These are the
+federation: who comes later is not asked. A hospital that does not answer the first question takes
+no part, and one that has not answered twice in a row is gone: neither is asked again.
+
+A message starts a Python process in the hospital. So when a question is repeated because some
+hospitals have not answered it, only these get it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from ...errors import InputError
+from ...regression.questions import DESCRIBE, Answer, Array, Question, Refusal
+from ..answers import match, shown
+from ..screen import header
+from . import records
+
+log = logging.getLogger("flwr")
+
+PAUSE = 1.0
+"""Seconds between two looks at who is online."""
+TRIES = 2
+"""Who has not answered so often in a row is gone."""
+
+
+class Nodes:
+    """All hospitals that Flower connects, as an `Ask`.
+
+    Args:
+        grid: What Flower's ServerApp is given.
+        least: How many hospitals must be online before the first question is asked.
+        timeout: For how many seconds to wait, for the hospitals to come, and for each answer.
+    """
+
+    asked: Counter[str]
+    """How many questions of each kind there were. Each is one message to every hospital."""
+    messages: int
+    """How many messages were sent to hospitals."""
+
+    def __init__(self, grid: Grid, least: int = 2, timeout: float = 600.0) -> None:
+        self.grid = grid
+        self.least = least
+        self.timeout = timeout
+        self.asked = Counter()
+        self.messages = 0
+        # The hospitals' names by node, once they are known.
+        self._names: dict[int, str] = {}
+        # How often in a row each node has not answered, and who is not asked any more.
+        self._misses: Counter[int] = Counter()
+        self._gone: dict[int, Refusal] = {}
+        # The last question, and who has answered it.
+        self._last: Question | None = None
+        self._answers: dict[int, Answer] = {}
+
+    def __call__(self, question: Question) -> list[Answer | Refusal]:
+        """The answers and refusals of all hospitals, always in the same order."""
+        if not self._names:
+            self._names = {node: _unnamed(node) for node in self._online()}
+        if self._last is None or not _same(question, self._last):
+            self._last = question
+            self._answers = {}
+            self.asked[question.name] += 1
+        waiting = [node for node in self._names if node not in (self._gone.keys() | self._answers)]
+        refusals = self._send(question, waiting)
+        found: list[Answer | Refusal] = []
+        for node in self._names:
+            if node in self._answers:
+                found.append(self._answers[node])
+            else:
+                found.append(self._gone.get(node) or refusals[node])
+        return found
+
+    def _send(self, question: Question, nodes: list[int]) -> dict[int, Refusal]:
+        """Ask some nodes. Their answers are kept, their refusals come back."""
+        content = records.asked(question)
+        asked = [Message(content, node, MessageType.QUERY) for node in nodes]
+        self.messages += len(asked)
+        arrived = list(self.grid.send_and_receive(asked, timeout=self.timeout)) if asked else []
+        replies, ignored = match(arrived, asked)
+        for node, reason in ignored:
+            log.warning("a message of node %d is ignored: %s", node, reason)
+        refusals = {}
+        for node in nodes:
+            try:
+                arrays = self._arrays(node, replies.get(node))
+                self._answers[node] = Answer(self._names[node], arrays)
+                self._misses[node] = 0
+            except _NoAnswer as reason:
+                refusals[node] = self._note(node, question.name, str(reason))
+        return refusals
+
+    def _note(self, node: int, question: str, reason: str) -> Refusal:
+        """Note and log that a node has not answered."""
+        refusal = Refusal(self._names[node], shown(reason))
+        log.warning("%s gives no answer to %s: %s", refusal.hospital, question, refusal.reason)
+        self._misses[node] += 1
+        if question == DESCRIBE or self._misses[node] == TRIES:
+            self._gone[node] = refusal
+        return refusal
+
+    def _online(self) -> list[int]:
+        """The nodes that are online, once there are enough of them."""
+        deadline = time.monotonic() + self.timeout
+        while len(nodes := sorted(self.grid.get_node_ids())) < self.least:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{len(nodes)} of {self.least} hospitals were online within "
+                    f"{self.timeout:g} s; start the others' flower-supernode, or ask for fewer "
+                    f"with min-nodes"
+                )
+            log.info("%d of %d hospitals are online; waiting", len(nodes), self.least)
+            time.sleep(PAUSE)
+        return nodes
+
+    def _arrays(self, node: int, reply: Message | None) -> dict[str, Array]:
+        """The numbers of a reply. Raises _NoAnswer."""
+        if reply is None:
+            raise _NoAnswer(f"no answer within {self.timeout:g} s")
+        if reply.has_error():
+            raise _NoAnswer(f"error {reply.error.code}: {reply.error.reason or 'no reason given'}")
+        try:
+            texts = reply.content.config_records[records.TEXTS]
+            numbers = reply.content.array_records[records.NUMBERS]
+        except KeyError:
+            raise _NoAnswer("its reply is no answer of a hospital; it needs the same app") from None
+        self._call(node, str(texts.get(records.HOSPITAL, "")))
+        if records.REFUSAL in texts:
+            raise _NoAnswer(str(texts[records.REFUSAL]))
+        return {name: _numbers(name, array) for name, array in numbers.items()}
+
+    def _call(self, node: int, name: str) -> None:
+        """Take the name that a hospital first gives itself, unless another has it."""
+        wanted = shown(name)
+        is_first = self._names[node] == _unnamed(node)
+        if wanted and is_first and wanted not in self._names.values():
+            self._names[node] = wanted
+
+
+def _unnamed(node: int) -> str:
+    """How a hospital is called before it has told its name."""
+    return f"node {node}"
+
+
+class _NoAnswer(Exception):
+    """Why a reply has no numbers."""
+
+
+def _numbers(name: str, array: FlowerArray) -> Array:
+    """An array of an answer, float64. Whether it is finite and of the right shape the fit asks."""
+    try:
+        shape, dtype = header(array.data)
+        if math.prod(shape) * dtype.itemsize > len(array.data):
+            raise ValueError("it is cut off")
+        value = array.numpy()
+    except Exception as error:  # whatever a hospital may have put there
+        raise _NoAnswer(f"its {shown(name)} cannot be read ({type(error).__name__})") from error
+    if value.dtype != np.float64:
+        raise _NoAnswer(f"its {shown(name)} holds {value.dtype} instead of float64")
+    return value
+
+
+def _same(a: Question, b: Question) -> bool:
+    """Whether two questions ask the same."""
+    arrays = zip(a[3:], b[3:], strict=True)
+    return a[:3] == b[:3] and all(np.array_equal(one, other) for one, other in arrays)

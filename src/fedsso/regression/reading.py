@@ -1,0 +1,111 @@
+"""The cells of one column as numbers: numbers, yes or no, categories.
+
+A gap is NaN. Any other cell that does not fit raises an InputError: its message quotes the first
+such cell and names its line, its `public` has the column and a count alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from .cells import is_date, is_gap, number, same, yes_or_no
+from .questions import Array
+from .schema import DATES, Column
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one column of a table."""
+
+    name: str
+    texts: Sequence[str]
+    marks: Sequence[str] = ()
+    """Texts of a gap beside the usual ones."""
+    where: str = "the table"
+    lines: Sequence[int] = ()
+    """The line of each cell in its file, if there is a file."""
+
+    def convert(
+        self,
+        meaning: Callable[[str], float | None],
+        expected: str,
+        role: str = "",
+    ) -> Array:
+        """The cells as numbers [rows], NaN for gaps.
+
+        Args:
+            meaning: The number that a cell stands for. None if it stands for none.
+            expected: What a cell ought to be, for the error: "numbers such as -1.5".
+            role: What the column is to the regression, for the error: "the outcome".
+        """
+        values = np.full(len(self.texts), np.nan)
+        known: dict[str, float] = {}
+        misfits: list[int] = []
+        for row, text in enumerate(self.texts):
+            if text not in known:
+                found = np.nan if is_gap(text, self.marks) else meaning(text)
+                if found is None:
+                    misfits.append(row)
+                    continue
+                known[text] = found
+            values[row] = known[text]
+        if misfits:
+            raise self._error(misfits, expected, role)
+        return values
+
+    def _error(self, misfits: Sequence[int], expected: str, role: str) -> InputError:
+        """The error for cells that do not fit. `misfits` are their rows."""
+        first = misfits[0]
+        text = self.texts[first]
+        line = f"line {self.lines[first]}" if self.lines else f"row {first + 1}"
+        column = f"column {self.name!r}" + (f", {role}" if role else "")
+        count = len(misfits)
+        remedy = DATES if is_date(text) else ""
+        return InputError(
+            f"{self.where}: {line}: has {text!r} in {column}, expected {expected}, or a gap such "
+            f"as NA ({count} such cells){remedy}",
+            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps",
+        )
+
+
+def read_number(cells: Cells, role: str = "") -> Array:
+    """The numbers of a column [rows]."""
+    return cells.convert(number, "numbers such as -1.5", role)
+
+
+def read_yesno(cells: Cells, column: Column) -> Array:
+    """1 for yes and 0 for no, [rows, 1], as the column writes them or in one of the usual ways."""
+    if not column.levels:
+        return cells.convert(yes_or_no, "yes or no")[:, None]
+    no, yes = column.levels
+    return cells.convert(either(yes, no), f"{no!r} or {yes!r}")[:, None]
+
+
+def either(yes: str, no: str) -> Callable[[str], float | None]:
+    """The meaning of a cell that has one of two texts: 1 for `yes`, 0 for `no`."""
+
+    def meaning(cell: str) -> float | None:
+        if same(cell, yes):
+            return 1.0
+        return 0.0 if same(cell, no) else None
+
+    return meaning
+
+
+def read_category(cells: Cells, column: Column) -> Array:
+    """A column of 0 and 1 for each level but the reference, [rows, levels - 1]."""
+    levels = column.levels
+
+    def place(cell: str) -> float | None:
+        return next((float(i) for i, level in enumerate(levels) if same(cell, level)), None)
+
+    listed = ", ".join(levels)
+    found = cells.convert(place, f"levels of the schema ({listed})")
+    numbers = [float(levels.index(level)) for level in column.compared]
+    chosen: Array = (found[:, None] == np.array(numbers)).astype(np.float64)
+    chosen[np.isnan(found)] = np.nan
+    return chosen
