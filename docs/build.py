@@ -1,8 +1,9 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md, of options.md and
 of datasets.md, the latter with the results of smoke.py, those of robustness.md from the numbers of
-its bench, those of reliability.md from the numbers of the campaign, and those of results/README.md;
-with `--figures` also the pictures. The pages of single algorithms are made here too, but not
-written: hooks.py puts them into the site, so that no copy of the code lies in the repository.
+its bench, those of convex.md likewise, those of reliability.md from the numbers of the campaign,
+and those of results/README.md; with `--figures` also the pictures. The pages of single algorithms
+are made here too, but not written: hooks.py puts them into the site, so that no copy of the code
+lies in the repository.
 
 python docs/build.py [--figures]
 """
@@ -148,6 +149,14 @@ def summary() -> str:
     return (RESULTS / "table2-summary.md").read_text()
 
 
+def convex(task: str) -> str:
+    """A table of the convex bench, from convex.json."""
+    from benchmarks import convex_report
+
+    found = json.loads((DOCS / "convex.json").read_text())
+    return convex_report.table(found, task)
+
+
 def robustness(table: str, *more: str) -> str:
     """A table of the robustness bench, from robustness.json, by the name of its function."""
     from benchmarks import robustness_report
@@ -230,6 +239,7 @@ TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
         "judging": partial(robustness, "table", "judging"),
         "finding": partial(robustness, "table", "finding"),
     },
+    "convex.md": {task: partial(convex, task) for task in ("phishing", "a9a", "ijcnn1")},
     "reliability.md": {
         "campaign": campaign,
         **{part: partial(campaign, part) for part in ("kills", "damage", "environment")},

@@ -410,8 +410,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Federation.from_clients([(X, Y)], client_names=None),  # type: ignore[arg-type]
         "client_names must name 1 clients, got None",
     ),
-    "sparse x": (
-        lambda: Federation.from_arrays(torch.tensor(X).to_sparse(), Y, WHO),
+    "sparse y": (
+        lambda: Federation.from_arrays(X, torch.tensor(Y).to_sparse(), WHO),
         r"dense.*torch.sparse_coo.*use .to_dense\(\)",
     ),
     "sparse owner": (

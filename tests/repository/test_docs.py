@@ -66,7 +66,14 @@ def module(path: str) -> ModuleType:
 
 @pytest.mark.parametrize(
     "name",
-    ["algorithms.md", "datasets.md", "options.md", "robustness.md", "../results/README.md"],
+    [
+        "algorithms.md",
+        "datasets.md",
+        "options.md",
+        "robustness.md",
+        "convex.md",
+        "../results/README.md",
+    ],
 )
 def test_the_tables_are_the_registrys(name: str) -> None:
     assert module("docs/build.py").page(name) == (ROOT / "docs" / name).read_text(), (

@@ -36,12 +36,16 @@ class Batch(NamedTuple):
 
     Weights are 0 on padding. They sum to 1 over a client's rows of the batch; in a full pass, which
     comes in several batches, over all of these together.
+
+    Where rows are sparse, x is a matrix [M B, M width] of layout CSR with the rows of client m in
+    block m of its diagonal, and `transposed` its transpose, as CSR.
     """
 
     x: Tensor  # [M, B, *sample]
     y: Tensor  # [M, B], or [M, trials, B] where trials see targets of their own
     weight: Tensor  # [M, B]
     key: int = 0  # seed for modules that draw (dropout)
+    transposed: Tensor | None = None  # of sparse rows
 
 
 class Objective(Protocol):

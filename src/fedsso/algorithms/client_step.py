@@ -127,20 +127,22 @@ def choose(
     ss = products[..., 0, :1]
     yy = products[..., 1, 1:2]
     wary = choice.undone > 0
-    late = rounds > CHOOSING
+    early = rounds <= CHOOSING
+    unseen = choice.L.eq(torch.inf)
     found = (yy / ss).sqrt()
     largest = torch.maximum(found, choice.L)
     least = torch.minimum(found, choice.L)
-    wanted = torch.where(wary & choice.L.isfinite(), largest, least)
-    counts = (ss > 0) & (~late | choice.L.isinf())
+    wanted = torch.where(wary > unseen, largest, least)  # wary, and seen
+    counts = (ss > 0) & (early | unseen)
     L = torch.where(counts, wanted, choice.L)
     drift = drift_in(rounds, kind)
     alpha = (drift / (tau * L)).clamp(max=LARGEST).to(choice.alpha.dtype)
-    settled = late & (L == choice.L)
-    stays = L.isinf() | (settled if kind != "fading" else False)
+    stays = L.eq(torch.inf)
+    if kind != "fading":
+        stays = stays | ((L == choice.L) > early)  # settled, and late
     # An undone round leaves no step: the first sound one after it counts as round 1.
-    first = wary & choice.L.isinf() & (ss == 0)
-    undone = choice.undone + torch.where(first, rounds - 1, 0.0)
+    first = wary & unseen & (ss == 0)
+    undone = choice.undone + first * (rounds - 1)
     return Choice(torch.where(stays, choice.alpha, alpha), L, undone)
 
 

@@ -8,7 +8,7 @@ as "client 3: ".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer
+from ..support.sparse import is_csr
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Tensor, Tensor]  # the samples and targets of one client
@@ -158,6 +159,8 @@ def checked_samples(
         InputError: x is no table or stack of images, or a number is not finite. The message names
             the row.
     """
+    if is_csr(x):  # which was checked when it was made
+        return x
     sample = x.shape[1:]
     if x.ndim < 2 or sample.numel() == 0:
         shape = tuple(x.shape)
@@ -348,6 +351,7 @@ def checked_pair(
     client: int,
     classes: int | None,
     gaps: bool,
+    read: Callable[[Any, str], Tensor] = dense,
 ) -> Pair:
     """Return one client's (samples, targets), checked like those of a whole federation.
 
@@ -356,13 +360,14 @@ def checked_pair(
         client: The number of the client, which errors name.
         classes: The number of classes, or None.
         gaps: Whether NaN is allowed in the samples, as in `checked_samples`.
+        read: Makes a tensor of the samples.
     """
     where = f"client {client}: "
     is_sequence = isinstance(pair, tuple | list)
     if not is_sequence or len(pair) != 2:
         got = f"{len(pair)} items" if is_sequence else type(pair).__name__
         raise InputError(f"{where}need a pair (x, y), got {got}")
-    x = dense(pair[0], f"{where}x")
+    x = read(pair[0], f"{where}x")
     y = dense(pair[1], f"{where}y")
     check_same_length(x, y, where)
     samples = checked_samples(x, where, gaps=gaps)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of
+from ..support.sparse import is_csr, stacked
 from .arrays import (
     check_alike,
     check_every_value,
@@ -38,6 +39,7 @@ from .arrays import (
 from .options import SEED, TEST_FRACTION
 from .packing import count_labels, masks_by_client, pack, rows_by_client, split
 from .scaling import Scaling, scaling_of
+from .sparse import check_not_standardised, digested, rows_from
 from .tables import MISSING, Files, SchemaLike, own_pool
 
 
@@ -64,7 +66,7 @@ class Federation:
     A federation is immutable. All its tensors are on the CPU until `to` moves them.
 
     Attributes:
-        x: All samples, [rows, *sample].
+        x: All samples, [rows, *sample]. Sparse rows are a tensor of layout CSR.
         y: One label or real target for each row, [rows].
         classes: The number of classes. 0 means that y is a real target.
         name: The name of the data set, or "own".
@@ -81,7 +83,7 @@ class Federation:
     Federation(own, 2 clients, 3 train + 0 test rows, sample 1 float64, 2 classes)
     """
 
-    # All samples, [rows, *sample], uint8 or floating.
+    # All samples, [rows, *sample], uint8 or floating; sparse rows in layout CSR.
     x: Tensor
     # One label (int64) or one real target (floating) for each row, [rows].
     y: Tensor
@@ -134,7 +136,7 @@ class Federation:
             x: The samples: [rows, features] for a table, [rows, channels, height, width] for
                 images, or any other shape that your model takes. Lists, numpy arrays, data frames
                 and tensors are accepted. Floats and uint8 keep their type, other integers become
-                float32.
+                float32. A sparse matrix of scipy or torch stays sparse, for linear models.
             y: One label or target for each row, [rows]. Integers are labels, numbered from 0.
                 Floats are real targets, unless `classes` is given.
             rows: For each client the list of its row numbers, or a mask of booleans with one entry
@@ -158,9 +160,10 @@ class Federation:
         """
         test_fraction = TEST_FRACTION.check(test_fraction)
         seed = SEED.check(seed)
-        samples = dense(x, "x")
+        samples = rows_from(x, "x")
         targets = dense(y, "y")
         check_same_length(samples, targets)
+        check_not_standardised(samples, standardise)
         samples = checked_samples(samples, gaps=standardise)
         targets, count = checked_targets(targets, classes)
         check_number_of_classes(count, len(targets))
@@ -232,7 +235,7 @@ class Federation:
         >>> fed.client_names
         ('Graz', 'Ulm')
         """
-        samples = dense(x, "x")
+        samples = rows_from(x, "x")
         targets = dense(y, "y")
         check_same_length(samples, targets)
         names, rows = rows_by_client(client_of_row, len(samples))
@@ -289,10 +292,11 @@ class Federation:
         given = listed(clients, "clients must be one pair (x, y) per client")
         pairs = []
         for client, pair in enumerate(given):
-            pairs.append(checked_pair(pair, client, classes, standardise))
+            pairs.append(checked_pair(pair, client, classes, standardise, rows_from))
         check_alike(pairs)
         names = checked_names(client_names, len(pairs))
-        x = torch.cat([samples for samples, _ in pairs])
+        every = [samples for samples, _ in pairs]
+        x = stacked(every) if is_csr(every[0]) else torch.cat(every)
         y = torch.cat([targets for _, targets in pairs])
         sizes = [len(targets) for _, targets in pairs]
         fed = cls.from_rows(
@@ -432,6 +436,11 @@ class Federation:
         return self.x.shape[1:]
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether the rows are sparse: x then has the layout CSR."""
+        return is_csr(self.x)
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """What each label is called: its name where it has one, else its number.
 
@@ -531,8 +540,10 @@ class Federation:
         True
         """
         hasher = sha256(repr((self.affine, self.classes)).encode())
+        if self.is_sparse:
+            hasher.update(f"sparse{tuple(self.x.shape)}".encode())
         arrays = [
-            self.x,
+            *digested(self.x),
             self.y,
             self.train_rows,
             self.train_start,
@@ -550,7 +561,7 @@ class Federation:
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.sample_shape))
-        dtype = str(self.x.dtype).removeprefix("torch.")
+        dtype = str(self.x.dtype).removeprefix("torch.") + " sparse" * self.is_sparse
         target = f"{self.classes} classes" if self.classes else "real target"
         rows = f"{len(self.train_rows)} train + {len(self.test_rows)} test rows"
         sample = f"sample {shape} {dtype}"

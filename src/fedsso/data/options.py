@@ -323,7 +323,7 @@ SAMPLED_ROWS = Option(
 
 # ---- options of your own files ----
 #
-# They belong to the data set csv, but for the last one, which belongs to svmlight. Both take files.
+# They belong to the data set csv, but for the last two, which belong to svmlight. Both take files.
 
 # `check` does not know lists of paths: `sources.own_files` reads this option.
 FILES = Option(
@@ -379,6 +379,16 @@ COLUMNS = Option(
     "How many features a row has. 0 takes the largest feature number in the files.",
     least=0,
     also=("n_features", "num_features", "dimension"),
+)
+
+LAYOUT = Option(
+    "layout",
+    str,
+    None,
+    "How rows are held: dense, or sparse, without zeros, for linear models. By default dense, and "
+    "sparse where a dense table would be beyond the limit of cells.",
+    choices=("dense", "sparse"),
+    also=("sparse", "format"),
 )
 
 # ---- options of synthetic problems ----

@@ -14,7 +14,8 @@ from torch import Tensor
 class Pool(NamedTuple):
     """Rows, labels and, where the files say it, the owner of each row."""
 
-    # The samples, [rows, *sample], uint8 or float32. With `standardise`, NaN marks a gap.
+    # The samples, [rows, *sample], uint8 or float32; sparse ones in layout CSR. With
+    # `standardise`, NaN marks a gap.
     x: Tensor
     # One int64 label or one floating target for each row, [rows].
     y: Tensor

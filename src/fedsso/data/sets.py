@@ -32,6 +32,7 @@ from .options import (
     FEATURES,
     FILES,
     GROUP,
+    LAYOUT,
     OUTCOME,
     PIECE_LENGTH,
     PIXEL_RANGE,
@@ -151,14 +152,15 @@ def _libsvm(
         forms: The names of the files of each form.
     """
 
-    def read(paths: Sequence[Path]) -> Pool:
-        return svmlight(paths, dim=features)
+    def read(paths: Sequence[Path], *, layout: str | None = LAYOUT.default) -> Pool:
+        return svmlight(paths, dim=features, layout=layout)
 
     return DataSet(
         name,
         title,
         pooled,
         tuple(Form(files, read, rows) for files in forms),
+        options=(LAYOUT,),
         classes=2,
         partition="dirichlet",
         clients=clients,
@@ -373,7 +375,7 @@ _LIST = (
         "your own svmlight (LIBSVM) tables: give files",
         own_files,
         (Form((), svmlight),),
-        options=(FILES, COLUMNS),
+        options=(FILES, COLUMNS, LAYOUT),
         partition="iid",
         origin="yours",
     ),

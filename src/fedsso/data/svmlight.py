@@ -6,8 +6,8 @@ with 1 and rise. A # begins a comment:
     -1 1:0.5 3:-2
     +1 2:0.001  # a comment
 
-The rows are kept sparse while the files are read, and made dense at the end: only then is it known
-how many features there are. Models here take dense rows.
+The rows are kept sparse while the files are read, and made dense at the end, unless they are to
+stay sparse: only then is it known how many features there are.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import InputError, integer
 from ..support.intake import limits, lines
-from .options import COLUMNS
+from ..support.sparse import canonical
+from .options import COLUMNS, LAYOUT
 from .pool import Pool
 from .tables import EXACT, Array, finite, numbered
 
@@ -55,16 +57,23 @@ class Sparse(NamedTuple):
     """The features' values, [entries]."""
 
 
-def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
+def svmlight(
+    paths: Sequence[Path],
+    *,
+    dim: int = COLUMNS.default,
+    layout: str | None = LAYOUT.default,
+) -> Pool:
     """Read svmlight files, plain or packed by gzip, bzip2 or xz, and pool them in order.
 
     Args:
         paths: The files, at least one.
         dim: The number of features. 0 takes the largest index in the files.
+        layout: "dense", or "sparse" for rows that stay sparse. None: dense, if that is within the
+            limit of cells.
 
     Returns:
-        The rows, dense: x float32 [rows, dim]. Labels that are whole numbers are numbered from 0
-        in sorted order, and a note tells so. Other labels are real targets.
+        The rows: x float32 [rows, dim], sparse ones in layout CSR. Labels that are whole numbers
+        are numbered from 0 in sorted order, and a note tells so. Other labels are real targets.
 
     Raises:
         InputError: A line cannot be read. The message names the file and the line.
@@ -82,11 +91,22 @@ def svmlight(paths: Sequence[Path], *, dim: int = COLUMNS.default) -> Pool:
     if not width:
         raise InputError(f"{paths[0]}: has no feature in any row, need at least 1")
     rows = len(y)
+    label, notes = numbered(y)
+    if layout == "sparse" or (layout is None and rows * width > limits().cells):
+        return Pool(_kept_sparse(parts, rows, width), label, notes=notes)
     what = f"numbers, {rows} rows of {width} features"
     limits().check("cells", rows * width, paths[0], what)
-    label, notes = numbered(y)
     x = torch.from_numpy(_filled(parts, rows, width))
     return Pool(x, label, notes=notes)
+
+
+def _kept_sparse(parts: Sequence[Sparse], rows: int, width: int) -> Tensor:
+    """The rows of all files as one sparse matrix, float32 [rows, width]."""
+    sizes = torch.from_numpy(np.concatenate([part.sizes for part in parts]))
+    columns = torch.from_numpy(np.concatenate([part.columns for part in parts]) - 1)
+    values = torch.from_numpy(np.concatenate([part.values for part in parts]))
+    row_of_entry = torch.arange(rows).repeat_interleave(sizes)
+    return canonical(row_of_entry, columns, values, (rows, width))
 
 
 def _filled(parts: Sequence[Sparse], rows: int, width: int) -> Array:

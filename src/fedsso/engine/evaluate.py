@@ -52,8 +52,8 @@ class Evaluator:
             if not len(part):
                 continue
             for piece in torch.split(part, PIECE):
-                samples, y = self.gather(piece)
-                z = self.f.predict(model.unsqueeze(0), samples.unsqueeze(0))
+                samples, y = self.gather.piece(piece)
+                z = self.f.predict(model.unsqueeze(0), samples)
                 yield z[0], y
 
     def loss(self, x: Tensor, buffers: Tensor, rows: Rows) -> Tensor:

@@ -24,7 +24,7 @@ class Ledger:
         self.trials = trials
         self.down = 0
         self.up = 0
-        self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and who has it
+        self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and to whom
 
     def broadcast(self, message: Tree, chosen: Tensor) -> None:
         """Count a message to the chosen clients, those that will not answer among them.
@@ -33,12 +33,14 @@ class Ledger:
         known by being the same object: an equal copy counts anew.
         """
         for leaf in leaves(message):
-            has = next((who for sent, who in self._held if sent is leaf), None)
-            if has is None:
-                has = torch.zeros(self.clients, dtype=torch.bool)
-                self._held.append((leaf, has))
-            self.down += nbytes(leaf, self.trials) * int((~has[chosen]).sum())
-            has[chosen] = True
+            size = nbytes(leaf, self.trials)
+            has = [who for sent, who in self._held if sent is leaf]
+            self._held.append((leaf, chosen))
+            if not has:
+                self.down += size * len(chosen)
+                continue
+            new = ~torch.isin(chosen, torch.cat(has))
+            self.down += size * int(new.sum())
 
     def upload(self, sent: Tree, clients: int) -> None:
         """Count the uploads of several clients at once; they are the first axis of every leaf.

@@ -19,6 +19,7 @@ the data is not.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -84,6 +85,18 @@ class Rounds:
         A cohort has round(participation * clients) members, at least one. Who is slow is the same
         in all samples of a round.
         """
+        p = self.settings
+        if not p.some_absent and not p.stragglers:
+            return self._everybody
+        return self._drawn(k, sample)
+
+    @cached_property
+    def _everybody(self) -> Plan:
+        """The plan of every round where nothing is drawn."""
+        return self._drawn(1, 0)
+
+    def _drawn(self, k: int, sample: int) -> Plan:
+        """The plan of one sample of a round."""
         p = self.settings
         n = len(self.sizes)
         again = (sample,) if sample else ()

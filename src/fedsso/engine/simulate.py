@@ -34,7 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ from ..errors import InputError
 from ..objective.backend import Layout, buffers_of, ravel
 from ..objective.choose import objective
 from ..support.intake import Damaged
-from ..support.trees import Tree, named_leaves, tree_map
+from ..support.trees import Scalar, Tree, leaves, named_leaves, tree_map
 from .checkpoint import Reader, of_text
 from .evaluate import Evaluator
-from .gather import BUDGET, Chunk, Gather
+from .gather import BUDGET, Chunk, gathering
 from .ledger import Ledger
 from .rounds import Ints, Rounds
 from .state import KEPT, State, choose, gathered
@@ -152,6 +152,25 @@ def _admit_optimizer(record: Algorithm, settings: Settings) -> None:
         )
 
 
+class Share(NamedTuple):
+    """A chunk of the clients that answer."""
+
+    part: Ints  # their places among those who answer
+    clients: Ints  # their numbers in the federation
+    ids: list[int]  # the same as a list
+    weight: Tensor  # of each in the mean, in the run's type and on its device
+
+
+class Answering(NamedTuple):
+    """Those who answer in a round, chunk by chunk. The same plan gives the same object."""
+
+    plan: Plan | None
+    who: Ints
+    weight: Tensor  # of each in the mean; they sum to 1
+    mass: float  # their share of all clients' weights
+    shares: list[Share]
+
+
 class Trials:
     """Trials of one algorithm on one federation, advanced round by round.
 
@@ -179,17 +198,23 @@ class Trials:
         self.p = job.fed.p.cpu()
         module = job.module.to(self.device, self.dtype)
         shape = job.fed.sample_shape
-        self.f, self.reason = objective(module, job.loss, settings.engine, self.device, shape)
+        self.f, self.reason = objective(
+            module, job.loss, settings.engine, self.device, shape, job.fed.is_sparse
+        )
         self.f.l2 = settings.l2
         attendance = attendance_of(job.fed, settings)
         each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)
-        self.gather = Gather(self.fed, self.dtype)
-        self.evaluator = Evaluator(self.f, self.fed, Gather(self.fed, self.dtype), job.metrics)
+        self.gather = gathering(self.fed, self.dtype)
+        self.evaluator = Evaluator(self.f, self.fed, gathering(self.fed, self.dtype), job.metrics)
         self.now = self._begin(module)
         self.uplink = uplink(self.algorithm, self.server, self.f.layout, settings.compress)
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
+        self._last = Answering(None, np.empty(0, np.int64), self.p[:0], 0.0, [])
+        # Most algorithms keep nothing at the clients, and remember nothing of them.
+        self._stateless = not list(leaves(self.own[0]))
+        self._memoryless = not list(leaves(self._unknown))
         self.now, first = self._evaluate(self.now)
         self.rows: list[dict[str, Tensor]] = [first]
         # The loss of the initial model, [trials]: what later losses are compared with to find an
@@ -197,6 +222,7 @@ class Trials:
         self.start_loss = first["test_loss"]
         if not len(self.fed.test_rows):
             self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
+        self._start_size = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
 
     def _begin(self, module: nn.Module) -> State:
         """The state before the first round.
@@ -339,7 +365,7 @@ class Trials:
         samples = 0
         plan = self.rounds.plan(k)
         # Where nobody answers the server's state must stay the same object: `_settle` looks at it.
-        if self.p[plan.answered].sum() > 0:
+        if self._answering(plan).mass > 0:
             state = self._forget(state)
         for number, phase in enumerate(self.algorithm.phases):
             if phase.fresh:
@@ -347,8 +373,8 @@ class Trials:
                 plan = self.rounds.plan(k, samples)
             message = phase.broadcast(state.server)
             ledger.broadcast((message, state.buffers), plan.chosen)
-            weight = self.p[plan.answered].sum()
-            if not weight > 0:  # a cohort without weight moves nothing, as one that never answers
+            # A cohort without weight moves nothing, as one that never answers.
+            if not self._answering(plan).mass > 0:
                 break
             state, heard = self._exchange(phase, number, message, state, plan, ledger)
             loss = loss if heard is None else heard
@@ -381,31 +407,27 @@ class Trials:
         A client that answers moves on in its stream of mini-batches by the steps of this
         exchange. One that does not answer stays where it is in its stream and keeps its state.
         """
-        who = plan.answered.numpy()
+        _, who, weight, mass, shares = self._answering(plan)
         steps = phase.steps(plan.steps).numpy()
-        # The mean is over those who answered: weights p_i of the absent are shared out among
-        # them.
-        weight = self.p[who] / self.p[who].sum()
         own: Any = state.own
         memory: Any = state.memory
         mean: Tree = None
         loss: Tensor | None = None
         start = state.buffers
         buffers = start
-        for part in self._chunks(who):
-            clients = who[part]
+        for part, clients, ids, w in shares:
             position = state.position[clients]
             local = Chunk(self.gather, self.rounds, state.k, clients, position, steps[part])
-            w = weight[part].to(self.device, self.dtype)
             # Every client starts from the server's buffers and changes a copy of them while it
             # trains.
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
-            before = gathered([own[i] for i in clients])
+            before = own[0] if self._stateless else gathered([own[i] for i in ids])
             reply = phase.client(self.f, message, before, local)
-            ids = clients.tolist()
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients))
-            remembered = gathered([memory[i] for i in clients])
+            remembered = self._unknown
+            if not self._memoryless:
+                remembered = gathered([memory[i] for i in ids])
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
             # are in memory.
@@ -415,13 +437,14 @@ class Trials:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
             self._check_same_state(reply.own)
-            for m, i in enumerate(clients):
-                own[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), reply.own)
-                memory[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), remembered)
-            moved = torch.tensordot(w, self.f.buffers - start, 1)
-            buffers = buffers + moved  # a difference, so that a constant stays to the bit
+            if not self._stateless:
+                _keep_parts(own, ids, reply.own)
+            if not self._memoryless:
+                _keep_parts(memory, ids, remembered)
+            if start.numel():
+                moved = torch.tensordot(w, self.f.buffers - start, 1)
+                buffers = buffers + moved  # a difference, so that a constant stays to the bit
         taken = float((weight * torch.from_numpy(steps)).sum())
-        mass = float(self.p[who].sum())
         heard = None if loss is None else loss.unsqueeze(-1)
         cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard)
         state.position[who] += steps
@@ -429,6 +452,23 @@ class Trials:
         state.unheard[who] = 0
         server = phase.server(state.server, mean, cohort)
         return state._replace(server=server, buffers=buffers), loss
+
+    def _answering(self, plan: Plan) -> Answering:
+        """Those who answer by this plan.
+
+        The mean is over those who answered: weights p_i of the absent are shared out among them.
+        """
+        if self._last.plan is not plan:
+            who = plan.answered.numpy()
+            total = self.p[who].sum()
+            weight = self.p[who] / total
+            shares = []
+            for part in self._chunks(who):
+                clients = who[part]
+                own = weight[part].to(self.device, self.dtype)
+                shares.append(Share(part, clients, clients.tolist(), own))
+            self._last = Answering(plan, who, weight, float(total), shares)
+        return self._last
 
     def _forget(self, state: State) -> State:
         """The state without what the server remembers of clients that stay away.
@@ -438,6 +478,8 @@ class Trials:
         """
         memory: Any = state.memory
         away = np.flatnonzero(state.unheard > FORGOTTEN)
+        if not len(away):
+            return state
         state.unheard[away] = 0
         # Of a client that has never answered there is nothing to forget.
         gone = [int(i) for i in away if not _equal(memory[i], self._unknown)]
@@ -476,7 +518,6 @@ class Trials:
             yield from np.arange(len(who))[:, None]
             return
         order = np.lexsort((who, -self.rounds.width[who]))
-        sample = self.fed.x[0].numel()
         item = torch.finfo(self.dtype).bits // 8
         # An estimate: local SGD holds three vectors of the model's size for each trial, and works
         # on more.
@@ -484,7 +525,7 @@ class Trials:
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]
-            rows = int(widths[0]) * sample * (item + self.fed.x.element_size())
+            rows = int(widths[0]) * self.gather.row_bytes
             size = max(1, BUDGET[self.device.type] // (rows + state))
             if self.device.type == "cpu":  # a GPU wants few large chunks, a CPU little padding
                 similar = int((widths >= SIMILAR * widths[0]).sum())
@@ -506,7 +547,7 @@ class Trials:
         skewed first cohort may fit badly or, by chance, well: the loss of the initial model
         counts as well, and a first loss that would itself be an explosion is not believed.
         """
-        start = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
+        start = self._start_size
         rise = self.algorithm.bears(self.server)
         plausible = torch.where(first.abs() <= rise * start, first.abs(), start)
         limit: Tensor = rise * torch.maximum(start, plausible)
@@ -566,29 +607,26 @@ class Trials:
         now = self.now
         running = now.ended < 0
         alive = running & sound
+        if alive.all():
+            return self._kept(tried, loss)
         lost = running & ~sound
 
         def keep(old: Tensor, new: Tensor) -> Tensor:
             return choose(alive, new, old)
 
         server = tree_map(keep, now.server, tried.server)
-        own = tried.own
-        memory = tried.memory
-        errors = tried.errors
-        undone = torch.zeros_like(lost)
-        if not alive.all():
-            own = [tree_map(keep, *pair) for pair in zip(now.own, tried.own, strict=True)]
-            pairs = zip(now.memory, tried.memory, strict=True)
-            memory = [tree_map(keep, *pair) for pair in pairs]
-            errors = {}
-            for name, error in tried.errors.items():
-                before = now.errors.get(name, torch.zeros_like(error))
-                errors[name] = keep(before, error)
-            # Going back is no use where even the initial model has no finite loss, or where no
-            # round was ever sound and none is left.
-            never_sound = now.first_loss.isnan() & last
-            hopeful = self.start_loss.isfinite() & ~never_sound
-            server, undone = self._undo(server, lost & hopeful, tried.k)
+        own = [tree_map(keep, *pair) for pair in zip(now.own, tried.own, strict=True)]
+        pairs = zip(now.memory, tried.memory, strict=True)
+        memory = [tree_map(keep, *pair) for pair in pairs]
+        errors = {}
+        for name, error in tried.errors.items():
+            before = now.errors.get(name, torch.zeros_like(error))
+            errors[name] = keep(before, error)
+        # Going back is no use where even the initial model has no finite loss, or where no round
+        # was ever sound and none is left.
+        never_sound = now.first_loss.isnan() & last
+        hopeful = self.start_loss.isfinite() & ~never_sound
+        server, undone = self._undo(server, lost & hopeful, tried.k)
         died = lost & ~undone
         new = tried._replace(
             server=server,
@@ -601,12 +639,27 @@ class Trials:
             ended=torch.where(died, tried.k, now.ended),
         )
         heard = self._all(torch.nan) if loss is None else loss
-        row = {"train_loss": heard + torch.where(running & ~undone, 0.0, torch.nan)}
+        told = heard + torch.where(running & ~undone, 0.0, torch.nan)
         moved = tried.server is not now.server  # else nobody answered, and there is nothing to tell
         nan = torch.where((alive | undone) & moved, 0.0, torch.nan)
+        return new, self._row(server, told, nan)
+
+    def _kept(self, tried: State, loss: Tensor | None) -> tuple[State, dict[str, Tensor]]:
+        """As `_settle`, where every trial is running and keeps what it tried: nothing is chosen."""
+        moved = tried.server is not self.now.server
+        heard = self._all(torch.nan) if loss is None else loss
+        row = self._row(tried.server, heard + 0.0, 0.0 if moved else torch.nan)
+        return tried._replace(first_loss=self._first(loss)), row
+
+    def _row(self, server: Any, loss: Tensor, nan: Scalar) -> dict[str, Tensor]:
+        """The row of the trace: the training loss, and what the algorithm tells.
+
+        `nan` is added to the latter: NaN where there is nothing to tell, else 0.
+        """
+        row = {"train_loss": loss}
         for name, value in self.algorithm.diagnostics(server).items():
             row[name] = value.double() + nan
-        return new, row
+        return row
 
     def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
         """Let the algorithm take back the trials that are lost, [trials] of booleans.
@@ -768,6 +821,12 @@ def _weighted(weights: Tensor, leaf: Tensor) -> Tensor:
     """The sum of a leaf [clients, ...] over the clients, with weights [clients]."""
     total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
     return total
+
+
+def _keep_parts(kept: Any, ids: Sequence[int], tree: Tree) -> None:
+    """Give each client its own part of a tree with leaves [clients, ...]."""
+    for m, i in enumerate(ids):
+        kept[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), tree)
 
 
 def _equal(tree: Tree, other: Tree) -> bool:

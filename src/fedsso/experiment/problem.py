@@ -26,7 +26,7 @@ from .. import models
 from ..algorithm import Batch
 from ..data.federation import Federation
 from ..engine.evaluate import Evaluator
-from ..engine.gather import Gather
+from ..engine.gather import gathering
 from ..engine.metrics import METRICS, Metric, metric
 from ..engine.rounds import Rounds
 from ..engine.simulate import Job
@@ -88,16 +88,15 @@ class Problem(Job):
         """
         fed = self.fed
         x = ravel(self.module).to("cpu")
-        rows = fed.train_rows[[0, -1]].cpu()
-        scale, shift = fed.affine
-        samples = fed.x.cpu()[rows][None].to(x.dtype) * scale + shift
+        rows = fed.train_rows[[0, -1]].cpu()[None]
         device = self.settings.torch_device
         module = self.module.to("cpu")
-        f, _ = objective(module, self.loss, self.settings.engine, device, fed.sample_shape)
+        engine = self.settings.engine
+        f, _ = objective(module, self.loss, engine, device, fed.sample_shape, fed.is_sparse)
         f.buffers = torch.zeros(0)
         f.l2 = self.settings.l2
-        weight = samples.new_full((1, 2), 0.5)
-        return f, x[None, None], Batch(samples, fed.y.cpu()[rows][None], weight)
+        weight = x.new_full((1, 2), 0.5)
+        return f, x[None, None], gathering(fed.to("cpu"), x.dtype).batch(rows, weight)
 
     def grants(self, asks: str) -> None:
         """Raise InputError unless model and loss have what an algorithm asks for.
@@ -175,7 +174,7 @@ class Problem(Job):
                 """The metric where it will be computed, which may have tensors on that device."""
                 return one(z.to(device), y.to(device)).cpu()
 
-            evaluate = Evaluator(f, fed, Gather(fed, x.dtype), {name: there})
+            evaluate = Evaluator(f, fed, gathering(fed, x.dtype), {name: there})
             try:
                 self._try_metric(evaluate, x[0], rows)
             except Exception as error:

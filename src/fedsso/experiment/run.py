@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..engine.evaluate import Evaluator
-from ..engine.gather import Gather
+from ..engine.gather import gathering
 from ..errors import InputError
 from ..objective.backend import buffers_into, buffers_of, ravel, unravel_into
 from ..objective.choose import objective
@@ -271,8 +271,9 @@ class Run:
         # A run that was loaded has no data: they are loaded again, by name.
         live = self.live or problem_of(self.spec, model=self.module, trained=True)
         fed = live.fed
-        f, _ = objective(self.model, live.loss, "auto", torch.device("cpu"), fed.sample_shape)
-        evaluate = Evaluator(f, fed, Gather(fed, self.x.dtype), live.metrics)
+        cpu = torch.device("cpu")
+        f, _ = objective(self.model, live.loss, "auto", cpu, fed.sample_shape, fed.is_sparse)
+        evaluate = Evaluator(f, fed, gathering(fed, self.x.dtype), live.metrics)
         names = fed.client_names or [str(i) for i in range(fed.clients)]
         rows = []
         for i, name in enumerate(names):

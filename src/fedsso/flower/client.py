@@ -24,7 +24,7 @@ from ..algorithm import Algorithm, Reply
 from ..algorithm.records import stack
 from ..data import Federation
 from ..engine.evaluate import Evaluator
-from ..engine.gather import Chunk, Gather
+from ..engine.gather import Chunk, gathering
 from ..engine.metrics import METRICS
 from ..engine.rounds import Rounds
 from ..engine.settings import DTYPES, Loss, Settings, device_of
@@ -142,7 +142,8 @@ class Client:
         _check_same_model(self.module, setup.model)
         self.train_rows, self.test_rows = _federations(rows, self.device)
         sample = self.train_rows.sample_shape
-        self.f, _ = objective(self.module, loss, "auto", self.device, sample)
+        sparse = self.train_rows.is_sparse
+        self.f, _ = objective(self.module, loss, "auto", self.device, sample, sparse)
         self.f.l2 = setup.l2
         record = fitted(setup.record, self.module)
         self.algorithm = stack([record], self.dtype, self.device)
@@ -223,7 +224,7 @@ class Client:
         )
         steps = phase.steps(torch.tensor([setup.local_steps]))
         local = Chunk(
-            Gather(self.train_rows, self.dtype),
+            gathering(self.train_rows, self.dtype),
             Rounds(self.train_rows, settings, number),
             task.k,
             np.zeros(1, np.int64),
@@ -323,7 +324,7 @@ class Client:
             x = self.algorithm.model(server, own)
         fed = self.test_rows
         wanted = {"accuracy": METRICS["accuracy"]}
-        gather = Gather(fed, self.dtype)
+        gather = gathering(fed, self.dtype)
         evaluator = Evaluator(self.f, fed, gather, wanted)
         buffers = buffers_of(self.module).to(x)
         found = evaluator(x, buffers.unsqueeze(0), fed.train_rows)

@@ -46,7 +46,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
-from torch.nn.functional import pad
 
 from ..errors import InputError, unknown
 from ..support.linalg import solve
@@ -535,28 +534,27 @@ def _append(
     The store is written in place; all else is new tensors.
     """
     store = state.store
-    head = state.head
-    held = state.held
     accept = verdict.accept[..., 0]
     slots, vectors, d = store.shape[-3:]
     kept = state.oldest.shape[-2]
-    # All trials' rings lie below each other in one matrix of rows, each with its own slot.
-    rings = torch.arange(head.numel(), device=head.device) * slots
-    target = (rings + head.flatten()) * vectors
-    for i, vector in enumerate(pair):
-        # Written in any case: after an undone step the slot holds the pair of that step.
-        old = state.oldest[..., i, :] if kept else 0.0
-        row = torch.where(verdict.accept, vector, old)
-        store.view(-1, d).index_copy_(0, target + i, row.reshape(-1, d))
-    head = torch.where(accept, (head + 1) % slots, head)
-    oldest = store.view(-1, vectors, d)[:, :kept].index_select(0, rings + head.flatten())
-    most = state.cur.shape[-1]
+    # All trials' rings lie below each other, each with its own slot.
+    rings = torch.arange(0, accept.numel() * slots, slots, device=store.device)
+    all_slots = store.view(-1, vectors, d)
+    # Written in any case: after an undone step the slot holds the pair of that step.
+    old = state.oldest if kept else 0.0
+    new = torch.where(verdict.accept.unsqueeze(-1), torch.stack(tuple(pair), -2), old)
+    all_slots.index_copy_(0, rings + state.head.flatten(), new.view(-1, vectors, d))
+    more = accept.long()
+    head = (state.head + more) % slots
+    oldest = state.oldest
+    if kept:
+        oldest = all_slots.index_select(0, rings + head.flatten()).view_as(oldest)
     cur = torch.cat((state.cur[..., 1:], verdict.cur), -1)
     return state._replace(
         head=head,
-        held=torch.where(accept, (held + 1).clamp(max=most), held),
+        held=(state.held + more).clamp(max=state.cur.shape[-1]),
         cur=torch.where(verdict.accept, cur, state.cur),
-        oldest=oldest.view_as(state.oldest),
+        oldest=oldest,
     )
 
 
@@ -569,17 +567,18 @@ def _grow(
 
     The products of_y [*L, n, V] with the new y become the last column and row.
     """
-    gram = state.gram
     accept = accept[..., None]
-    absent = gram.shape[-1] - of_y.shape[-2]
-    column = pad(of_y.mT, (absent, 0))
-    column = torch.where(accept, column, gram[..., -1])
-    grown = torch.empty_like(gram)
-    shifted = gram[..., 1:, 1:]
-    same = gram[..., :-1, :-1]
-    torch.where(accept[..., None], shifted, same, out=grown[..., :-1, :-1])
-    grown[..., -1] = column
-    grown[..., -1, :] = column
+    grown = state.gram.clone()
+    # Beyond the newest n pairs there is none yet: the matrices are those of the identity there.
+    n = of_y.shape[-2]
+    before = state.gram[..., -n:, -n:]
+    after = grown[..., -n:, -n:]
+    column = torch.where(accept, of_y.mT, before[..., -1])
+    torch.where(
+        accept[..., None], before[..., 1:, 1:], before[..., :-1, :-1], out=after[..., :-1, :-1]
+    )
+    after[..., -1] = column
+    after[..., -1, :] = column
     return state._replace(gram=grown)
 
 

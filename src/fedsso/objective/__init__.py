@@ -4,10 +4,11 @@ f_i(x) = sum over the rows of client i of weight * loss(model(x, row), target) +
 weights that sum to 1. Everything is computed for many clients and trials: points are x
 [clients, trials, d], and every client has rows of its own, which its trials share.
 
-Four back ends compute the same function, and `objective()` picks one:
+Five back ends compute the same function, and `objective()` picks one:
 
     Dense     linear layers with activations between them (mclr, mlp): all clients and trials at
               once, with derivatives written by hand
+    Sparse    one linear layer on sparse rows (mclr, linear): the same, with sparse products
     Chained   convolutions, pools and linear layers in a chain, on a GPU (cnn, lenet): all at once,
               with derivatives by autograd
     Vmapped   any module that torch.func can batch (on a GPU also residual networks)
@@ -25,6 +26,7 @@ from .chained import Chained
 from .choose import objective
 from .dense import Dense
 from .looped import Looped
+from .sparse import Sparse
 from .vmapped import Vmapped
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Dense",
     "Layout",
     "Looped",
+    "Sparse",
     "Vmapped",
     "buffers_into",
     "buffers_of",

@@ -5,7 +5,7 @@ translates between it and a module's parameters. Buffers, such as the running st
 BatchNorm, are a second flat vector: they are averaged, but they are no part of x and have no
 gradient.
 
-`Backend` is the base of the four back ends: they give outputs, gradients and Hessian products,
+`Backend` is the base of the back ends: they give outputs, gradients and Hessian products,
 and the rest follows from these here.
 
 Outputs are laid out [clients, trials, classes, rows]. The softmax then runs over contiguous rows,
@@ -155,14 +155,15 @@ class Backend:
         """
         value, grad = self._value_and_grad(x, batch, out)
         if self.l2:
-            value = value + self._penalty(x, batch)
-            grad = grad.add_(self._share(batch) * x)
+            share = self._share(batch)
+            value = value + _penalty(x, share)
+            grad = grad.add_(share * x)
         return value, grad
 
     def value(self, x: Tensor, batch: Batch) -> Tensor:
         """Weighted mean loss [M, trials], the same as that of `value_and_grad`; buffers stay."""
         value = self._value(x, batch)
-        return value + self._penalty(x, batch) if self.l2 else value
+        return value + _penalty(x, self._share(batch)) if self.l2 else value
 
     def hvp(
         self,
@@ -186,6 +187,10 @@ class Backend:
             diagonal.add_(self._share(batch))
         return H
 
+    def dense_rows(self, batch: Batch) -> Tensor:
+        """The samples of a batch as dense vectors, [M, B, inputs]."""
+        return batch.x.flatten(2)
+
     def _share(self, batch: Batch) -> Tensor:
         """These rows' part of l2, [M, 1, 1].
 
@@ -193,10 +198,6 @@ class Backend:
         brings the part of the penalty that belongs to its rows, and their sum has it once.
         """
         return self.l2 * batch.weight.sum(-1)[:, None, None]
-
-    def _penalty(self, x: Tensor, batch: Batch) -> Tensor:
-        """l2/2 |x|^2, [M, trials]."""
-        return self._share(batch).squeeze(-1) * x.square().sum(-1) / 2
 
     # what a subclass gives
 
@@ -271,6 +272,11 @@ class Backend:
         _, g = self._value_and_grad(x, drawn, None)
         rows = (batch.weight > 0).sum(-1).view(-1, 1, 1)
         return rows * g * g + self._share(batch)
+
+
+def _penalty(x: Tensor, l2: Tensor) -> Tensor:
+    """l2/2 |x|^2 [M, trials], for points x [M, trials, d] and l2 [M, 1, 1]."""
+    return l2.squeeze(-1) * x.square().sum(-1) / 2
 
 
 def by_trial(y: Tensor, trials: int) -> Tensor:

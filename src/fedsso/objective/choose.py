@@ -1,8 +1,8 @@
 """Which back end computes a module's objective.
 
-The order is: what the user asks for; Dense; Chained, on a GPU; Looped for convolutions on a CPU;
-Vmapped, if a trial run shows that torch.func can batch the module; else Looped. It is decided
-here alone and told in the log.
+The order is: Sparse, where rows are sparse; what the user asks for; Dense; Chained, on a GPU;
+Looped for convolutions on a CPU; Vmapped, if a trial run shows that torch.func can batch the
+module; else Looped. It is decided here alone and told in the log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .backend import Backend, ravel
 from .chained import Chained
 from .dense import Dense
 from .looped import Looped
+from .sparse import Sparse
 from .vmapped import Vmapped
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def objective(
     engine: str,
     device: torch.device,
     sample: Sequence[int],
+    sparse: bool = False,
 ) -> tuple[Backend, str]:
     """The back end for a module whose samples have this shape, and why it was chosen.
 
@@ -47,14 +49,18 @@ def objective(
             once, or an error. "loop": one after the other.
         device: Where the run computes.
         sample: The shape of one sample, without the rows.
+        sparse: Whether the rows are sparse, which one linear layer can take.
 
     Returns:
         The back end, and a few words for the log.
 
     Raises:
-        InputError: The engine is not known, or the module cannot be stacked as asked.
+        InputError: The engine is not known, the module cannot be stacked as asked, or it cannot
+            take sparse rows.
     """
     one_of("engine", engine, ENGINES)
+    if sparse:
+        return _on_sparse_rows(module, loss, engine, sample), "clients and trials stacked, sparse"
     if engine == "loop":
         return Looped(module, loss), "clients one by one, as asked"
     if Dense.fits(module, sample):
@@ -71,6 +77,24 @@ def objective(
             f"this model cannot be stacked ({reason}); use engine='auto' or engine='loop'"
         )
     return Looped(module, loss), f"clients one by one: {reason}"
+
+
+def _on_sparse_rows(
+    module: nn.Module,
+    loss: RowLoss,
+    engine: str,
+    sample: Sequence[int],
+) -> Sparse:
+    """The back end for sparse rows; an error where the model or the engine needs dense ones."""
+    remedy = "make the rows dense (load: layout='dense'; scipy: x.toarray())"
+    if not Sparse.fits(module, sample):
+        raise InputError(
+            f"sparse rows need a model of one linear layer, such as 'mclr' or 'linear', got "
+            f"{type(module).__name__}: use one of these, or {remedy}"
+        )
+    if engine == "loop":
+        raise InputError(f"engine='loop' needs dense rows: use engine='auto', or {remedy}")
+    return Sparse(module, loss)
 
 
 def _has_convolutions(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ Outputs are z [..., classes, rows], targets y [..., rows]. Three losses are buil
     mse             (z - y)^2, without 1/2     one output, real targets
 
 `slope` gives the first derivative in z, `bend` the second one times a vector. Those of
-cross_entropy, and the second ones of bce and mse, are written out; all others come from autograd.
+cross_entropy and bce, and the second one of mse, are written out; all others come from autograd.
 Built-in losses are recognised by identity (`loss is mse`).
 """
 
@@ -121,6 +121,8 @@ def slope(loss: RowLoss, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     if loss is cross_entropy:
         return _cross_entropy_slope(z, y)
+    if loss is bce:
+        return _bce_slope(z, y)
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         rows = loss(z, y)
@@ -138,6 +140,19 @@ def _cross_entropy_slope(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     rows = -logp.gather(-2, index).squeeze(-2)
     minus = logp.new_full((), -1.0).expand(index.shape)
     return rows, logp.exp_().scatter_add_(-2, index, minus)
+
+
+def _bce_slope(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """As `slope`. The derivative is sigmoid(z) - y, with the bits that autograd gives.
+
+    It is torch's own derivative of softplus, without the graph that autograd would make.
+    """
+    single = _single(z, "bce")
+    y = y.to(z.dtype)
+    rows = F.softplus(single) - y * single
+    one = z.new_ones(()).expand(single.shape)
+    rise: Tensor = torch.ops.aten.softplus_backward(one, single, 1, 20)
+    return rows, rise.sub_(y).unsqueeze(-2)
 
 
 def bend(

@@ -7,6 +7,8 @@ clients or trials, and d is the number of parameters.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,13 @@ def gram(*vectors: Tensor) -> Tensor:
     *lead, d = first.shape
     width = d
     if first.is_cpu:
-        vectors_in_all = max(1, n * first[..., 0].numel())
+        vectors_in_all = max(1, n * prod(lead))
         fitting = CACHED // vectors_in_all
         width = min(d, max(1024, fitting))
+    alike = all(v.shape == first.shape for v in vectors)
+    if width == d and alike:  # one block, without a buffer for it
+        block = torch.stack(vectors, -2).double()
+        return (block @ block.mT).add_(0.0)  # 0, never -0, as the sum of several blocks
     wide = first.new_empty(*lead, n, width, dtype=torch.float64)
     total = wide.new_zeros(*lead, n, n)
     for start in range(0, d, width):
