@@ -60,6 +60,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "localnewton": ({"newton_steps": 2, **FEW},),
 }
 REMEMBER = ("fedvarp", "mifa")  # are refused: their servers tell clients apart
+APART = ("mocha",)  # are refused: their servers speak to single clients
 FULL_PASSES = ("fedsso", "fedavg", "ldsgd")  # are tested without mini-batches as well
 
 
@@ -138,7 +139,7 @@ def records() -> list[Any]:
     """Every algorithm with each of its variants, of which the first is always tested."""
     found = []
     for name in ALGORITHMS:
-        if name in REMEMBER:
+        if name in REMEMBER + APART:
             continue
         variants = EXTRA.get(name, ({},))
         for extra in variants:
@@ -422,6 +423,7 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
         (make("fedavg"), {"alpha": 1.0}, "a record alone"),
         (Algorithm(), {}, "not registered"),
         *((name, {}, "remembers what each client sent last") for name in REMEMBER),
+        *((name, {}, "sends every client a message of its own") for name in APART),
     ],
 )
 def test_bad_input(algorithm: Any, options: dict[str, Any], complaint: str) -> None:

@@ -36,6 +36,7 @@ from .first_order.fedsgd import FedSGD as FedSGD
 from .first_order.fedvarp import FedVARP as FedVARP
 from .first_order.ldsgd import LDSGD as LDSGD
 from .first_order.mifa import MIFA as MIFA
+from .first_order.mocha import MOCHA as MOCHA
 from .first_order.scaffold import SCAFFOLD as SCAFFOLD
 from .first_order.serverlion import ServerLion as ServerLion
 from .first_order.servermuon import ServerMuon as ServerMuon
@@ -89,6 +90,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "servermuon": ServerMuon,
     "fedvarp": FedVARP,
     "mifa": MIFA,
+    "mocha": MOCHA,
 }
 __all__ = [
     "DANE",
@@ -96,6 +98,7 @@ __all__ = [
     "GIANT",
     "LDSGD",
     "MIFA",
+    "MOCHA",
     "SCAFFOLD",
     "STEM",
     "Anderson",

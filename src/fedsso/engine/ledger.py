@@ -40,6 +40,10 @@ class Ledger:
             self.down += nbytes(leaf, self.trials) * int((~has[chosen]).sum())
             has[chosen] = True
 
+    def letters(self, messages: Tree) -> None:
+        """Count messages of which every client gets its own; they are the first axis of a leaf."""
+        self.down += nbytes(messages, self.trials)
+
     def upload(self, sent: Tree, clients: int) -> None:
         """Count the uploads of several clients at once; they are the first axis of every leaf.
 

@@ -115,7 +115,14 @@ def fitted(
 
 def attendance_of(fed: Federation, settings: Settings) -> Attendance:
     """Who takes part in a run of these settings."""
-    return Attendance(fed.clients, settings.some_absent, settings.compress is not None)
+    return Attendance(
+        fed.clients,
+        settings.some_absent,
+        settings.compress is not None,
+        int(fed.train_start.diff().max()),
+        tuple(fed.sample_shape),
+        settings.l2,
+    )
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
@@ -345,14 +352,29 @@ class Trials:
             if phase.fresh:
                 samples += 1
                 plan = self.rounds.plan(k, samples)
-            message = phase.broadcast(state.server)
-            ledger.broadcast((message, state.buffers), plan.chosen)
-            weight = self.p[plan.answered].sum()
+            asked = plan.lead if phase.lead else plan
+            message = self._speak(phase, state, asked, ledger)
+            weight = self.p[asked.answered].sum()
             if not weight > 0:  # a cohort without weight moves nothing, as one that never answers
                 break
-            state, heard = self._exchange(phase, number, message, state, plan, ledger)
+            state, heard = self._exchange(phase, number, message, state, asked, ledger)
             loss = loss if heard is None else heard
         return state, loss
+
+    def _speak(self, phase: Phase, state: State, plan: Plan, ledger: Ledger) -> Tree:
+        """The server's message of an exchange, counted for all who are chosen.
+
+        Its leaves are [trials, ...]; where clients are told apart [answered, trials, ...].
+        """
+        if not phase.apart:
+            message = phase.broadcast(state.server)
+            ledger.broadcast((message, state.buffers), plan.chosen)
+            return message
+        letters = phase.broadcast(state.server, plan.chosen.to(self.device))
+        ledger.letters(letters)
+        ledger.broadcast(state.buffers, plan.chosen)
+        answered = torch.isin(plan.chosen, plan.answered).to(self.device)
+        return tree_map(lambda leaf: leaf[answered], letters)
 
     def _exchange(
         self,
@@ -369,7 +391,7 @@ class Trials:
             phase: The algorithm's functions for this exchange.
             number: Which exchange of the round it is; what compression holds back is kept apart
                 by it.
-            message: What the server broadcasts, leaves [trials, ...].
+            message: What `_speak` returned.
             state: The round's own copy. Its lists, which nobody else holds, are written into.
             plan: Who answers, and after how many local steps.
             ledger: Counts what is sent up.
@@ -401,15 +423,20 @@ class Trials:
             # trains.
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
             before = gathered([own[i] for i in clients])
-            reply = phase.client(self.f, message, before, local)
+            told = tree_map(lambda leaf, i=part: leaf[i], message) if phase.apart else message
+            reply = phase.client(self.f, told, before, local)
             ids = clients.tolist()
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients))
             remembered = gathered([memory[i] for i in clients])
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
-            # are in memory.
-            part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
+            # are in memory. What is heard apart is put into its places instead.
+            if phase.apart:
+                places = (torch.from_numpy(part), len(who))
+                part_mean = tree_map(lambda leaf, at=places: _placed(leaf, *at), received)
+            else:
+                part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
@@ -768,6 +795,12 @@ def _weighted(weights: Tensor, leaf: Tensor) -> Tensor:
     """The sum of a leaf [clients, ...] over the clients, with weights [clients]."""
     total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
     return total
+
+
+def _placed(leaf: Tensor, places: Tensor, clients: int) -> Tensor:
+    """A leaf [M, ...] of M clients at their places among all, [clients, ...]; 0 elsewhere."""
+    room = leaf.new_zeros(clients, *leaf.shape[1:])
+    return room.index_copy_(0, places.to(leaf.device), leaf)
 
 
 def _equal(tree: Tree, other: Tree) -> bool:

@@ -380,11 +380,16 @@ def _check_fraction(record: Algorithm, fraction: float) -> None:
 
 
 def _check_memory(record: Algorithm) -> None:
-    """Raise InputError for an algorithm whose server remembers single clients.
+    """Raise InputError for an algorithm whose server remembers or addresses single clients.
 
     This strategy averages the uploads of all nodes and hands no single one to the algorithm
-    (`Algorithm.receive`).
+    (`Algorithm.receive`, `Phase.apart`).
     """
+    if any(phase.apart for phase in record.phases):
+        raise InputError(
+            f"{type(record).__name__} sends every client a message of its own, which "
+            "PhasedStrategy does not; use fedper, or the simulator"
+        )
     if record.memory_init(torch.empty(1, 1)) == ():
         return
     remedy = "use fedavg or scaffold, or the simulator"
