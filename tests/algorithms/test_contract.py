@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": ({"cg_steps": 6},),
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
     "fednew": ({"cg_steps": 6}, {"cg_steps": 6, "r": 2}),
+    "disco": ({"cg_steps": 6}, {"precondition": "bfgs", "pairs": 8}),
     "mocha": ({"inner": 2},),
     "fedpm": (
         {"mu": 0.1},
@@ -57,6 +58,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 CONVEX = (
     "dane",
+    "disco",
     "done",
     "fednew",
     "fednl",
@@ -110,11 +112,11 @@ def record(name: str, extra: dict[str, Any], which: int = 0) -> Algorithm:
 
 
 def sick(name: str, extra: dict[str, Any]) -> Algorithm:
-    """A record that diverges: with a huge client step, no regularisation to speak of, or else a
-    number that no user could give."""
+    """A record that diverges: with a huge client step, a regularisation whose inverse is infinite,
+    or else a number that no user could give."""
     one = record(name, extra)
     field = lever(name)
-    wild = {"alpha": torch.nan if name in BOUNDED else 1e6, "lam": 1e-300}
+    wild = {"alpha": torch.nan if name in BOUNDED else 1e6, "lam": 5e-324}
     object.__setattr__(one, field, wild.get(field, torch.nan))
     return one
 
@@ -220,6 +222,8 @@ def test_permuting_clients_changes_nothing(
 ) -> None:
     if name in DRAWS:
         pytest.skip("clients draw numbers of their own")
+    if any(phase.lead for phase in record(name, extra).phases):
+        pytest.skip("another client would lead")
     order = [3, 0, 4, 2, 1]
     rows = [fed.rows_of(i) for i in order]
     start = torch.tensor([0, *np.cumsum([len(r) for r in rows])])

@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
 CONVEX = (
     "dane",
+    "disco",
     "done",
     "fednew",
     "fednl",
@@ -56,6 +57,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "fednew": (FEW, {"r": 2, **FEW}),
     "dane": ({"newton_steps": 2, **FEW},),
+    "disco": (FEW, {"precondition": "bfgs"}),
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
 }

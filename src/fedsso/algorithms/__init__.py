@@ -43,6 +43,7 @@ from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
 from .second_order.anderson import Anderson as Anderson
 from .second_order.dane import DANE as DANE
+from .second_order.disco import DiSCO as DiSCO
 from .second_order.done import DONE as DONE
 from .second_order.feddane import FedDANE as FedDANE
 from .second_order.fednew import FedNew as FedNew
@@ -90,6 +91,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "servermuon": ServerMuon,
     "fedvarp": FedVARP,
     "mifa": MIFA,
+    "disco": DiSCO,
     "mocha": MOCHA,
 }
 __all__ = [
@@ -103,6 +105,7 @@ __all__ = [
     "STEM",
     "Anderson",
     "DiLoCo",
+    "DiSCO",
     "FedAC",
     "FedACG",
     "FedAdaGrad",

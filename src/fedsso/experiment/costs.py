@@ -218,10 +218,11 @@ class Rehearsal:
             k: The number of the round, from 1 on.
 
         Returns:
-            The bytes that went down and up.
+            The bytes that went down and up, of a client that is not the lead.
         """
-        ledger, one = Ledger(1, 1), torch.arange(1)
+        total, one = Ledger(1, 1), torch.arange(1)
         for number, phase in enumerate(self.algorithm.phases):
+            ledger = Ledger(1, 1) if phase.lead else total  # one client in many is the lead
             message = self._speak(phase, ledger, one)
             local = Shapes(k, int(phase.steps(torch.tensor(STEPS))), self.work.sample)
             reply = phase.client(
@@ -236,7 +237,7 @@ class Rehearsal:
             self.memory = tree_map(lambda leaf: leaf[0], held)
             mean = heard if phase.apart else tree_map(lambda leaf: leaf[0], heard)
             self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
-        return ledger
+        return total
 
     def _speak(self, phase: Phase, ledger: Ledger, one: Tensor) -> Tree:
         """The server's message, counted."""
@@ -335,6 +336,13 @@ THEORY: dict[str, Theory] = {
     "servermuon": _even(1, 1, server=2),
     "fedvarp": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),  # x and the mean
     "mifa": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),
+    "disco": lambda a: Cost(
+        1 + a.products * (2 if a.precondition == "lead" else 1),
+        Size(1 + a.products),
+        Size(1 + a.products),
+        Size(6 + 2 * a.pairs * (a.precondition == "bfgs")),
+        Size(),
+    ),  # of a client that is not the lead
     "mocha": lambda a: Cost(
         1,
         Size(1, 2 * a.outputs),

@@ -608,7 +608,8 @@ class Round:
             seen=seen,
             versions=versions,
         )
-        self.answered = nodes
+        if not self._functions.lead:  # after it the others are asked again
+            self.answered = nodes
 
     def _buffers(self, good: list[Good]) -> Tensor:
         """The average of the nodes' buffers. One that nobody changed stays the same, to the bit.

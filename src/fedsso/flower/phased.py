@@ -255,7 +255,7 @@ class PhasedStrategy(Recorded):
 
         They go to the nodes that answered the exchange before. Where the phase wants fresh clients,
         they go to a new sample, which FedAvg draws. An algorithm that needs all clients keeps those
-        of its first round.
+        of its first round. A lead exchange is with the node of the lowest number alone.
         """
         nodes = now.answered
         weights = now.state.weights
@@ -266,6 +266,8 @@ class PhasedStrategy(Recorded):
         if self.record.needs_all and weights:  # whoever joins later is left out
             self._everybody = set(weights)
             nodes = [node for node in nodes if node in self._everybody]
+        if self.record.phases[phase].lead:
+            nodes = sorted(nodes)[:1]
         messages = now.ask(phase, nodes, config)
         self.journal.sent(now.number, messages)
         return messages
@@ -289,20 +291,22 @@ class PhasedStrategy(Recorded):
             for name, count in found.numbers.items():
                 numbers[name] = now.numbers.get(name, 0.0) + count
             now.numbers = numbers
-            now.reason = self._failed(found)
+            now.reason = self._failed(found, self.record.phases[now.phase].lead)
             if now.reason:
                 return
             now.move(mean, found.good, self._everybody)
             contents = [reply.message.content for reply in found.good]
             now.metrics |= self.inner.train_metrics_aggr_fn(contents, key)
 
-    def _failed(self, found: Screened) -> str:
+    def _failed(self, found: Screened, lead: bool) -> str:
         """Why an exchange cannot be used. Empty if it can.
 
         There must be as many good replies as the user asked for, and all of them if the algorithm
-        needs all clients.
+        needs all clients. In a lead exchange it takes the lead's.
         """
         good = {reply.node for reply in found.good}
+        if lead:
+            return "" if good else "the lead's reply is missing"
         least = max(1, self.inner.min_train_nodes)
         if len(good) < least:
             return f"{len(good)} good replies, min_train_nodes is {least}"
