@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": ({"cg_steps": 6},),
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
     "fednew": ({"cg_steps": 6}, {"cg_steps": 6, "r": 2}),
+    "harmofl": ({}, {"L": 0.5}),
     "disco": ({"cg_steps": 6}, {"precondition": "bfgs", "pairs": 8}),
     "mocha": ({"inner": 2},),
     "fedpm": (

@@ -57,6 +57,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "fednew": (FEW, {"r": 2, **FEW}),
     "dane": ({"newton_steps": 2, **FEW},),
+    "harmofl": ({"sample": "4"}, {"sample": "2x2", "L": 0.5}),
     "disco": (FEW, {"precondition": "bfgs"}),
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
@@ -425,6 +426,7 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
         (make("fedavg"), {"alpha": 1.0}, "a record alone"),
         (Algorithm(), {}, "not registered"),
         *((name, {}, "remembers what each client sent last") for name in REMEMBER),
+        ("harmofl", {"sample": "4"}, "use fraction_evaluate=0"),
         *((name, {}, "sends every client a message of its own") for name in APART),
     ],
 )

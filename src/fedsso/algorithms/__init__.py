@@ -34,6 +34,7 @@ from .first_order.fedper import FedPer as FedPer
 from .first_order.fedprox import FedProx as FedProx
 from .first_order.fedsgd import FedSGD as FedSGD
 from .first_order.fedvarp import FedVARP as FedVARP
+from .first_order.harmofl import HarmoFL as HarmoFL
 from .first_order.ldsgd import LDSGD as LDSGD
 from .first_order.mifa import MIFA as MIFA
 from .first_order.mocha import MOCHA as MOCHA
@@ -93,6 +94,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mifa": MIFA,
     "disco": DiSCO,
     "mocha": MOCHA,
+    "harmofl": HarmoFL,
 }
 __all__ = [
     "DANE",
@@ -127,6 +129,7 @@ __all__ = [
     "FedSophia",
     "FedVARP",
     "FedYogi",
+    "HarmoFL",
     "LocalNewton",
     "ServerLion",
     "ServerMuon",

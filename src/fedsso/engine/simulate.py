@@ -34,6 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from ..algorithm.contract import Phase
     from ..data import Federation
     from ..objective.losses import RowLoss
-    from .evaluate import Rows
+    from .evaluate import Prepare, Rows
     from .metrics import Metric
     from .rounds import Plan
     from .settings import Settings
@@ -203,7 +204,9 @@ class Trials:
         # explosion. Without test rows it is measured on the training rows.
         self.start_loss = first["test_loss"]
         if not len(self.fed.test_rows):
-            self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
+            rows = self._rows("train")
+            seen = self._prepare(self.now)
+            self.start_loss = self.evaluator.loss(self.models(), self.buffers, rows, seen)
 
     def _begin(self, module: nn.Module) -> State:
         """The state before the first round.
@@ -292,6 +295,10 @@ class Trials:
         if self.algorithm.personal:
             return [self.fed.rows_of(i, part) for i in range(self.fed.clients)]
         return self.fed.test_rows if part == "test" else self.fed.train_rows
+
+    def _prepare(self, state: State) -> Prepare:
+        """What the models of a state see of rows that they are evaluated on."""
+        return partial(self.algorithm.prepare, state.server)
 
     def _all(self, value: float) -> Tensor:
         """The same number for every trial, [trials]."""
@@ -663,7 +670,8 @@ class Trials:
         """
         dead = new.diverged > 0
         nan = torch.where(dead, torch.nan, 0.0)
-        found = self.evaluator(self.models(new), new.buffers, self._rows("test"))
+        seen = self._prepare(new)
+        found = self.evaluator(self.models(new), new.buffers, self._rows("test"), seen)
         row = {f"test_{name}": value + nan for name, value in found.items()}
         # A diverged trial keeps its last sound model, so this tells if there is an accuracy at all.
         wrong = dead & ~found["accuracy"].isnan()
@@ -682,6 +690,7 @@ class Trials:
         With weights of the user's own each client's mean loss is needed.
         """
         x = self.models(new)
+        seen = self._prepare(new)
         buffers = new.buffers
         p = self.p.to(x.device)
         squares = x.double().square().sum(-1)
@@ -689,11 +698,11 @@ class Trials:
             squares = torch.tensordot(p, squares, 1)
         penalty = self.settings.l2 / 2 * squares
         if self.job.fed.weights is None:
-            return self.evaluator.loss(x, buffers, self._rows("train")) + penalty
+            return self.evaluator.loss(x, buffers, self._rows("train"), seen) + penalty
         points = x.expand(self.fed.clients, *x.shape[-2:])
         each = []
         for i in range(self.fed.clients):
-            each.append(self.evaluator.loss(points[i], buffers, self.fed.rows_of(i)))
+            each.append(self.evaluator.loss(points[i], buffers, self.fed.rows_of(i), seen))
         total: Tensor = torch.tensordot(p, torch.stack(each), 1)
         return total + penalty
 

@@ -343,6 +343,7 @@ THEORY: dict[str, Theory] = {
         Size(6 + 2 * a.pairs * (a.precondition == "bfgs")),
         Size(),
     ),  # of a client that is not the lead
+    "harmofl": lambda a: Cost(1, Size(1, a.part.numbers), Size(1), Size(1), Size()),
     "mocha": lambda a: Cost(
         1,
         Size(1, 2 * a.outputs),

@@ -108,6 +108,7 @@ class PhasedStrategy(Recorded):
         self.inner = FedAvg(**sampling(of_fedavg))
         _check_fraction(self.record, self.inner.fraction_train)
         _check_memory(self.record)
+        _check_rows(self.record, self.inner.fraction_evaluate)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
         self.local_steps = self.work.local_steps or 1
         self.l2 = _penalty(l2)
@@ -403,6 +404,15 @@ def _check_memory(record: Algorithm) -> None:
         f"{type(record).__name__} remembers what each client sent last, which PhasedStrategy does "
         f"not keep; {remedy}"
     )
+
+
+def _check_rows(record: Algorithm, fraction: float) -> None:
+    """Raise InputError where nodes would evaluate a model on rows that are not prepared for it."""
+    if fraction and type(record).prepare is not Algorithm.prepare:
+        raise InputError(
+            f"{type(record).__name__}'s model expects prepared rows, and nodes evaluate on theirs "
+            f"as they are, got fraction_evaluate={fraction}; use fraction_evaluate=0"
+        )
 
 
 def _penalty(l2: float) -> float:
