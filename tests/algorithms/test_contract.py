@@ -51,6 +51,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
     "fednew": ({"cg_steps": 6}, {"cg_steps": 6, "r": 2}),
     "harmofl": ({}, {"L": 0.5}),
+    "aide": (
+        {"q": 0.2, "newton_steps": 2, "cg_steps": 6},
+        {"q": 0.2, "newton_steps": 2, "cg_steps": 6, "inner": 2},
+    ),
     "disco": ({"cg_steps": 6}, {"precondition": "bfgs", "pairs": 8}),
     "mocha": ({"inner": 2},),
     "fedpm": (
@@ -58,6 +62,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
 }
 CONVEX = (
+    "aide",
     "dane",
     "disco",
     "done",

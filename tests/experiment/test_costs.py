@@ -159,6 +159,7 @@ def test_measured_equals_a_real_compressed_round(digits: Federation, name: str, 
 # ---- theory ----
 
 MORE = {  # vectors that server and client keep beyond the paper's
+    "aide": (2, 0),  # the point of inner steps, and the gradient
     "fednew": (0, 1),  # the last model instead of a message with y
     "fednl": (-1, 0),  # the gradient is needed within the round only
     "fednl-pp": (0, -1),  # w_i is the last model: g_i is enough

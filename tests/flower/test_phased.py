@@ -32,6 +32,7 @@ SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
 CONVEX = (
+    "aide",
     "dane",
     "disco",
     "done",
@@ -58,6 +59,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "fednew": (FEW, {"r": 2, **FEW}),
     "dane": ({"newton_steps": 2, **FEW},),
     "harmofl": ({"sample": "4"}, {"sample": "2x2", "L": 0.5}),
+    "aide": ({"newton_steps": 2, **FEW},),
     "disco": (FEW, {"precondition": "bfgs"}),
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),

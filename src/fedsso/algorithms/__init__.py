@@ -42,6 +42,7 @@ from .first_order.scaffold import SCAFFOLD as SCAFFOLD
 from .first_order.serverlion import ServerLion as ServerLion
 from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
+from .second_order.aide import AIDE as AIDE
 from .second_order.anderson import Anderson as Anderson
 from .second_order.dane import DANE as DANE
 from .second_order.disco import DiSCO as DiSCO
@@ -92,11 +93,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "servermuon": ServerMuon,
     "fedvarp": FedVARP,
     "mifa": MIFA,
+    "aide": AIDE,
     "disco": DiSCO,
     "mocha": MOCHA,
     "harmofl": HarmoFL,
 }
 __all__ = [
+    "AIDE",
     "DANE",
     "DONE",
     "GIANT",

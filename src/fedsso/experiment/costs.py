@@ -336,6 +336,7 @@ THEORY: dict[str, Theory] = {
     "servermuon": _even(1, 1, server=2),
     "fedvarp": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),  # x and the mean
     "mifa": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),
+    "aide": lambda a: Cost(2 * a.inner, Size(2 * a.inner), Size(2 * a.inner), Size(2), Size()),
     "disco": lambda a: Cost(
         1 + a.products * (2 if a.precondition == "lead" else 1),
         Size(1 + a.products),
