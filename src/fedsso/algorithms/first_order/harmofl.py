@@ -91,15 +91,9 @@ class Upload(NamedTuple):
 class Square(NamedTuple):
     """The frequencies around 0 of an image [channels, height, width], where it is fftshifted."""
 
-    channels: int
     rows: slice
     columns: slice
-
-    @property
-    def numbers(self) -> int:
-        """n, the amplitudes in it."""
-        height = self.rows.stop - self.rows.start
-        return self.channels * height * (self.columns.stop - self.columns.start)
+    numbers: int  # n, the amplitudes in it
 
 
 def square(sample: tuple[int, ...], L: float) -> Square:
@@ -111,16 +105,57 @@ def square(sample: tuple[int, ...], L: float) -> Square:
     channels, height, width = (1,) * (3 - len(sample)) + tuple(sample)
     b = int(L * min(height, width))
 
-    def around(size: int) -> slice:
+    def around(size: int) -> range:
         middle = size // 2
-        return slice(max(0, middle - b), min(size, middle + b + 1))
+        return range(size)[max(0, middle - b) : middle + b + 1]
 
-    return Square(channels, around(height), around(width))
+    rows = around(height)
+    columns = around(width)
+    n = channels * len(rows) * len(columns)
+    return Square(slice(rows.start, rows.stop), slice(columns.start, columns.stop), n)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The shape that a text such as 3x32x32 tells.
+
+    Raises:
+        InputError: It is none, or has more than three axes.
+    """
+    sizes = text.split("x")
+    if len(sizes) > 3 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise InputError(
+            f"HarmoFL is for images, or rows of at most three axes; got sample={text!r}; give it "
+            "as in 3x32x32, or use fedavg"
+        )
+    return tuple(map(int, sizes))
+
+
+def fitting(given: str, rows: tuple[int, ...]) -> str:
+    """The shape that counts, as text: the given one, so that vectors may stand for images.
+
+    Args:
+        given: What the user says, or nothing.
+        rows: The shape of the federation's rows; () where nobody knows it.
+
+    Raises:
+        InputError: Nobody knows the shape, it has more than three axes, or the given one does not
+            fit the rows.
+    """
+    if not (given or rows):
+        raise InputError(
+            "HarmoFL must know the shape of the images, which a server on a network does not; "
+            "give it, as in sample='3x32x32'"
+        )
+    text = given or "x".join(map(str, rows))
+    if rows and prod(rows) != prod(shape_of(text)):
+        raise InputError(f"sample={text!r} does not fit rows of shape {rows}; leave it out")
+    return text
 
 
 def spectrum(images: Tensor) -> Tensor:
     """F of images [..., channels, height, width], frequency 0 in the middle."""
-    return torch.fft.fftshift(torch.fft.fft2(images), (-2, -1))
+    shifted: Tensor = torch.fft.fftshift(torch.fft.fft2(images), (-2, -1))
+    return shifted
 
 
 def amplitudes(images: Tensor, part: Square) -> Tensor:
@@ -143,12 +178,22 @@ def normalised(images: Tensor, A: Tensor, part: Square) -> Tensor:
     phase = torch.polar(torch.ones_like(inner.real), inner.angle())
     wanted = A.reshape(*A.shape[:-1], *inner.shape[-3:])
     F[..., part.rows, part.columns] = wanted * phase
-    return torch.fft.ifft2(torch.fft.ifftshift(F, (-2, -1))).real
+    new: Tensor = torch.fft.ifft2(torch.fft.ifftshift(F, (-2, -1)))
+    return new.real
 
 
 def as_images(samples: Tensor, lead: int, sample: tuple[int, ...]) -> Tensor:
     """Rows as [..., channels, height, width], behind so many leading axes."""
     return samples.reshape(*samples.shape[:lead], *(1,) * (3 - len(sample)), *sample)
+
+
+def mean_amplitudes(local: Local, sample: tuple[int, ...], part: Square) -> Tensor:
+    """A_i over all rows of each client, [M, n]."""
+    parts = []
+    for piece in local.full():
+        found = amplitudes(as_images(piece.x, 2, sample), part)
+        parts.append((piece.weight.unsqueeze(-1) * found).sum(1))
+    return torch.stack(parts).sum(0)
 
 
 @dataclass(frozen=True)
@@ -205,13 +250,7 @@ class HarmoFL(Algorithm):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a row as numbers."""
-        sizes = tuple(self.sample.split("x"))
-        if len(sizes) > 3 or not all(size.isdecimal() and int(size) for size in sizes):
-            raise InputError(
-                "HarmoFL is for images, or rows of at most three axes; got "
-                f"sample={self.sample!r}; give it as in 3x32x32, or use fedavg"
-            )
-        return tuple(int(size) for size in sizes)
+        return shape_of(self.sample)
 
     @property
     def normalises(self) -> bool:
@@ -224,27 +263,8 @@ class HarmoFL(Algorithm):
         return square(self.shape, self.L)
 
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
-        """The record for a federation, whose rows have a shape.
-
-        A given shape counts, so that vectors may stand for images.
-
-        Raises:
-            InputError: Nobody knows the shape, it has more than three axes, or the given one does
-                not fit the rows.
-        """
-        rows = attendance.sample
-        if self.sample:
-            if rows and prod(rows) != prod(self.shape):
-                raise InputError(
-                    f"sample={self.sample!r} does not fit rows of shape {rows}; leave it out"
-                )
-            return self
-        if not rows:
-            raise InputError(
-                "HarmoFL must know the shape of the images, which a server on a network does not; "
-                "give it, as in sample='3x32x32'"
-            )
-        return replace(self, sample="x".join(map(str, rows)))
+        """The record for a federation, whose rows have a shape."""
+        return replace(self, sample=fitting(self.sample, attendance.sample))
 
     def server_init(self, x: Tensor) -> State:
         """A = 0: it is not known yet."""
@@ -259,9 +279,9 @@ class HarmoFL(Algorithm):
         A = shared(message.A)
         sent: Any = ()
         if self.normalises and local.k == 1:
-            A = self._mean(local).to(message.x.dtype).unsqueeze(1)
+            A = mean_amplitudes(local, self.shape, self.part).to(message.x.dtype).unsqueeze(1)
             sent = A.expand(-1, message.x.shape[0], -1)
-        step: Any = Flat(f, self.rho, lambda batch: batch._replace(x=self._prepared(batch.x, 2, A)))
+        step: Any = Flat(f, self.rho, lambda batch: batch._replace(x=self._seen(batch.x, 2, A)))
         delta, loss = solver.sgd(step, message.x, local, at(self.alpha, local.k))
         return Reply(Upload(delta, sent), own, loss)
 
@@ -273,25 +293,17 @@ class HarmoFL(Algorithm):
 
     def prepare(self, server: State, samples: Tensor) -> Tensor:
         """Rows are normalised before they are tested."""
-        return self._prepared(samples, 1, shared(server.A))
+        return self._seen(samples, 1, shared(server.A))
 
-    def diagnostics(self, server: State) -> dict[str, Tensor]:
-        return {"grad_norm": server.grad_norm[:, 0]}
-
-    def _mean(self, local: Local) -> Tensor:
-        """A_i over all rows of each client, [M, n]."""
-        total: Any = 0
-        for piece in local.full():
-            found = amplitudes(as_images(piece.x, 2, self.shape), self.part)
-            total = total + (piece.weight.unsqueeze(-1) * found).sum(1)
-        return total
-
-    def _prepared(self, samples: Tensor, lead: int, A: Tensor) -> Tensor:
+    def _seen(self, samples: Tensor, lead: int, A: Tensor) -> Tensor:
         """Rows with the amplitudes A, where these are known; they have so many leading axes."""
         if not self.normalises:
             return samples
         new = normalised(as_images(samples, lead, self.shape), A, self.part)
         return torch.where((A > 0).any(), new.view(samples.shape), samples)
+
+    def diagnostics(self, server: State) -> dict[str, Tensor]:
+        return {"grad_norm": server.grad_norm[:, 0]}
 
 
 def shared(A: Tensor) -> Tensor:

@@ -92,6 +92,11 @@ class Rows(NamedTuple):
         """n_t as [M, 1, 1]."""
         return self.real.sum(-1).view(-1, 1, 1)
 
+    @property
+    def slots(self) -> Tensor:
+        """The number of each row among those of its client, where its alpha is, [M, rows]."""
+        return (self.real.cumsum(-1) - 1).clamp(min=0)
+
 
 class Task(NamedTuple):
     """What clients need for their ascent."""
@@ -183,7 +188,7 @@ def ascend(
     """
     rows = task.rows
     n = rows.n
-    slots = (rows.real.cumsum(-1) - 1).clamp(min=0)
+    slots = rows.slots
     squares = rows.x.square().sum(-1)
     delta = torch.zeros_like(task.w)
     each = torch.arange(len(order), device=order.device)
@@ -217,7 +222,7 @@ def relations(W: Tensor) -> tuple[Tensor, Tensor]:
 
 def split(v: Tensor, outputs: int, features: int) -> Tensor:
     """Flat vectors [..., d] by output, [..., outputs, features]; the bias, if any, comes last."""
-    weights = v[..., : outputs * features].unflatten(-1, (outputs, features))
+    weights = v[..., : outputs * features].reshape(*v.shape[:-1], outputs, features)
     bias = v[..., outputs * features :].unsqueeze(-1)
     return torch.cat((weights, bias), -1) if bias.numel() else weights
 
@@ -227,6 +232,60 @@ def join(v: Tensor, features: int) -> Tensor:
     weights = v[..., :features].flatten(-2)
     bias = v[..., features:].flatten(-2)
     return torch.cat((weights, bias), -1)
+
+
+def empty(x: Tensor, outputs: int, m: int) -> State:
+    """The state before the first round."""
+    trials, d = x.shape
+    zero = x.new_zeros(trials, m, d)
+    Sigma = x.new_zeros(trials, outputs, m, m)
+    Sigma.diagonal(dim1=-2, dim2=-1).fill_(1 / m)
+    rho = x.new_ones(trials, outputs)
+    return State(zero, zero, Sigma, rho, x.new_zeros(trials, 1).double())
+
+
+def primal(server: State, record: MOCHA) -> Tensor:
+    """W = B Sigma / lam, [trials, m, d]."""
+    B = split(server.B, record.outputs, record.features).transpose(1, 2)
+    lam = record.lam.unsqueeze(-1) if isinstance(record.lam, Tensor) else record.lam
+    return join((server.Sigma @ B).transpose(1, 2), record.features) / lam
+
+
+def draw(rows: Rows, local: Local, record: MOCHA) -> tuple[Tensor, Tensor]:
+    """A random order of each client's rows [M, steps], and how many it goes through, [M]."""
+    u = local.uniform("rows", record.rows)
+    places = torch.where(rows.real, u.gather(-1, rows.slots), 2.0)  # padding comes last
+    part = record.least + (1 - record.least) * local.uniform("work", 1)
+    work = (record.frac * part * rows.n[..., 0]).ceil()
+    steps = min(places.shape[-1], ceil(record.frac * record.rows))
+    return places.argsort(-1)[:, :steps], work[:, 0]
+
+
+def linear(shapes: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """The outputs and inputs of a linear model, from the shapes of its parameters.
+
+    Raises:
+        InputError: The model is not one linear map, with or without a bias.
+    """
+    first, *others = (tuple(shape) for shape in shapes)
+    if len(first) != 2 or others not in ([], [first[:1]]):
+        raise InputError(
+            f"MOCHA is for linear models, got one with parameters {[first, *others]}; use "
+            "model='mclr' or 'linear', or the algorithm fedper"
+        )
+    return first[0], first[1]
+
+
+def parts_of_one(record: MOCHA, *names: str) -> None:
+    """Each named field must be a share in (0, 1]."""
+    positive(record, *names, schedules=False)
+    for name in names:
+        value = getattr(record, name)
+        if value > 1:
+            raise InputError(
+                f"{name} must be a share in (0, 1], got {name}={value:g}; leave it out for the "
+                "default"
+            )
 
 
 @hyper
@@ -250,49 +309,29 @@ class MOCHA(Algorithm):
     rows: int = param(default=0, doc="most rows of a client; 0: those of the federation")
 
     def __post_init__(self) -> None:
-        positive(self, "lam", "frac", "least", schedules=False)
+        positive(self, "lam", schedules=False)
+        parts_of_one(self, "frac", "least")
         one_of("loss", self.loss, tuple(RULES))
         at_least(self, "inner", 1)
-        for name in ("frac", "least"):
-            if getattr(self, name) > 1:
-                raise InputError(
-                    f"{name} must be a share in (0, 1], got {name}={getattr(self, name):g}; "
-                    "leave it out for the default"
-                )
         for name in ("outputs", "features", "tasks", "rows"):
             at_least(self, name, 0)
 
-    def fit(self, sizes: Sequence[int], shapes: Sequence[Sequence[int]] = ()) -> Self:
-        """The record for a linear model, whose inputs and outputs it learns.
-
-        Raises:
-            InputError: The model is not one linear map, with or without a bias.
-        """
-        first, *others = (tuple(shape) for shape in shapes)
-        if len(first) != 2 or others not in ([], [first[:1]]):
-            raise InputError(
-                f"MOCHA is for linear models, got one of {len(sizes)} layer(s), the first "
-                f"parameter {first}; use model='mclr' or 'linear', or the algorithm fedper"
-            )
-        return replace(self, outputs=first[0], features=first[1])
+    def fit(
+        self,
+        sizes: Sequence[int],  # noqa: ARG002
+        shapes: Sequence[Sequence[int]] = (),
+    ) -> Self:
+        """The record for a linear model, whose inputs and outputs it learns."""
+        outputs, features = linear(shapes)
+        return replace(self, outputs=outputs, features=features)
 
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record for a federation, whose clients and rows it learns."""
-        if not attendance.rows:
-            raise InputError(
-                "MOCHA must know before it starts how many rows its clients have, which a server "
-                "on a network does not; use the simulator, or fedper"
-            )
         return replace(self, tasks=attendance.clients, rows=attendance.rows)
 
     def server_init(self, x: Tensor) -> State:
         """W = B = 0, Sigma = I / m, rho = 1: the model that the run starts from does not count."""
-        trials, d = x.shape
-        zero = x.new_zeros(trials, self.tasks, d)
-        Sigma = x.new_zeros(trials, self.outputs, self.tasks, self.tasks)
-        Sigma.diagonal(dim1=-2, dim2=-1).fill_(1 / self.tasks)
-        rho = x.new_ones(trials, self.outputs)
-        return State(zero, zero, Sigma, rho, x.new_zeros(trials, 1).double())
+        return empty(x, self.outputs, self.tasks)
 
     def client_init(self, x: Tensor) -> Tensor:
         """alpha = 0, [trials, outputs, rows]."""
@@ -313,52 +352,29 @@ class MOCHA(Algorithm):
         rho = server.rho.expand(len(clients), -1, -1)
         return Letter(server.x[:, clients].transpose(0, 1), sigma.movedim(-1, 0), rho)
 
-    def client(
-        self,
-        f: Objective,  # noqa: ARG002
-        message: Letter,
-        alpha: Tensor,
-        local: Local,
-    ) -> Reply:
+    def client(self, _: Objective, message: Letter, alpha: Tensor, local: Local) -> Reply:
         """Goes through a share of the rows in random order; sends delta_b, keeps alpha."""
-        bias = message.w.shape[-1] > self.outputs * self.features
-        rows = rows_of(local, self.outputs, bias)
+        rows = rows_of(local, self.outputs, message.w.shape[-1] > self.outputs * self.features)
         w = split(message.w, self.outputs, self.features)
         scores = torch.einsum("mtof,mrf->mtor", w, rows.x)
         losses = LOSSES[self.loss](scores, rows.y.unsqueeze(1)) * rows.real[:, None, None]
         task = Task(rows, w, message.rho * message.sigma / self.lam)
-        order, work = self._draw(rows, local)
+        order, work = draw(rows, local, self)
         delta, new = ascend(RULES[self.loss], task, alpha, order, work)
         return Reply(join(delta, self.features), new, losses.sum((-2, -1)) / rows.n[..., 0])
-
-    def _draw(self, rows: Rows, local: Local) -> tuple[Tensor, Tensor]:
-        """A random order of each client's rows, and how many of them it goes through."""
-        u = local.uniform("rows", self.rows)
-        slots = (rows.real.cumsum(-1) - 1).clamp(min=0)
-        places = torch.where(rows.real, u.gather(-1, slots), 2.0)  # padding comes last
-        part = self.least + (1 - self.least) * local.uniform("work", 1)
-        work = (self.frac * part * rows.n[..., 0]).ceil()
-        steps = min(places.shape[-1], ceil(self.frac * self.rows))
-        return places.argsort(-1)[:, :steps], work[:, 0]
 
     def server(self, server: State, deltas: Tensor, cohort: Cohort) -> State:
         """B takes the changes of those who answered; then W, and in time Sigma."""
         change = torch.zeros_like(server.B)
         change[:, cohort.clients.to(change.device)] = deltas.transpose(0, 1)
         new = server._replace(B=server.B + change, grad_norm=norm(change.flatten(1)))
-        new = new._replace(x=self._primal(new))
+        new = new._replace(x=primal(new, self))
         if cohort.k % self.inner:
             return new
         W = split(new.x, self.outputs, self.features).transpose(1, 2)
         Sigma, rho = relations(W)
         new = new._replace(Sigma=Sigma, rho=rho)
-        return new._replace(x=self._primal(new))
-
-    def _primal(self, server: State) -> Tensor:
-        """W = B Sigma / lam, [trials, m, d]."""
-        B = split(server.B, self.outputs, self.features).transpose(1, 2)
-        lam = self.lam.unsqueeze(-1) if isinstance(self.lam, Tensor) else self.lam
-        return join((server.Sigma @ B).transpose(1, 2), self.features) / lam
+        return new._replace(x=primal(new, self))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}

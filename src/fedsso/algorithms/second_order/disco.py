@@ -65,6 +65,8 @@ from ...algorithm import local as solver
 from ...errors import one_of
 
 PRECONDITIONERS = ("lead", "bfgs", "none")
+Vectors = tuple[Tensor, Tensor]
+"""x, and r or u."""
 
 
 class State(NamedTuple):
@@ -115,7 +117,7 @@ class DiSCO(Algorithm):
 
         x travels once: later exchanges send r to the lead, and u to all.
         """
-        lead = Phase(lambda server: (server.x, server.r), self.solve, self.aim, lead=True)
+        lead = Phase(lambda server: (server.x, server.r), self.solve, aim, lead=True)
         product = Phase(lambda server: (server.x, server.u), self.client, self.advance)
         last = product._replace(server=self.server)
         before = [lead] if self.precondition == "lead" else []
@@ -124,11 +126,7 @@ class DiSCO(Algorithm):
 
     def server_init(self, x: Tensor) -> State:
         """No gradient is known, and no pair."""
-        zero = torch.zeros_like(x)
-        number = x.new_zeros(x.shape[0], 1).double()
-        kept = self.pairs if self.precondition == "bfgs" else 0
-        store = x.new_zeros(x.shape[0], kept, x.shape[-1])
-        return State(x, *[zero] * 5, number > 0, number, number, store, store)
+        return empty(x, self.pairs if self.precondition == "bfgs" else 0)
 
     def gradient(self, f: Objective, x: Tensor, own: tuple[()], local: Local) -> Reply:
         """First exchange: the client's full gradient at x."""
@@ -137,14 +135,10 @@ class DiSCO(Algorithm):
 
     def collect(self, server: State, g: Tensor, _: Cohort) -> State:
         """v = 0, so that r = g."""
-        zero = torch.zeros_like(g)
-        number = torch.zeros_like(server.square)
-        new = server._replace(g=g, r=g, v=zero, u=zero, y=zero, square=number, products=number)
-        return self._turn(new._replace(going=norm(g) > 0))
+        new = empty(server.x, 0)._replace(g=g, r=g, going=norm(g) > 0, S=server.S, Y=server.Y)
+        return self._turn(new)
 
-    def solve(
-        self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
-    ) -> Reply:
+    def solve(self, f: Objective, message: Vectors, own: tuple[()], local: Local) -> Reply:
         """Of the lead alone: s = (H_1 + mu I)^-1 r by conjugate gradients."""
         x, r = message
         H = solver.curvature(f, x, local)
@@ -152,13 +146,7 @@ class DiSCO(Algorithm):
         s = solver.cg(lambda v: H(v) + self.mu * v, b, self.cg_steps, self.tol)
         return Reply(s, own)
 
-    def aim(self, server: State, s: Tensor, _: Cohort) -> State:
-        """The next direction, from the lead's s."""
-        return turned(server, s - conjugate(server, s))
-
-    def client(
-        self, f: Objective, message: tuple[Tensor, Tensor], own: tuple[()], local: Local
-    ) -> Reply:
+    def client(self, f: Objective, message: Vectors, own: tuple[()], local: Local) -> Reply:
         """One product H_i u."""
         x, u = message
         H = solver.curvature(f, x, local)
@@ -166,35 +154,20 @@ class DiSCO(Algorithm):
 
     def advance(self, server: State, y: Tensor, _: Cohort) -> State:
         """One step of the conjugate gradients, with a = r^T u / u^T H u."""
-        u = server.u
-        uy = dot(u, y)
-        good = server.going & (uy > 0)
-        flat = server.going & (uy <= 0) & (server.products == 0)
-        a = torch.where(good, dot(server.r, u) / uy, 0 * uy).to(u.dtype)  # NaN stays NaN
-        v = torch.where(flat, u, server.v + a * u)
-        r = server.r - a * y
-        square = torch.where(flat, -uy, dot(v, server.g - r))
-        square = torch.where(server.going, square, server.square)
-        new = server._replace(r=r, v=v, y=y, square=square)
-        new = new._replace(
-            going=good & (norm(r) > self.beta * norm(server.g)),
-            products=server.products + server.going,
-        )
-        return self._turn(self._learn(new, good))
+        return self._turn(stepped(server, y, self.beta))
 
     def server(self, server: State, y: Tensor, cohort: Cohort) -> State:
         """The last product, and the step x - v / (1 + delta)."""
         new = self.advance(server, y, cohort)
-        damping = 1 + new.square.clamp(min=0).sqrt()
+        damping = 1 + new.square.sqrt()
         return new._replace(x=server.x - new.v / damping.to(new.v.dtype))
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
-        columns = {
-            "grad_norm": norm(server.g),
-            "decrement": server.square.sqrt(),
-            "products": server.products,
+        return {
+            "grad_norm": norm(server.g)[:, 0],
+            "decrement": server.square.sqrt()[:, 0],
+            "products": server.products[:, 0],
         }
-        return {name: column[:, 0] for name, column in columns.items()}
 
     def _turn(self, server: State) -> State:
         """The next direction, where the server makes it by itself."""
@@ -204,14 +177,54 @@ class DiSCO(Algorithm):
             return turned(server, server.r - conjugate(server, server.r))
         return turned(server, inverse(server.S, server.Y, server.r, self.mu))
 
-    def _learn(self, server: State, good: Tensor) -> State:
-        """The pair (u, y) takes the place of the oldest one."""
-        if self.precondition != "bfgs":
-            return server
-        keep = good.unsqueeze(-1)
-        S = torch.where(keep, torch.cat((server.S[:, 1:], server.u.unsqueeze(1)), 1), server.S)
-        Y = torch.where(keep, torch.cat((server.Y[:, 1:], server.y.unsqueeze(1)), 1), server.Y)
-        return server._replace(S=S, Y=Y)
+
+def empty(x: Tensor, pairs: int) -> State:
+    """The state before a Newton step, with room for so many pairs."""
+    zero = torch.zeros_like(x)
+    number = x.new_zeros(x.shape[0], 1).double()
+    store = x.new_zeros(x.shape[0], pairs, x.shape[-1])
+    return State(
+        x=x,
+        g=zero,
+        r=zero,
+        v=zero,
+        u=zero,
+        y=zero,
+        going=number > 0,
+        square=number,
+        products=number,
+        S=store,
+        Y=store,
+    )
+
+
+def stepped(server: State, y: Tensor, beta: Scalar) -> State:
+    """One step of the conjugate gradients along u, given y = H u; a = r^T u / u^T H u.
+
+    The pair (u, y) takes the place of the oldest one.
+    """
+    u = server.u
+    uy = dot(u, y)
+    good = server.going & (uy > 0)
+    flat = server.going & (uy <= 0) & (server.products == 0)
+    a = torch.where(good, dot(server.r, u) / uy, 0 * uy).to(u.dtype)  # NaN stays NaN
+    v = torch.where(flat, u, server.v + a * u)
+    r = server.r - a * y
+    square = torch.where(flat, -uy, dot(v, server.g - r).clamp(min=0))
+    new = server._replace(
+        r=r,
+        v=v,
+        y=y,
+        going=good & (norm(r) > beta * norm(server.g)),
+        square=torch.where(server.going, square, server.square),
+        products=server.products + server.going,
+    )
+    if not server.S.shape[1]:  # no pairs are kept
+        return new
+    S = torch.cat((server.S[:, 1:], u.unsqueeze(1)), 1)
+    Y = torch.cat((server.Y[:, 1:], y.unsqueeze(1)), 1)
+    keep = good.unsqueeze(-1)
+    return new._replace(S=torch.where(keep, S, server.S), Y=torch.where(keep, Y, server.Y))
 
 
 def conjugate(server: State, s: Tensor) -> Tensor:
@@ -219,6 +232,11 @@ def conjugate(server: State, s: Tensor) -> Tensor:
     uy = dot(server.u, server.y)
     share = torch.where(uy > 0, dot(s, server.y) / uy, 0 * uy)
     return share.to(s.dtype) * server.u
+
+
+def aim(server: State, s: Tensor, _: Cohort) -> State:
+    """The next direction, from the lead's s."""
+    return turned(server, s - conjugate(server, s))
 
 
 def turned(server: State, u: Tensor) -> State:
@@ -241,11 +259,14 @@ def inverse(S: Tensor, Y: Tensor, r: Tensor, mu: Scalar) -> Tensor:
 
     A row of 0 has 1 on the diagonal of R, and drops out.
     """
-    S, Y, b = S.double(), Y.double(), r.double().unsqueeze(-1)
+    S = S.double()
+    Y = Y.double()
+    b = r.double().unsqueeze(-1)
     gamma = (1 / mu).double().unsqueeze(-1) if isinstance(mu, Tensor) else 1 / mu
     R = (S @ Y.mT).triu()
     D = R.diagonal(dim1=-2, dim2=-1)
     R = R + torch.diag_embed((D == 0).double())
     a = solve_triangular(R, S @ b, upper=True)
     top = solve_triangular(R.mT, D.unsqueeze(-1) * a + gamma * (Y @ (Y.mT @ a - b)), upper=False)
-    return (gamma * (b - Y.mT @ a) + S.mT @ top).squeeze(-1).to(r.dtype)
+    found: Tensor = gamma * (b - Y.mT @ a) + S.mT @ top
+    return found.squeeze(-1).to(r.dtype)
