@@ -377,8 +377,10 @@ def round_costs(name: str) -> str:
 
 @cache
 def cost_rows() -> dict[str, Row]:
-    """What a round of each algorithm costs."""
-    return {row.algorithm: row for row in costs("mlp").rows}
+    """What a round of each algorithm costs, for `mlp`, or `mclr` where it takes linear models."""
+    found = {row.algorithm: row for row in costs("mlp").rows}
+    linear = [name for name, row in found.items() if row.theory is None]
+    return found | {row.algorithm: row for row in costs("mclr", linear).rows}
 
 
 def cited(code: str) -> list[tuple[str, str, str]]:

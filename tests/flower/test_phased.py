@@ -32,7 +32,9 @@ SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
 CONVEX = (
+    "aide",
     "dane",
+    "disco",
     "done",
     "fednew",
     "fednl",
@@ -56,10 +58,14 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "fednew": (FEW, {"r": 2, **FEW}),
     "dane": ({"newton_steps": 2, **FEW},),
+    "harmofl": ({"sample": "4"}, {"sample": "2x2", "L": 0.5}),
+    "aide": ({"newton_steps": 2, **FEW},),
+    "disco": (FEW, {"precondition": "bfgs"}),
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
 }
 REMEMBER = ("fedvarp", "mifa")  # are refused: their servers tell clients apart
+APART = ("mocha",)  # are refused: their servers speak to single clients
 FULL_PASSES = ("fedsso", "fedavg", "ldsgd")  # are tested without mini-batches as well
 
 
@@ -138,7 +144,7 @@ def records() -> list[Any]:
     """Every algorithm with each of its variants, of which the first is always tested."""
     found = []
     for name in ALGORITHMS:
-        if name in REMEMBER:
+        if name in REMEMBER + APART:
             continue
         variants = EXTRA.get(name, ({},))
         for extra in variants:
@@ -422,6 +428,8 @@ def test_evaluation_by_clients_and_by_the_server(fed: Federation) -> None:
         (make("fedavg"), {"alpha": 1.0}, "a record alone"),
         (Algorithm(), {}, "not registered"),
         *((name, {}, "remembers what each client sent last") for name in REMEMBER),
+        ("harmofl", {"sample": "4"}, "use fraction_evaluate=0"),
+        *((name, {}, "sends every client a message of its own") for name in APART),
     ],
 )
 def test_bad_input(algorithm: Any, options: dict[str, Any], complaint: str) -> None:

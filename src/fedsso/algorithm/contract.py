@@ -126,11 +126,14 @@ class Cohort(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """Who takes part in a run."""
+    """Who takes part in a run, and with what."""
 
     clients: int = 1  # how many there are
     some_absent: bool = False  # whether some may be missing in a round
     compressed: bool = False  # whether uploads lose something on their way
+    rows: int = 0  # the most training rows that one of them holds; 0: nobody knows
+    sample: tuple[int, ...] = ()  # the shape of a row; (): nobody knows
+    l2: float = 0.0  # strength of the penalty l2/2 |x|^2
 
 
 class Reply(NamedTuple):
@@ -171,9 +174,16 @@ class Phase(NamedTuple):
     default, `self.local_steps` for tau. `decode` turns an upload as it was sent (factors, indices)
     into the tree that is averaged. `receive` is for servers that remember their clients
     (`Algorithm.receive`).
+
+    A `lead` exchange is with one client alone: the first of those who answer in this round.
+
+    In an exchange that is `apart` every client has a message and an ear of its own. The engine
+    calls `broadcast(state, clients)` with the numbers of the clients, and gets leaves
+    [clients, trials, ...]. `server` gets all uploads in the order of `Cohort.clients`, of the same
+    shape, instead of their mean.
     """
 
-    broadcast: Callable[[Any], Tree]
+    broadcast: Callable[..., Tree]
     client: Callable[[Any, Any, Any, Local], Reply]
     server: Callable[[Any, Any, Cohort], Any]
     steps: Callable[[Tensor], Tensor] = none
@@ -181,6 +191,8 @@ class Phase(NamedTuple):
     receive: Callable[[Any, Any, Any, int], tuple[Tree, Tree]] = as_received
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search
+    lead: bool = False  # the first client alone
+    apart: bool = False  # a message to each client, and all uploads instead of their mean
 
 
 class Algorithm:
@@ -315,6 +327,10 @@ class Algorithm:
         """
         x: Tensor = server.x
         return x
+
+    def prepare(self, server: Any, samples: Tensor) -> Tensor:  # noqa: ARG002
+        """What the evaluated model sees of rows [1, rows, *sample]: by default these rows."""
+        return samples
 
     def broadcast(self, server: Any) -> Tree:
         """The message to the clients: by default the model alone."""

@@ -34,14 +34,18 @@ from .first_order.fedper import FedPer as FedPer
 from .first_order.fedprox import FedProx as FedProx
 from .first_order.fedsgd import FedSGD as FedSGD
 from .first_order.fedvarp import FedVARP as FedVARP
+from .first_order.harmofl import HarmoFL as HarmoFL
 from .first_order.ldsgd import LDSGD as LDSGD
 from .first_order.mifa import MIFA as MIFA
+from .first_order.mocha import MOCHA as MOCHA
 from .first_order.scaffold import SCAFFOLD as SCAFFOLD
 from .first_order.serverlion import ServerLion as ServerLion
 from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
+from .second_order.aide import AIDE as AIDE
 from .second_order.anderson import Anderson as Anderson
 from .second_order.dane import DANE as DANE
+from .second_order.disco import DiSCO as DiSCO
 from .second_order.done import DONE as DONE
 from .second_order.feddane import FedDANE as FedDANE
 from .second_order.fednew import FedNew as FedNew
@@ -89,17 +93,24 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "servermuon": ServerMuon,
     "fedvarp": FedVARP,
     "mifa": MIFA,
+    "aide": AIDE,
+    "disco": DiSCO,
+    "mocha": MOCHA,
+    "harmofl": HarmoFL,
 }
 __all__ = [
+    "AIDE",
     "DANE",
     "DONE",
     "GIANT",
     "LDSGD",
     "MIFA",
+    "MOCHA",
     "SCAFFOLD",
     "STEM",
     "Anderson",
     "DiLoCo",
+    "DiSCO",
     "FedAC",
     "FedACG",
     "FedAdaGrad",
@@ -121,6 +132,7 @@ __all__ = [
     "FedSophia",
     "FedVARP",
     "FedYogi",
+    "HarmoFL",
     "LocalNewton",
     "ServerLion",
     "ServerMuon",

@@ -6,7 +6,7 @@ computed in pieces of 2048, in the module's evaluation mode, and sums are kept i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 PIECE = 2048  # rows widened at a time
 Rows = Tensor | list[Tensor]
+Prepare = Callable[[Tensor], Tensor]
+
+
+def as_they_are(samples: Tensor) -> Tensor:
+    """The rows themselves are what models see."""
+    return samples
 
 
 class Evaluator:
@@ -41,10 +47,13 @@ class Evaluator:
         self.gather = gather
         self.metrics = metrics
 
-    def _outputs(self, x: Tensor, buffers: Tensor, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+    def _outputs(
+        self, x: Tensor, buffers: Tensor, rows: Rows, prepare: Prepare
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of outputs [trials, classes, piece] and targets [piece], piece by piece.
 
-        The buffers [trials, b] are the server's. Samples are overwritten by the next piece.
+        The buffers [trials, b] are the server's. Samples are overwritten by the next piece. What
+        models see of them is decided by `prepare`.
         """
         self.f.buffers = buffers.unsqueeze(0)
         parts = [(x, rows)] if isinstance(rows, Tensor) else zip(x, rows, strict=True)
@@ -53,20 +62,24 @@ class Evaluator:
                 continue
             for piece in torch.split(part, PIECE):
                 samples, y = self.gather.piece(piece)
-                z = self.f.predict(model.unsqueeze(0), samples)
+                z = self.f.predict(model.unsqueeze(0), prepare(samples))
                 yield z[0], y
 
-    def loss(self, x: Tensor, buffers: Tensor, rows: Rows) -> Tensor:
+    def loss(
+        self, x: Tensor, buffers: Tensor, rows: Rows, prepare: Prepare = as_they_are
+    ) -> Tensor:
         """Mean loss over the rows without the penalty, float64 [trials].
 
         It is 0 where there are no rows.
         """
         total = x.new_zeros(x.shape[-2], dtype=torch.float64)
-        for z, y in self._outputs(x, buffers, rows):
+        for z, y in self._outputs(x, buffers, rows, prepare):
             total += self.f.loss(z, y.expand(len(z), -1)).double().sum(-1)
         return total / max(1, _count(rows))
 
-    def __call__(self, x: Tensor, buffers: Tensor, rows: Rows) -> dict[str, Tensor]:
+    def __call__(
+        self, x: Tensor, buffers: Tensor, rows: Rows, prepare: Prepare = as_they_are
+    ) -> dict[str, Tensor]:
         """The loss and every metric over the rows, each float64 [trials].
 
         All are NaN where there are no rows. Loss and accuracy are summed up piece by piece. Other
@@ -81,7 +94,7 @@ class Evaluator:
         right = torch.zeros_like(nan)
         collect = self.metrics.keys() - {"accuracy"}
         kept: list[tuple[Tensor, Tensor]] = []
-        for z, y in self._outputs(x, buffers, rows):
+        for z, y in self._outputs(x, buffers, rows, prepare):
             total += self.f.loss(z, y.expand(len(z), -1)).double().sum(-1)
             right += hits(z, y).sum(-1)
             if collect:

@@ -42,6 +42,10 @@ class Ledger:
             new = ~torch.isin(chosen, torch.cat(has))
             self.down += size * int(new.sum())
 
+    def letters(self, messages: Tree) -> None:
+        """Count messages of which every client gets its own; they are the first axis of a leaf."""
+        self.down += nbytes(messages, self.trials)
+
     def upload(self, sent: Tree, clients: int) -> None:
         """Count the uploads of several clients at once; they are the first axis of every leaf.
 

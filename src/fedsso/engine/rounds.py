@@ -48,6 +48,12 @@ class Plan(NamedTuple):
     answered: Tensor  # those of them whose update arrives
     steps: Tensor  # tau of the latter
 
+    @property
+    def lead(self) -> Plan:
+        """The first client that answers alone; nobody, if none does."""
+        first = self.answered[:1]
+        return Plan(first, first, self.steps[:1])
+
 
 class Rounds:
     """Draws of a run, and each client's endless stream of reshuffled mini-batches.

@@ -34,6 +34,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from ..algorithm.contract import Phase
     from ..data import Federation
     from ..objective.losses import RowLoss
-    from .evaluate import Rows
+    from .evaluate import Prepare, Rows
     from .metrics import Metric
     from .rounds import Plan
     from .settings import Settings
@@ -115,7 +116,14 @@ def fitted(
 
 def attendance_of(fed: Federation, settings: Settings) -> Attendance:
     """Who takes part in a run of these settings."""
-    return Attendance(fed.clients, settings.some_absent, settings.compress is not None)
+    return Attendance(
+        fed.clients,
+        settings.some_absent,
+        settings.compress is not None,
+        int(fed.train_start.diff().max()),
+        tuple(fed.sample_shape),
+        settings.l2,
+    )
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
@@ -221,7 +229,9 @@ class Trials:
         # explosion. Without test rows it is measured on the training rows.
         self.start_loss = first["test_loss"]
         if not len(self.fed.test_rows):
-            self.start_loss = self.evaluator.loss(self.models(), self.buffers, self._rows("train"))
+            rows = self._rows("train")
+            seen = self._prepare(self.now)
+            self.start_loss = self.evaluator.loss(self.models(), self.buffers, rows, seen)
         self._start_size = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
 
     def _begin(self, module: nn.Module) -> State:
@@ -312,6 +322,10 @@ class Trials:
             return [self.fed.rows_of(i, part) for i in range(self.fed.clients)]
         return self.fed.test_rows if part == "test" else self.fed.train_rows
 
+    def _prepare(self, state: State) -> Prepare:
+        """What the models of a state see of rows that they are evaluated on."""
+        return partial(self.algorithm.prepare, state.server)
+
     def _all(self, value: float) -> Tensor:
         """The same number for every trial, [trials]."""
         return torch.full((self.trials,), float(value), dtype=torch.float64, device=self.device)
@@ -371,14 +385,29 @@ class Trials:
             if phase.fresh:
                 samples += 1
                 plan = self.rounds.plan(k, samples)
-            message = phase.broadcast(state.server)
-            ledger.broadcast((message, state.buffers), plan.chosen)
+            asked = plan.lead if phase.lead else plan
+            message = self._speak(phase, state, asked, ledger)
             # A cohort without weight moves nothing, as one that never answers.
-            if not self._answering(plan).mass > 0:
+            if not self._answering(asked).mass > 0:
                 break
-            state, heard = self._exchange(phase, number, message, state, plan, ledger)
+            state, heard = self._exchange(phase, number, message, state, asked, ledger)
             loss = loss if heard is None else heard
         return state, loss
+
+    def _speak(self, phase: Phase, state: State, plan: Plan, ledger: Ledger) -> Tree:
+        """The server's message of an exchange, counted for all who are chosen.
+
+        Its leaves are [trials, ...]; where clients are told apart [answered, trials, ...].
+        """
+        if not phase.apart:
+            message = phase.broadcast(state.server)
+            ledger.broadcast((message, state.buffers), plan.chosen)
+            return message
+        letters = phase.broadcast(state.server, plan.chosen.to(self.device))
+        ledger.letters(letters)
+        ledger.broadcast(state.buffers, plan.chosen)
+        answered = torch.isin(plan.chosen, plan.answered).to(self.device)
+        return tree_map(lambda leaf: leaf[answered], letters)
 
     def _exchange(
         self,
@@ -395,7 +424,7 @@ class Trials:
             phase: The algorithm's functions for this exchange.
             number: Which exchange of the round it is; what compression holds back is kept apart
                 by it.
-            message: What the server broadcasts, leaves [trials, ...].
+            message: What `_speak` returned.
             state: The round's own copy. Its lists, which nobody else holds, are written into.
             plan: Who answers, and after how many local steps.
             ledger: Counts what is sent up.
@@ -422,7 +451,8 @@ class Trials:
             # trains.
             self.f.buffers = start.expand(len(clients), *start.shape).clone()
             before = own[0] if self._stateless else gathered([own[i] for i in ids])
-            reply = phase.client(self.f, message, before, local)
+            told = tree_map(lambda leaf, i=part: leaf[i], message) if phase.apart else message
+            reply = phase.client(self.f, told, before, local)
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients))
             remembered = self._unknown
@@ -430,8 +460,12 @@ class Trials:
                 remembered = gathered([memory[i] for i in ids])
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
-            # are in memory.
-            part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
+            # are in memory. What is heard apart is put into its places instead.
+            if phase.apart:
+                places = (torch.from_numpy(part), len(who))
+                part_mean = tree_map(lambda leaf, at=places: _placed(leaf, *at), received)
+            else:
+                part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
             mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
@@ -689,7 +723,8 @@ class Trials:
         """
         dead = new.diverged > 0
         nan = torch.where(dead, torch.nan, 0.0)
-        found = self.evaluator(self.models(new), new.buffers, self._rows("test"))
+        seen = self._prepare(new)
+        found = self.evaluator(self.models(new), new.buffers, self._rows("test"), seen)
         row = {f"test_{name}": value + nan for name, value in found.items()}
         # A diverged trial keeps its last sound model, so this tells if there is an accuracy at all.
         wrong = dead & ~found["accuracy"].isnan()
@@ -708,6 +743,7 @@ class Trials:
         With weights of the user's own each client's mean loss is needed.
         """
         x = self.models(new)
+        seen = self._prepare(new)
         buffers = new.buffers
         p = self.p.to(x.device)
         squares = x.double().square().sum(-1)
@@ -715,11 +751,11 @@ class Trials:
             squares = torch.tensordot(p, squares, 1)
         penalty = self.settings.l2 / 2 * squares
         if self.job.fed.weights is None:
-            return self.evaluator.loss(x, buffers, self._rows("train")) + penalty
+            return self.evaluator.loss(x, buffers, self._rows("train"), seen) + penalty
         points = x.expand(self.fed.clients, *x.shape[-2:])
         each = []
         for i in range(self.fed.clients):
-            each.append(self.evaluator.loss(points[i], buffers, self.fed.rows_of(i)))
+            each.append(self.evaluator.loss(points[i], buffers, self.fed.rows_of(i), seen))
         total: Tensor = torch.tensordot(p, torch.stack(each), 1)
         return total + penalty
 
@@ -827,6 +863,12 @@ def _keep_parts(kept: Any, ids: Sequence[int], tree: Tree) -> None:
     """Give each client its own part of a tree with leaves [clients, ...]."""
     for m, i in enumerate(ids):
         kept[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), tree)
+
+
+def _placed(leaf: Tensor, places: Tensor, clients: int) -> Tensor:
+    """A leaf [M, ...] of M clients at their places among all, [clients, ...]; 0 elsewhere."""
+    room = leaf.new_zeros(clients, *leaf.shape[1:])
+    return room.index_copy_(0, places.to(leaf.device), leaf)
 
 
 def _equal(tree: Tree, other: Tree) -> bool:

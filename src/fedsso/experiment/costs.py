@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..algorithm import Algorithm, Batch, Cohort
+from ..algorithm import Algorithm, Attendance, Batch, Cohort, Phase, Tree
 from ..algorithm.client_optimizer import PLAIN
 from ..algorithm.records import stack
 from ..algorithms import ALGORITHMS, make
@@ -169,7 +169,7 @@ def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
     # An algorithm may refuse the model while it is fitted, or in its first round.
     theory = None
     try:
-        record = fitted(record, module)
+        record = fitted(record, module, Attendance(rows=ROWS, sample=work.sample))
         theory = THEORY[name](record) if name in THEORY else None
         return Row(name, measure(record, module, work), theory)
     except InputError as refused:
@@ -218,12 +218,12 @@ class Rehearsal:
             k: The number of the round, from 1 on.
 
         Returns:
-            The bytes that went down and up.
+            The bytes that went down and up, of a client that is not the lead.
         """
-        ledger, one = Ledger(1, 1), torch.arange(1)
+        total, one = Ledger(1, 1), torch.arange(1)
         for number, phase in enumerate(self.algorithm.phases):
-            message = phase.broadcast(self.server)
-            ledger.broadcast(message, one)
+            ledger = Ledger(1, 1) if phase.lead else total  # one client in many is the lead
+            message = self._speak(phase, ledger, one)
             local = Shapes(k, int(phase.steps(torch.tensor(STEPS))), self.work.sample)
             reply = phase.client(
                 self.f, message, tree_map(lambda leaf: leaf.unsqueeze(0), self.own), local
@@ -235,9 +235,19 @@ class Rehearsal:
             held = tree_map(lambda leaf: leaf.unsqueeze(0), self.memory)
             heard, held = phase.receive(self.server, read, held, k)
             self.memory = tree_map(lambda leaf: leaf[0], held)
-            mean = tree_map(lambda leaf: leaf[0], heard)
+            mean = heard if phase.apart else tree_map(lambda leaf: leaf[0], heard)
             self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
-        return ledger
+        return total
+
+    def _speak(self, phase: Phase, ledger: Ledger, one: Tensor) -> Tree:
+        """The server's message, counted."""
+        if phase.apart:
+            message = phase.broadcast(self.server, one)
+            ledger.letters(message)
+            return message
+        message = phase.broadcast(self.server)
+        ledger.broadcast(message, one)
+        return message
 
 
 class Shapes:
@@ -326,5 +336,21 @@ THEORY: dict[str, Theory] = {
     "servermuon": _even(1, 1, server=2),
     "fedvarp": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),  # x and the mean
     "mifa": lambda _: Cost(1, Size(1), Size(1), Size(2), Size(), Size(1)),
+    "aide": lambda a: Cost(2 * a.inner, Size(2 * a.inner), Size(2 * a.inner), Size(2), Size()),
+    "disco": lambda a: Cost(
+        1 + a.products * (2 if a.precondition == "lead" else 1),
+        Size(1 + a.products),
+        Size(1 + a.products),
+        Size(6 + 2 * a.pairs * (a.precondition == "bfgs")),
+        Size(),
+    ),  # of a client that is not the lead
+    "harmofl": lambda a: Cost(1, Size(1, a.part.numbers), Size(1), Size(1), Size()),
+    "mocha": lambda a: Cost(
+        1,
+        Size(1, 2 * a.outputs),
+        Size(1),
+        Size(2 * a.tasks, a.outputs * a.tasks**2),
+        Size(0, a.outputs * a.rows),
+    ),  # W, B and Sigma; a dual variable for each row and output
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
 }

@@ -29,6 +29,8 @@ STRENGTH = (
     0.1,
     1.0,
 )
+# The proximal strength τ of AIDE, to be compared with how unlike the clients' Hessians are.
+PROXIMAL = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Values of η that damp Newton's step; 1 takes it whole.
 DAMPING = (0.1, 0.3, 1.0)
 # Momenta β: with 0 a step is as long as FedAvg's, with 0.95 up to twenty times as long.
@@ -45,6 +47,7 @@ OWN: dict[str, dict[str, tuple[float, ...]]] = {
     "fedac": {"alpha": ALPHA, "mu": STRENGTH},
     "fedprox": {"alpha": ALPHA, "mu": STRENGTH},
     "fednl": {"eta": DAMPING},
+    "aide": {"tau": PROXIMAL},
     "fedexp": {"alpha": ALPHA, "eps": EPSILON},
     "fedacg": {"alpha": ALPHA, "beta": MOMENTUM},
     "serverlion": {"alpha": ALPHA, "eta": SIGNS},

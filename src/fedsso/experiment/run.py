@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..algorithm import Algorithm
+from ..algorithms import ALGORITHMS
 from ..engine import checkpoint
 from ..engine.checkpoint import of_text, text_of
 from ..engine.evaluate import Evaluator
@@ -268,6 +270,7 @@ class Run:
 
         from .revive import problem_of
 
+        self._check_rows()
         # A run that was loaded has no data: they are loaded again, by name.
         live = self.live or problem_of(self.spec, model=self.module, trained=True)
         fed = live.fed
@@ -317,6 +320,15 @@ class Run:
 
         live = self.live or problem_of(self.spec, model=self.module, trained=True)
         return coefficients(self.model, live.fed)
+
+    def _check_rows(self) -> None:
+        """Refuse to evaluate a model that expects rows which its algorithm has prepared."""
+        kind = ALGORITHMS.get(self.spec.algorithm, Algorithm)
+        if kind.prepare is not Algorithm.prepare:
+            raise InputError(
+                f"the model of {self.spec.algorithm} expects prepared rows, and how is not kept "
+                "with a run; look at test_loss and test_accuracy of its trace"
+            )
 
     def save(self, folder: str | Path) -> None:
         """Write the run's folder; `fedsso.load_run` reads it back.

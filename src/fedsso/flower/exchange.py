@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from ..algorithm import Algorithm, Cohort, Phase
+from ..algorithm import Algorithm, Attendance, Cohort, Phase
 from ..algorithm.records import stack
 from ..engine.simulate import fitted
 from ..objective import Layout
@@ -117,6 +117,7 @@ class Problem:
     Args:
         record: The algorithm with its hyper-parameters, as the user has given it.
         arrays: The initial model, by name.
+        l2: The strength of the penalty l2/2 |x|^2.
     """
 
     model: Model
@@ -138,7 +139,7 @@ class Problem:
     start: State
     """The state before the first round."""
 
-    def __init__(self, record: Algorithm, arrays: Arrays) -> None:
+    def __init__(self, record: Algorithm, arrays: Arrays, l2: float = 0.0) -> None:
         self.model = Model(arrays)
         params: dict[str, torch.Size] = {}
         self.buffers = {}
@@ -148,7 +149,7 @@ class Problem:
             group[name] = torch.Size(shape)
         self.places = _places(self.buffers, self.model.kinds)
         layout = Layout(tuple(params), tuple(params.values()))
-        self.record = fitted(record, layout)
+        self.record = fitted(record, layout, Attendance(l2=l2))
         dtype = self.model.dtype
         self.algorithm = stack([self.record], dtype, CPU)
         d = sum(self.model.sizes)
@@ -608,7 +609,8 @@ class Round:
             seen=seen,
             versions=versions,
         )
-        self.answered = nodes
+        if not self._functions.lead:  # after it the others are asked again
+            self.answered = nodes
 
     def _buffers(self, good: list[Good]) -> Tensor:
         """The average of the nodes' buffers. One that nobody changed stays the same, to the bit.

@@ -108,6 +108,7 @@ class PhasedStrategy(Recorded):
         self.inner = FedAvg(**sampling(of_fedavg))
         _check_fraction(self.record, self.inner.fraction_train)
         _check_memory(self.record)
+        _check_rows(self.record, self.inner.fraction_evaluate)
         self.work = Settings(local_steps=local_steps, batch_size=batch_size, seed=seed)
         self.local_steps = self.work.local_steps or 1
         self.l2 = _penalty(l2)
@@ -129,7 +130,7 @@ class PhasedStrategy(Recorded):
         An algorithm that keeps a state with every client cannot go on, because Flower has forgotten
         these states.
         """
-        problem = Problem(self.record, arrays_of(saved.arrays))
+        problem = Problem(self.record, arrays_of(saved.arrays), self.l2)
         if problem.keeps:
             raise InputError(
                 f"{self.name} keeps a state with every client, which Flower forgets when a run "
@@ -219,7 +220,7 @@ class PhasedStrategy(Recorded):
         state = self._state
         if problem is not None and state is not None and same(arrays, problem.arrays(state)):
             return problem, state
-        problem = Problem(self.record, arrays_of(arrays))
+        problem = Problem(self.record, arrays_of(arrays), self.l2)
         self._problem = problem
         self._state = problem.start
         if problem.keeps and self.folder is not None:
@@ -255,7 +256,7 @@ class PhasedStrategy(Recorded):
 
         They go to the nodes that answered the exchange before. Where the phase wants fresh clients,
         they go to a new sample, which FedAvg draws. An algorithm that needs all clients keeps those
-        of its first round.
+        of its first round. A lead exchange is with the node of the lowest number alone.
         """
         nodes = now.answered
         weights = now.state.weights
@@ -266,6 +267,8 @@ class PhasedStrategy(Recorded):
         if self.record.needs_all and weights:  # whoever joins later is left out
             self._everybody = set(weights)
             nodes = [node for node in nodes if node in self._everybody]
+        if self.record.phases[phase].lead:
+            nodes = sorted(nodes)[:1]
         messages = now.ask(phase, nodes, config)
         self.journal.sent(now.number, messages)
         return messages
@@ -289,20 +292,22 @@ class PhasedStrategy(Recorded):
             for name, count in found.numbers.items():
                 numbers[name] = now.numbers.get(name, 0.0) + count
             now.numbers = numbers
-            now.reason = self._failed(found)
+            now.reason = self._failed(found, self.record.phases[now.phase].lead)
             if now.reason:
                 return
             now.move(mean, found.good, self._everybody)
             contents = [reply.message.content for reply in found.good]
             now.metrics |= self.inner.train_metrics_aggr_fn(contents, key)
 
-    def _failed(self, found: Screened) -> str:
+    def _failed(self, found: Screened, lead: bool) -> str:
         """Why an exchange cannot be used. Empty if it can.
 
         There must be as many good replies as the user asked for, and all of them if the algorithm
-        needs all clients.
+        needs all clients. In a lead exchange it takes the lead's.
         """
         good = {reply.node for reply in found.good}
+        if lead:
+            return "" if good else "the lead's reply is missing"
         least = max(1, self.inner.min_train_nodes)
         if len(good) < least:
             return f"{len(good)} good replies, min_train_nodes is {least}"
@@ -380,11 +385,16 @@ def _check_fraction(record: Algorithm, fraction: float) -> None:
 
 
 def _check_memory(record: Algorithm) -> None:
-    """Raise InputError for an algorithm whose server remembers single clients.
+    """Raise InputError for an algorithm whose server remembers or addresses single clients.
 
     This strategy averages the uploads of all nodes and hands no single one to the algorithm
-    (`Algorithm.receive`).
+    (`Algorithm.receive`, `Phase.apart`).
     """
+    if any(phase.apart for phase in record.phases):
+        raise InputError(
+            f"{type(record).__name__} sends every client a message of its own, which "
+            "PhasedStrategy does not; use fedper, or the simulator"
+        )
     if record.memory_init(torch.empty(1, 1)) == ():
         return
     remedy = "use fedavg or scaffold, or the simulator"
@@ -394,6 +404,15 @@ def _check_memory(record: Algorithm) -> None:
         f"{type(record).__name__} remembers what each client sent last, which PhasedStrategy does "
         f"not keep; {remedy}"
     )
+
+
+def _check_rows(record: Algorithm, fraction: float) -> None:
+    """Raise InputError where nodes would evaluate a model on rows that are not prepared for it."""
+    if fraction and type(record).prepare is not Algorithm.prepare:
+        raise InputError(
+            f"{type(record).__name__}'s model expects prepared rows, and nodes evaluate on theirs "
+            f"as they are, got fraction_evaluate={fraction}; use fraction_evaluate=0"
+        )
 
 
 def _penalty(l2: float) -> float:

@@ -88,7 +88,8 @@ class Rehearsal:
         functions = self.algorithm.phases[phase]
         message = functions.broadcast(self._server)
         own = tree_map(lambda leaf: leaf.unsqueeze(0), self.own)
-        local = Shapes(k, 0, (1,))  # no local step, which has the shapes of all
+        sample = getattr(self.algorithm, "shape", (1,))  # of a record that must know it
+        local = Shapes(k, 0, sample)  # no local step, which has the shapes of all
         local.own_steps = local.own_steps.to(self._dtype)
         with torch.no_grad():
             reply = functions.client(Blank(), message, own, local)
