@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from ..support.trees import Scalar, Tree
+from ..support.trees import Scalar, Tree, tree_map
 from .client_optimizer import ClientOptimizer
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
@@ -122,11 +122,13 @@ class Cohort(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """Who takes part in a run."""
+    """Who takes part in a run, and what is known of their problem beforehand."""
 
     clients: int = 1  # how many there are
     some_absent: bool = False  # whether some may be missing in a round
     compressed: bool = False  # whether uploads lose something on their way
+    l2: float = 0.0  # the strength of the penalty l2/2 |x|^2, which every f_i contains
+    rows: int = 0  # the training rows of the client that has most; 0: not known
 
 
 class Reply(NamedTuple):
@@ -166,7 +168,9 @@ class Phase(NamedTuple):
     `steps` turns the user's tau into the mini-batch steps of each client in this exchange: none by
     default, `self.local_steps` for tau. `decode` turns an upload as it was sent (factors, indices)
     into the tree that is averaged. `receive` is for servers that remember their clients
-    (`Algorithm.receive`).
+    (`Algorithm.receive`). `largest` names fields of the decoded upload, a named tuple, of which
+    the server is given the maximum over the clients instead of the mean. No sum of uploads tells
+    it, so that secure aggregation cannot hide these fields.
     """
 
     broadcast: Callable[[Any], Tree]
@@ -177,6 +181,32 @@ class Phase(NamedTuple):
     receive: Callable[[Any, Any, Any, int], tuple[Tree, Tree]] = as_received
     fresh: bool = False  # a new sample of clients instead of the one before
     exact: bool = False  # uploads are never compressed: the losses of a line search
+    largest: tuple[str, ...] = ()  # fields of which the server is given the maximum
+
+    def over_clients(self, weights: Tensor, uploads: Tree) -> Tree:
+        """What the server is given of the uploads of some clients, leaves [trials, ...].
+
+        Args:
+            weights: The share of each of these clients in the mean, [M].
+            uploads: Decoded, leaves [M, trials, ...].
+        """
+
+        def mean(leaf: Tensor) -> Tensor:
+            total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
+            return total
+
+        reduced = tree_map(mean, uploads)
+        if not self.largest:
+            return reduced
+        return reduced._replace(**{n: getattr(uploads, n).amax(0) for n in self.largest})
+
+    def together(self, some: Tree, others: Tree) -> Tree:
+        """The same of all clients, from what `over_clients` makes of two parts of them."""
+        reduced = tree_map(torch.add, some, others)
+        if not self.largest:
+            return reduced
+        most = {n: torch.maximum(getattr(some, n), getattr(others, n)) for n in self.largest}
+        return reduced._replace(**most)
 
 
 class Algorithm:
@@ -216,6 +246,7 @@ class Algorithm:
     # What the engine has to know of the class. Instances cannot change it.
     needs_all: ClassVar[str] = ""  # if all clients must answer: which algorithm bears absence
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
+    squares: ClassVar[int] = 0  # d x d matrices that the work of one client takes at once
     personal: ClassVar[bool] = False  # every client has a model of its own
     any_client: ClassVar[bool] = False  # its clients may run any optimizer instead of plain SGD
 
@@ -336,7 +367,8 @@ class Algorithm:
 
         Args:
             server: The state before, which must not be changed.
-            mean: The mean of the decoded uploads, leaves [trials, ...].
+            mean: The mean of the decoded uploads, leaves [trials, ...]. The fields that the phase
+                calls `largest` hold the maximum over the clients.
             cohort: Who answered, and after how many steps.
 
         Returns:

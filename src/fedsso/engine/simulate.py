@@ -115,7 +115,9 @@ def fitted(
 
 def attendance_of(fed: Federation, settings: Settings) -> Attendance:
     """Who takes part in a run of these settings."""
-    return Attendance(fed.clients, settings.some_absent, settings.compress is not None)
+    rows = int(fed.train_sizes.max())
+    compressed = settings.compress is not None
+    return Attendance(fed.clients, settings.some_absent, compressed, settings.l2, rows)
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
@@ -409,8 +411,8 @@ class Trials:
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
             # are in memory.
-            part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
-            mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
+            part_mean = phase.over_clients(w, received)
+            mean = part_mean if mean is None else phase.together(mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
@@ -479,8 +481,9 @@ class Trials:
         sample = self.fed.x[0].numel()
         item = torch.finfo(self.dtype).bits // 8
         # An estimate: local SGD holds three vectors of the model's size for each trial, and works
-        # on more.
-        state = 4 * self.trials * sum(self.f.layout.sizes) * item
+        # on more; others hold matrices.
+        d = sum(self.f.layout.sizes)
+        state = (4 * d + self.algorithm.squares * d * d) * self.trials * item
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]

@@ -354,6 +354,8 @@ def of_linear(
         T, Q = S.shape[1:3]
         scaled = (S * a[:, None, None]).reshape(M, T * Q * n, B)
         G = torch.bmm(scaled, a.mT).view(M, T, Q, n, n)
+        if outputs == 1:  # nothing has to be put in order
+            return (G + G.mT).squeeze(2)
         if o == 0:
             H = a.new_empty(M, T, outputs * n, outputs * n)
         _place(H, G + G.mT, o, parts)  # symmetric to the bit

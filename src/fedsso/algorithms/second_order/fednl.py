@@ -61,6 +61,7 @@ from ...errors import InputError, integer, one_of
 from ...maths import symmetric
 from ...maths.symmetric import Compressor, Sent
 
+SQUARES = 6  # Hessian_i, H_i, their difference, what is sent of it, and room for the work
 ROUNDING = 8  # units in the last place by which a loss may be wrong
 
 
@@ -180,7 +181,8 @@ def learn(
     d = X.shape[-1]
     u = local.uniform("hessian", rule.compressor.draws(d))
     sent = rule.compressor.encode(X, u)
-    return sent, H + rule.a * sent.dense(d)
+    rate = torch.as_tensor(rule.a, dtype=H.dtype, device=H.device)
+    return sent, torch.addcmul(H, rate, sent.dense(d))
 
 
 def size(X: Tensor) -> Tensor:
@@ -209,7 +211,7 @@ class FedNL(Algorithm):
     """
 
     needs_all: ClassVar[str] = "fednl-pp"
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
     eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
     option: int = param(
@@ -299,7 +301,7 @@ class FedNLLS(Algorithm):
     """
 
     needs_all: ClassVar[str] = "fednl-pp"
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
     mu: Scalar = param(default=0.01, doc="lower bound μ of the curvature")
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
@@ -391,7 +393,7 @@ class FedNLPP(Algorithm):
     'rank:1'
     """
 
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
