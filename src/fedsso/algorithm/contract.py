@@ -68,6 +68,13 @@ class Objective(Protocol):
         """The Hessian at x, [M, trials, d, d]."""
         ...
 
+    def rows(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The inputs a_j [M, B, d] of a linear model, and phi''_j at x [M, trials, B].
+
+        The loss of row j is phi_j(a_j^T x). Only models with one output are of this form.
+        """
+        ...
+
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
         """An estimate of the Hessian's diagonal, [M, trials, d].
 
@@ -137,6 +144,7 @@ class Reply(NamedTuple):
     upload: Tree  # goes to the server, as it is sent
     own: Tree = ()  # stays with the client until its next exchange
     loss: Tensor | None = None  # [M, trials] mean loss, which clients report anyway
+    unsent: Tensor | None = None  # [M, trials] bytes of zeros in the upload that are left out
 
 
 def as_sent(upload: Tree) -> Tree:
@@ -253,8 +261,9 @@ class Algorithm:
     def asks(self) -> str:
         """What it asks of the objective beyond gradients.
 
-        That is "hvp" (second derivatives), "targets" (draws from the model) or "". A model or
-        loss that lacks it is refused before the run begins.
+        That is "hvp" (second derivatives), "rows" (a linear model with one output), "targets"
+        (draws from the model) or "". A model or loss that lacks it is refused before the run
+        begins.
         """
         return ""
 

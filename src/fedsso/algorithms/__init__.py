@@ -52,6 +52,8 @@ from .second_order.fedpm import FedPM as FedPM
 from .second_order.fedsophia import FedSophia as FedSophia
 from .second_order.giant import GIANT as GIANT
 from .second_order.localnewton import LocalNewton as LocalNewton
+from .second_order.newton_learn import NL1 as NL1
+from .second_order.newton_learn import NL2 as NL2
 
 # Names as the command line, settings files and kept runs write them: with another name for the
 # same algorithm, runs that were kept would no longer be found.
@@ -89,6 +91,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "servermuon": ServerMuon,
     "fedvarp": FedVARP,
     "mifa": MIFA,
+    "nl1": NL1,
+    "nl2": NL2,
 }
 __all__ = [
     "DANE",
@@ -96,6 +100,8 @@ __all__ = [
     "GIANT",
     "LDSGD",
     "MIFA",
+    "NL1",
+    "NL2",
     "SCAFFOLD",
     "STEM",
     "Anderson",

@@ -306,7 +306,8 @@ class Trials:
         ledger = Ledger(self.fed.clients, self.trials)
         tried, loss = self._exchange_all(k, ledger)
         new, row = self._settle(tried, loss, self._judge(tried, loss), last)
-        spent = {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
+        up = self._all(ledger.up) - ledger.unsent
+        spent = {"bytes_up": up, "bytes_down": self._all(ledger.down)}
         spent["seconds"] = self._all(time.perf_counter() - began)
         found: dict[str, Tensor] = {}
         if last or k % self.settings.eval_every == 0:
@@ -406,7 +407,7 @@ class Trials:
             reply = phase.client(self.f, message, before, local)
             ids = clients.tolist()
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
-            ledger.upload((sent, self.f.buffers), len(clients))
+            ledger.upload((sent, self.f.buffers), len(clients), reply.unsent)
             remembered = gathered([memory[i] for i in clients])
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone

@@ -291,6 +291,14 @@ def _room(x: Tensor) -> Tensor:
 # ---- which modules are plain chains ----
 
 
+def is_one_map(module: nn.Module, sample: Sequence[int]) -> bool:
+    """Whether the module is a single linear layer with one output, as logistic regression is."""
+    if not Dense.fits(module, sample):
+        return False
+    layers = [m for m in sequence(module) if isinstance(m, nn.Linear)]
+    return len(layers) == 1 and layers[0].out_features == 1
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether every parameter is trainable and used once, and no hook is registered.
 
