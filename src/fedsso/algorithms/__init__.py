@@ -41,6 +41,9 @@ from .first_order.serverlion import ServerLion as ServerLion
 from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
 from .second_order.anderson import Anderson as Anderson
+from .second_order.basis_learn import BL1 as BL1
+from .second_order.basis_learn import BL2 as BL2
+from .second_order.basis_learn import BL3 as BL3
 from .second_order.dane import DANE as DANE
 from .second_order.done import DONE as DONE
 from .second_order.feddane import FedDANE as FedDANE
@@ -93,8 +96,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "mifa": MIFA,
     "nl1": NL1,
     "nl2": NL2,
+    "bl1": BL1,
+    "bl2": BL2,
+    "bl3": BL3,
 }
 __all__ = [
+    "BL1",
+    "BL2",
+    "BL3",
     "DANE",
     "DONE",
     "GIANT",

@@ -1,10 +1,10 @@
 """Hessians that are learnt from compressed differences: what FedNL and Basis Learn share.
 
-    X    a client's Hessian
-    H    what the client has learnt of it so far, as the server knows it
-    S    C(X - H), compressed: it is sent, and both sides add it to H
-    a    learning rate
-    mu   lower bound of f's curvature
+X    a client's Hessian
+H    what the client has learnt of it so far, as the server knows it
+S    C(X - H), compressed: it is sent, and both sides add it to H
+a    learning rate
+mu   lower bound of f's curvature
 """
 
 from __future__ import annotations

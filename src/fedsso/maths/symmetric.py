@@ -35,7 +35,7 @@ LARGEST = 20_000  # rows of a matrix
 SMALL = 64  # rows of a matrix that is always decomposed as a whole
 MIDDLE = 300  # rows up to which a few powers take less time than a Krylov space
 SPARE = 7  # vectors beyond R that are multiplied along, so that the first R come out well
-POWERS = 3  # how often these are multiplied by X
+POWERS = 4  # how often these are multiplied by X
 GROWTH = 16  # a Krylov space has 16 (R + 1) dimensions, where that is less than half of all
 TIE = 1e3  # eigenvalues that differ by so many units in the last place of the largest are equal
 
@@ -132,7 +132,7 @@ def _settle(
 
 
 def powers(X: Tensor, fixed: Tensor) -> Tensor:
-    """Orthonormal rows [..., n, d] that span U X^3, for the n fixed rows U [n, d]."""
+    """Orthonormal rows [..., n, d] that span U X^4, for the n fixed rows U [n, d]."""
     rows = fixed.expand(*X.shape[:-2], *fixed.shape)
     for _ in range(POWERS):
         rows = rows @ X

@@ -34,7 +34,6 @@ that models are small and clients are computed one at a time.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -53,6 +52,7 @@ from ...algorithm import (
     Tree,
     at,
     dot,
+    filled,
     hyper,
     norm,
     not_negative,
@@ -215,7 +215,7 @@ class FedNL(Algorithm):
 
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record with mu filled in."""
-        return replace(self, mu=least_curvature(self.mu, attendance.l2, 0.1))
+        return filled(self, mu=least_curvature(self.mu, attendance.l2, 0.1))
 
     def server_init(self, x: Tensor) -> State:
         """H = 0; refuses a model that is too large for d x d matrices."""
@@ -315,7 +315,7 @@ class FedNLLS(Algorithm):
 
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record with mu filled in."""
-        return replace(self, mu=least_curvature(self.mu, attendance.l2, 0.01))
+        return filled(self, mu=least_curvature(self.mu, attendance.l2, 0.01))
 
     def server_init(self, x: Tensor) -> Search:
         symmetric.check_size(x)

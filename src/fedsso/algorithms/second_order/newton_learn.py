@@ -35,7 +35,6 @@ has as many for every client as the largest one needs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -53,6 +52,7 @@ from ...algorithm import (
     Tree,
     at,
     at_least,
+    filled,
     hyper,
     norm,
     not_negative,
@@ -194,7 +194,7 @@ class Learner(Algorithm):
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record with the largest client's rows and the penalty filled in."""
         rows = self.rows or attendance.rows
-        return replace(self, rows=rows, l2=self.l2 or attendance.l2)  # type: ignore[type-var]
+        return filled(self, rows=rows, l2=self.l2 or attendance.l2)
 
     def server_init(self, x: Tensor) -> State:
         """B = 0; refuses a model that is too large for d x d matrices."""
