@@ -85,8 +85,9 @@ def basis(f: Objective, x: Tensor, local: Local) -> Tensor:
     if not x.is_meta:  # shapes alone have no rank
         least = max(count, d) * torch.finfo(x.dtype).eps * values.amax()
         r = max(1, int((values > least).sum()))
-    V = rows[:, :r].mT.to(x.dtype)
-    V = V * V.gather(-2, V.abs().argmax(-2, keepdim=True)).sign()  # else rounding would choose
+    V: Tensor = rows[:, :r].mT.to(x.dtype)
+    largest = V.gather(-2, V.abs().argmax(-2, keepdim=True))
+    V = V * largest.sign()  # else rounding would choose the signs
     return V.unsqueeze(1).expand(-1, x.shape[1], -1, -1)
 
 
@@ -213,8 +214,9 @@ def received(upload: Upload, V: Any, d: int) -> tuple[Upload, Any]:
     return Upload(c, S, ()), V
 
 
-def spread(values: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """A vector with these values at these places, and zeros elsewhere."""
+def spread(sent: tuple[Tensor, Tensor], like: Tensor) -> Tensor:
+    """A vector with the values at the places that were sent, and zeros elsewhere."""
+    values, places = sent
     index = places.long().expand(*like.shape[:-1], -1)
     return torch.zeros_like(like).scatter(-1, index, values.expand(index.shape))
 

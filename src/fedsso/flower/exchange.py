@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
-from ..algorithm import Algorithm, Cohort, Phase
+from ..algorithm import Algorithm, Attendance, Cohort, Phase
 from ..algorithm.records import stack
 from ..engine.simulate import fitted
 from ..objective import Layout
@@ -117,6 +117,7 @@ class Problem:
     Args:
         record: The algorithm with its hyper-parameters, as the user has given it.
         arrays: The initial model, by name.
+        l2: The strength of the penalty, which some algorithms must know.
     """
 
     model: Model
@@ -138,7 +139,7 @@ class Problem:
     start: State
     """The state before the first round."""
 
-    def __init__(self, record: Algorithm, arrays: Arrays) -> None:
+    def __init__(self, record: Algorithm, arrays: Arrays, l2: float = 0.0) -> None:
         self.model = Model(arrays)
         params: dict[str, torch.Size] = {}
         self.buffers = {}
@@ -148,7 +149,7 @@ class Problem:
             group[name] = torch.Size(shape)
         self.places = _places(self.buffers, self.model.kinds)
         layout = Layout(tuple(params), tuple(params.values()))
-        self.record = fitted(record, layout)
+        self.record = fitted(record, layout, Attendance(l2=l2))
         dtype = self.model.dtype
         self.algorithm = stack([self.record], dtype, CPU)
         d = sum(self.model.sizes)
@@ -431,6 +432,7 @@ class Round:
             mean = self._mean(good, scales)
         else:
             mean = self._robust(self.rule.average, good, scales)
+        mean = self._with_largest(mean, good, scales)
         return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
 
     def _decoded(self, reply: Good) -> Tree:
@@ -542,6 +544,19 @@ class Round:
             return ()
         used = sum(reply.weight / heaviest for reply in good)
         return tree_map(lambda leaf: leaf / used, total)
+
+    def _with_largest(self, mean: Tree, good: list[Good], scales: Numbers) -> Tree:
+        """The average with the maximum over the nodes in those fields that the algorithm names.
+
+        It is no robust average: a node that lies can raise it as far as the bound of single
+        numbers allows.
+        """
+        for name in self._functions.largest if good else ():
+            most = getattr(self._part(good[0], scales), name)
+            for reply in good[1:]:
+                most = torch.maximum(most, getattr(self._part(reply, scales), name))
+            mean = mean._replace(**{name: most})
+        return mean
 
     def _robust(
         self,

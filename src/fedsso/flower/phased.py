@@ -129,7 +129,7 @@ class PhasedStrategy(Recorded):
         An algorithm that keeps a state with every client cannot go on, because Flower has forgotten
         these states.
         """
-        problem = Problem(self.record, arrays_of(saved.arrays))
+        problem = Problem(self.record, arrays_of(saved.arrays), self.l2)
         if problem.keeps:
             raise InputError(
                 f"{self.name} keeps a state with every client, which Flower forgets when a run "
@@ -219,7 +219,7 @@ class PhasedStrategy(Recorded):
         state = self._state
         if problem is not None and state is not None and same(arrays, problem.arrays(state)):
             return problem, state
-        problem = Problem(self.record, arrays_of(arrays))
+        problem = Problem(self.record, arrays_of(arrays), self.l2)
         self._problem = problem
         self._state = problem.start
         if problem.keeps and self.folder is not None:

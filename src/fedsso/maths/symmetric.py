@@ -136,7 +136,8 @@ def powers(X: Tensor, fixed: Tensor) -> Tensor:
     rows = fixed.expand(*X.shape[:-2], *fixed.shape)
     for _ in range(POWERS):
         rows = rows @ X
-    return torch.linalg.qr(rows.mT).Q.mT
+    basis: Tensor = torch.linalg.qr(rows.mT).Q.mT
+    return basis
 
 
 def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
@@ -234,7 +235,7 @@ class Sparse(NamedTuple):
         X = self.values.new_zeros(*self.values.shape[:-1], d * d)
         for table in (i * d + j, j * d + i):
             X.scatter_(-1, table.take(places), self.values)
-        return X.unflatten(-1, (d, d))
+        return X.view(*X.shape[:-1], d, d)
 
 
 class Factors(NamedTuple):

@@ -105,7 +105,9 @@ def test_the_standard_basis_is_fednl(quad: Federation) -> None:
     for compressor in ("rank:1", "topk:5"):
         fields: dict[str, Any] = {"compressor": compressor, "mu": 0.1}
         for rounds in (1, 3, 6):
-            ours = simulate(quad, "linear", BL1(basis="standard", **fields), rounds=rounds, **OPTIONS)
+            ours = simulate(
+                quad, "linear", BL1(basis="standard", **fields), rounds=rounds, **OPTIONS
+            )
             paper = simulate(quad, "linear", FedNL(**fields), rounds=rounds, **OPTIONS)
             torch.testing.assert_close(ours.x, paper.x, rtol=0, atol=1e-11)
 
@@ -180,7 +182,7 @@ def test_fewer_gradients_and_a_short_way_down(p: float, down: int) -> None:
 
 
 def test_the_coin_is_fair_and_the_same_for_all() -> None:
-    """In 4 000 tosses heads come within four standard deviations of p n; round 1 is always heads."""
+    """In 4 000 tosses heads come within four standard deviations of p n; in round 1, always."""
     for p in (0.25, 0.5):
         heads = sum(tossed("gradient", k, p) for k in range(2, 4002))
         assert abs(heads - p * 4000) < 4 * (p * (1 - p) * 4000) ** 0.5

@@ -159,7 +159,11 @@ def test_learning_rates_of_stacked_trials_are_their_own(quad: Federation) -> Non
     rates = (1.0, 0.4)
     for compressor in ("rank:1", "randk:10"):
         together = compare(
-            quad, "linear", [FedNL(compressor=compressor, a=a, **COLD) for a in rates], rounds=4, **OPTIONS
+            quad,
+            "linear",
+            [FedNL(compressor=compressor, a=a, **COLD) for a in rates],
+            rounds=4,
+            **OPTIONS,
         )
         for a, one in zip(rates, together, strict=True):
             torch.testing.assert_close(

@@ -129,7 +129,7 @@ def test_the_servers_matrix_is_that_of_the_clients(kind: type[Record], K: int) -
 
 
 def test_rows_in_several_pieces_are_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six rows of 64 bytes fit the budget, so that a full pass beside mini-batches has many pieces."""
+    """Six rows of 64 bytes fit the budget: beside mini-batches a full pass has many pieces."""
     fed = ragged()
     whole = stepped(fed, NL2(K=3), 5)
     monkeypatch.setattr("fedsso.engine.gather.BUDGET", {"cpu": 400})

@@ -163,7 +163,7 @@ class BL1(Base):
 
     def client(self, f: Objective, message: Any, own: Own, local: Local) -> Reply:
         """Learns L_i at z and sends S_i; by the coin also c_i, and V_i in the first round."""
-        z = own.z + spread(*message, like=own.z) if self.down else message
+        z = own.z + spread(message, own.z) if self.down else message
         first = local.k == 1
         loss, c, X, V = view(f, z, local, self.l2, self.known(own.V, first))
         L = within(own.L, X)
@@ -196,7 +196,7 @@ class BL1(Base):
             return State(z + change, new, w, gw, ())
         places = change.abs().topk(self.down).indices
         v = (change.gather(-1, places), places.int())
-        return State(z + spread(*v, like=z), new, w, gw, v)
+        return State(z + spread(v, z), new, w, gw, v)
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         """The length of the last gradient that was sent."""

@@ -112,7 +112,7 @@ def decode(upload: Upload) -> Upload:
 def draw(local: Local, n: int, K: int) -> Tensor:
     """K of each client's rows without repetition, [M, K]; of a client with fewer rows, all.
 
-    Places beyond the last row stand for nothing: their weight is 0.
+    The other places are beyond the last row and stand for nothing: their weight is 0.
     """
     counts: Tensor | int = 0
     for piece in local.full():
@@ -151,7 +151,7 @@ def look(
         steps = torch.arange(inside.shape[-1], device=a.device)
         index = torch.where(inside, before + steps, n)
         curvature.scatter_(-1, index.unsqueeze(1).expand_as(c), c)
-        weight.scatter_(-1, index, piece.weight)
+        weight.scatter_(-1, index, piece.weight.to(weight.dtype))
         here = places - before
         hit = (here >= 0) & (here < count)
         nearest = here.clamp(0, len(steps) - 1).unsqueeze(-1)
@@ -203,8 +203,13 @@ class Learner(Algorithm):
         return State(x, zeros(x), G, x.new_zeros(x.shape[0], 1).double())
 
     def client_init(self, x: Tensor) -> Tensor:
-        """h_ij = 0, [trials, rows]; they are set in round 1."""
-        return x.new_zeros(x.shape[0], self.rows)
+        """h_ij = 0, [trials, places]; they are set in round 1."""
+        return x.new_zeros(x.shape[0], self.places)
+
+    @property
+    def places(self) -> int:
+        """Room for the rows of the largest client, and for K."""
+        return max(self.rows, self.K)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -216,9 +221,8 @@ class Learner(Algorithm):
     def client(self, f: Objective, x: Tensor, h: Tensor, local: Local) -> Reply:
         """Sets K of the h_ij to phi_ij''(x), and sends the changes; in round 1 sets all of them."""
         loss, g = solver.gradient(f, x, local)
-        n = self.rows or self.K
-        K = 0 if local.k == 1 else min(self.K, n)
-        places = draw(local, n, K)
+        n = self.places
+        places = draw(local, n, 0 if local.k == 1 else self.K)
         seen = look(f, x, local, n, places)
         if local.k == 1:
             X = symmetric.shift(solver.hessian(f, x, local), -self.l2)
