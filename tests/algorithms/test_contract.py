@@ -21,6 +21,7 @@ from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.engine import checkpoint
 from fedsso.engine.simulate import run
+from fedsso.experiment import problem
 from fedsso.experiment.stepper import Simulation
 from fedsso.support.trees import Tree, leaves, named_leaves
 from samples import case
@@ -45,7 +46,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "scaffold": ({}, {"option": "I"}),
     "fedac": ({}, {"option": "II"}),
-    "fednl": ({}, {"option": 1, "first": "hessian", "compressor": "topk:0.2"}),
+    "fednl": (
+        {},
+        {"option": 2, "first": "zero", "compressor": "topk:0.2"},
+        {"often": 0.5},
+    ),
+    "nl1": ({"K": 2},),
+    "nl2": ({"K": 2},),
+    "bl1": (
+        {"compressor": "topk:3"},
+        {"compressor": "rank:1", "p": 0.5, "down": 2, "basis": "standard"},
+    ),
+    "bl2": ({"compressor": "topk:3"}, {"compressor": "rank:1", "basis": "standard"}),
+    "bl3": ({"compressor": "topk:3"}, {"compressor": "topk:5", "basis": "standard"}),
     "dane": ({"newton_steps": 2, "cg_steps": 6},),
     "giant": ({"cg_steps": 6},),
     "localnewton": ({"newton_steps": 2, "cg_steps": 6},),
@@ -61,8 +74,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mu": 0.1},
     ),  # undamped it steps so far, to |x| = 600, that the Hessian is all but singular
 }
+LINEAR = ("bl1", "bl2", "bl3", "nl1", "nl2")  # for models with one output: logistic regression
 CONVEX = (
     "aide",
+    *LINEAR,
     "dane",
     "disco",
     "done",
@@ -86,6 +101,8 @@ BOUNDED = ("fedadagrad", "fedadam", "fedyogi", "serverlion")  # a huge step: x s
 DRAWS = (
     "fedsophia",
     "mocha",
+    "nl1",
+    "nl2",
 )  # clients draw numbers of their own, so another order or another client is another run
 
 
@@ -104,6 +121,16 @@ pytestmark = [
     pytest.mark.parametrize(("name", "extra"), records()),
     pytest.mark.sample("name"),
 ]
+
+
+@pytest.fixture
+def fed(fed: Federation, make_fed: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> Federation:
+    """The federation of all tests; two classes and the logistic loss where one output is needed."""
+    if name not in LINEAR:
+        return fed
+    monkeypatch.setattr(problem, "default_loss", lambda _: "bce")
+    made: Federation = make_fed(classes=2)
+    return made
 
 
 def lever(name: str) -> str:

@@ -32,6 +32,9 @@ CLIENTS = 3
 SCALARS = 64  # bytes of lengths, losses and counters, which no paper counts
 
 
+LINEAR = ("nl1", "nl2", "bl1", "bl2", "bl3")  # for logistic regression with one output
+
+
 def model_for(name: str) -> str:
     """FedPer needs layers to share and layers to keep."""
     return "mlp" if name == "fedper" else "mclr"
@@ -55,12 +58,23 @@ def digits() -> Federation:
 
 @pytest.fixture(scope="module")
 def everything(digits: Federation) -> Bill:
-    """All algorithms on the model of 650 parameters, FedPer on that of 2 410."""
+    """All algorithms on the model of 650 parameters, FedPer on that of 2 410, those for one output
+    on that of 65."""
     shape = {"sample": digits.sample_shape, "classes": 10}
     whole, layered = costs("mclr", **shape), costs("mlp", ["fedper"], **shape)
-    return whole._replace(
-        rows=[row for row in whole.rows if row.algorithm != "fedper"] + layered.rows
-    )
+    single = costs("mclr", LINEAR, sample=digits.sample_shape, classes=1)
+    others = ("fedper", *LINEAR)
+    rows = [row for row in whole.rows if row.algorithm not in others]
+    return whole._replace(rows=rows + layered.rows + single.rows)
+
+
+@pytest.fixture(scope="module")
+def table() -> Federation:
+    """As wide as digits, with two classes and rows that span everything."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(CLIENTS * 100, 64, generator=draw)
+    owners = [list(range(100 * i, 100 * (i + 1))) for i in range(CLIENTS)]
+    return Federation.from_rows(rows, torch.arange(len(rows)) % 2, owners, classes=2)
 
 
 # ---- numbers that are known ----
@@ -117,6 +131,8 @@ def test_sample_classes_and_model_make_d() -> None:
 def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
     """Costs read off two rounds of the simulator."""
     full = {"rounds": 2, "batch_size": 20, "device": "cpu", "local_steps": 2, "compress": compress}
+    if name in LINEAR:
+        full["loss"] = "bce"
     sim = Simulation(fed, model_for(name), [make(name)], **full)
     run(sim, 2)
     # each way a lead exchange brings a vector to or from one client, which the costs leave out
@@ -131,13 +147,17 @@ def simulated(fed: Federation, name: str, compress: str | None) -> Cost:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_measured_equals_a_real_round(everything: Bill, digits: Federation, name: str) -> None:
+def test_measured_equals_a_real_round(
+    everything: Bill, digits: Federation, table: Federation, name: str
+) -> None:
     (row,) = (row for row in everything.rows if row.algorithm == name)
     found = row.measured
     assert found is not None
-    real = simulated(digits, name, None)
+    real = simulated(table if name in LINEAR else digits, name, None)
     if name == "mocha":  # keeps more with more clients and rows than one client with two rows
         real = real._replace(server=found.server, client=found.client)
+    if name.startswith("nl"):  # a number for each row, of which a measurement has K = 1
+        real = real._replace(client=real.client - 4 * (int(table.train_sizes.max()) - 1))
     assert found == real
 
 
@@ -168,7 +188,8 @@ MORE = {  # vectors that server and client keep beyond the paper's
 
 @pytest.mark.parametrize("name", THEORY)
 def test_measured_is_what_the_papers_count(everything: Bill, name: str) -> None:
-    bill = everything._replace(d=2410) if name == "fedper" else everything
+    d = 2410 if name == "fedper" else 65 if name in LINEAR else everything.d
+    bill = everything._replace(d=d)
     (row,) = (row for row in bill.rows if row.algorithm == name)
     assert row.theory is not None
     assert row.measured is not None

@@ -31,8 +31,10 @@ from samples import case
 SIZES = (23, 9, 14)
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
+LINEAR = ("nl1", "nl2")  # for models with one output
 CONVEX = (
     "aide",
+    *LINEAR,
     "dane",
     "disco",
     "done",
@@ -52,10 +54,13 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "scaffold": ({}, {"option": "I"}),
     "fednl": (
         {},
-        {"option": 1, "first": "hessian", "compressor": "topk:0.2"},
+        {"option": 2, "first": "zero", "compressor": "topk:0.2"},
+        {"often": 0.5},
         {"compressor": "randk:0.5"},
         {"compressor": "powersgd:2"},
     ),
+    "nl1": ({"K": 3},),
+    "nl2": ({"K": 12},),  # more than the smallest client has
     "fednew": (FEW, {"r": 2, **FEW}),
     "dane": ({"newton_steps": 2, **FEW},),
     "harmofl": ({"sample": "4"}, {"sample": "2x2", "L": 0.5}),
@@ -64,7 +69,7 @@ EXTRA: dict[str, tuple[dict[str, Any], ...]] = {
     "giant": (FEW,),
     "localnewton": ({"newton_steps": 2, **FEW},),
 }
-REMEMBER = ("fedvarp", "mifa")  # are refused: their servers tell clients apart
+REMEMBER = ("fedvarp", "mifa", "bl1", "bl2", "bl3")  # are refused: their servers tell clients apart
 APART = ("mocha",)  # are refused: their servers speak to single clients
 FULL_PASSES = ("fedsso", "fedavg", "ldsgd")  # are tested without mini-batches as well
 
@@ -89,11 +94,18 @@ def rows(fed: Federation) -> Callable[[Context], Any]:
 
 def model_of(name: str, fed: Federation) -> nn.Module:
     """Methods for convex problems are tested on one; FedPer needs two layers."""
-    return build_model("mclr" if name in CONVEX else "mlp", fed, seed=3).double()
+    loss = loss_of(name)
+    return build_model("mclr" if name in CONVEX else "mlp", fed, seed=3, loss=loss).double()
+
+
+def loss_of(name: str) -> str:
+    """The logistic loss where the model has one output."""
+    return "bce" if name in LINEAR else "cross_entropy"
 
 
 def app_of(module: nn.Module, fed: Federation) -> ClientApp:
-    return client_app(lambda: module, rows(fed))
+    outputs = ravel(module).numel() == 5  # four features and a bias
+    return client_app(lambda: module, rows(fed), "bce" if outputs else "cross_entropy")
 
 
 def grid_of(module: nn.Module, fed: Federation, tamper: Tamper | None = None) -> LocalGrid:
@@ -157,9 +169,15 @@ def records() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "extra", "batch_size"), records())
 def test_flower_equals_the_simulator(
-    fed: Federation, name: str, extra: dict[str, Any], batch_size: int | None
+    fed: Federation,
+    make_fed: Callable[..., Federation],
+    name: str,
+    extra: dict[str, Any],
+    batch_size: int | None,
 ) -> None:
-    expected = simulated(fed, model_of(name, fed), make(name, extra), batch_size=batch_size)
+    fed = make_fed(SIZES, classes=2) if name in LINEAR else fed
+    options = {"batch_size": batch_size, "loss": loss_of(name)}
+    expected = simulated(fed, model_of(name, fed), make(name, extra), **options)
     personal = ALGORITHMS[name].personal
     strategy, _, x = run(
         name, fed, **extra, batch_size=batch_size, fraction_evaluate=float(personal)

@@ -35,6 +35,7 @@ from .contract import Reply as Reply
 from .contract import as_sent as as_sent
 from .contract import none as none
 from .records import build as build
+from .records import filled as filled
 from .records import hyper as hyper
 from .records import param as param
 from .schedule import Auto as Auto

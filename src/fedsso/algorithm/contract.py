@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from ..support.trees import Scalar, Tree
+from ..support.trees import Scalar, Tree, tree_map
 from .client_optimizer import ClientOptimizer
 
 BLOW_UP = 1e3  # a loss this many times the first one is an explosion
@@ -70,6 +70,13 @@ class Objective(Protocol):
 
     def hessian(self, x: Tensor, batch: Batch) -> Tensor:
         """The Hessian at x, [M, trials, d, d]."""
+        ...
+
+    def rows(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The inputs a_j [M, B, d] of a linear model, and phi''_j at x [M, trials, B].
+
+        The loss of row j is phi_j(a_j^T x). Only models with one output are of this form.
+        """
         ...
 
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:
@@ -126,7 +133,7 @@ class Cohort(NamedTuple):
 
 
 class Attendance(NamedTuple):
-    """Who takes part in a run, and with what."""
+    """Who takes part in a run, and what is known of their problem beforehand."""
 
     clients: int = 1  # how many there are
     some_absent: bool = False  # whether some may be missing in a round
@@ -142,6 +149,7 @@ class Reply(NamedTuple):
     upload: Tree  # goes to the server, as it is sent
     own: Tree = ()  # stays with the client until its next exchange
     loss: Tensor | None = None  # [M, trials] mean loss, which clients report anyway
+    unsent: Tensor | None = None  # [M, trials] bytes of zeros in the upload that are left out
 
 
 def as_sent(upload: Tree) -> Tree:
@@ -173,7 +181,9 @@ class Phase(NamedTuple):
     `steps` turns the user's tau into the mini-batch steps of each client in this exchange: none by
     default, `self.local_steps` for tau. `decode` turns an upload as it was sent (factors, indices)
     into the tree that is averaged. `receive` is for servers that remember their clients
-    (`Algorithm.receive`).
+    (`Algorithm.receive`). `largest` names fields of the decoded upload, a named tuple, of which
+    the server is given the maximum over the clients instead of the mean. No sum of uploads tells
+    it, so that secure aggregation cannot hide these fields.
 
     A `lead` exchange is with one client alone: the first of those who answer in this round.
 
@@ -193,6 +203,32 @@ class Phase(NamedTuple):
     exact: bool = False  # uploads are never compressed: the losses of a line search
     lead: bool = False  # the first client alone
     apart: bool = False  # a message to each client, and all uploads instead of their mean
+    largest: tuple[str, ...] = ()  # fields of which the server is given the maximum
+
+    def over_clients(self, weights: Tensor, uploads: Tree) -> Tree:
+        """What the server is given of the uploads of some clients, leaves [trials, ...].
+
+        Args:
+            weights: The share of each of these clients in the mean, [M].
+            uploads: Decoded, leaves [M, trials, ...].
+        """
+
+        def mean(leaf: Tensor) -> Tensor:
+            total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
+            return total
+
+        reduced = tree_map(mean, uploads)
+        if not self.largest:
+            return reduced
+        return reduced._replace(**{n: getattr(uploads, n).amax(0) for n in self.largest})
+
+    def together(self, some: Tree, others: Tree) -> Tree:
+        """The same of all clients, from what `over_clients` makes of two parts of them."""
+        reduced = tree_map(torch.add, some, others)
+        if not self.largest:
+            return reduced
+        most = {n: torch.maximum(getattr(some, n), getattr(others, n)) for n in self.largest}
+        return reduced._replace(**most)
 
 
 class Algorithm:
@@ -232,14 +268,16 @@ class Algorithm:
     # What the engine has to know of the class. Instances cannot change it.
     needs_all: ClassVar[str] = ""  # if all clients must answer: which algorithm bears absence
     alone: ClassVar[bool] = False  # clients one at a time: their work takes d x d memory
+    squares: ClassVar[int] = 0  # d x d matrices that the work of one client takes at once
     personal: ClassVar[bool] = False  # every client has a model of its own
     any_client: ClassVar[bool] = False  # its clients may run any optimizer instead of plain SGD
 
     def asks(self) -> str:
         """What it asks of the objective beyond gradients.
 
-        That is "hvp" (second derivatives), "targets" (draws from the model) or "". A model or
-        loss that lacks it is refused before the run begins.
+        That is "hvp" (second derivatives), "rows" (a linear model with one output), "targets"
+        (draws from the model) or "". A model or loss that lacks it is refused before the run
+        begins.
         """
         return ""
 
@@ -356,7 +394,8 @@ class Algorithm:
 
         Args:
             server: The state before, which must not be changed.
-            mean: The mean of the decoded uploads, leaves [trials, ...].
+            mean: The mean of the decoded uploads, leaves [trials, ...]. The fields that the phase
+                calls `largest` hold the maximum over the clients.
             cohort: Who answered, and after how many steps.
 
         Returns:

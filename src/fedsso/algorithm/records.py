@@ -15,6 +15,7 @@ so: ``param(default=0.1, doc="...", swept=True)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from inspect import signature as parameters_of
@@ -218,6 +219,21 @@ def signature(record: Any) -> tuple[Any, ...]:
         elif f.name not in free or not _is_number(value):
             parts.append(value)
     return tuple(parts)
+
+
+def filled(record: R, **values: Any) -> R:
+    """The same record with some fields filled in by the engine, which needs no new check.
+
+    >>> @hyper
+    ... class Halves:
+    ...     l2: float = param(default=0.0, doc="penalty")
+    >>> filled(Halves(), l2=0.5)
+    Halves(l2=0.5)
+    """
+    copied: R = copy(record)
+    for name, value in values.items():
+        object.__setattr__(copied, name, value)  # records are frozen
+    return copied
 
 
 def stack(

@@ -44,6 +44,9 @@ from .first_order.servermuon import ServerMuon as ServerMuon
 from .first_order.stem import STEM as STEM
 from .second_order.aide import AIDE as AIDE
 from .second_order.anderson import Anderson as Anderson
+from .second_order.basis_learn import BL1 as BL1
+from .second_order.basis_learn import BL2 as BL2
+from .second_order.basis_learn import BL3 as BL3
 from .second_order.dane import DANE as DANE
 from .second_order.disco import DiSCO as DiSCO
 from .second_order.done import DONE as DONE
@@ -56,6 +59,8 @@ from .second_order.fedpm import FedPM as FedPM
 from .second_order.fedsophia import FedSophia as FedSophia
 from .second_order.giant import GIANT as GIANT
 from .second_order.localnewton import LocalNewton as LocalNewton
+from .second_order.newton_learn import NL1 as NL1
+from .second_order.newton_learn import NL2 as NL2
 
 # Names as the command line, settings files and kept runs write them: with another name for the
 # same algorithm, runs that were kept would no longer be found.
@@ -97,15 +102,25 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "disco": DiSCO,
     "mocha": MOCHA,
     "harmofl": HarmoFL,
+    "nl1": NL1,
+    "nl2": NL2,
+    "bl1": BL1,
+    "bl2": BL2,
+    "bl3": BL3,
 }
 __all__ = [
     "AIDE",
+    "BL1",
+    "BL2",
+    "BL3",
     "DANE",
     "DONE",
     "GIANT",
     "LDSGD",
     "MIFA",
     "MOCHA",
+    "NL1",
+    "NL2",
     "SCAFFOLD",
     "STEM",
     "Anderson",

@@ -316,6 +316,8 @@ class Chunk:
         The same purpose gives the same numbers again within a round: an algorithm that needs
         several draws gives each of them a word of its own, or asks for all of them at once.
         """
+        if n == 0:
+            return self.own_steps.new_empty(len(self._clients), 0, dtype=torch.float64)
         draws = [self._rounds.own_uniform(purpose, i, self.k, n) for i in self._clients.tolist()]
         return torch.stack(draws).to(self._gather.fed.x.device)
 

@@ -15,8 +15,8 @@ from ..support.trees import Tree, leaves, nbytes
 class Ledger:
     """What the clients receive and send in one round. Leaves carry one copy for each trial.
 
-    `down` and `up` are the bytes of all clients together, for one trial. A new ledger is made for
-    every round.
+    `down` and `up` are the bytes of all clients together, for one trial; `unsent` [trials] or 0 are
+    those in `up` that clients left out. A new ledger is made for every round.
     """
 
     def __init__(self, clients: int, trials: int) -> None:
@@ -24,6 +24,7 @@ class Ledger:
         self.trials = trials
         self.down = 0
         self.up = 0
+        self.unsent: Tensor | float = 0.0
         self._held: list[tuple[Tensor, Tensor]] = []  # a tensor sent in this round, and to whom
 
     def broadcast(self, message: Tree, chosen: Tensor) -> None:
@@ -46,9 +47,12 @@ class Ledger:
         """Count messages of which every client gets its own; they are the first axis of a leaf."""
         self.down += nbytes(messages, self.trials)
 
-    def upload(self, sent: Tree, clients: int) -> None:
+    def upload(self, sent: Tree, clients: int, unsent: Tensor | None = None) -> None:
         """Count the uploads of several clients at once; they are the first axis of every leaf.
 
-        `sent` is what travels, before it is decoded.
+        `sent` is what travels, before it is decoded. Of it, `unsent` [clients, trials] bytes are
+        left out.
         """
         self.up += nbytes(sent, clients * self.trials) * clients
+        if unsent is not None:
+            self.unsent = self.unsent + unsent.double().sum(0)

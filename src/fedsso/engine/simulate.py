@@ -344,7 +344,8 @@ class Trials:
         ledger = Ledger(self.fed.clients, self.trials)
         tried, loss = self._exchange_all(k, ledger)
         new, row = self._settle(tried, loss, self._judge(tried, loss), last)
-        spent = {"bytes_up": self._all(ledger.up), "bytes_down": self._all(ledger.down)}
+        up = self._all(ledger.up) - ledger.unsent
+        spent = {"bytes_up": up, "bytes_down": self._all(ledger.down)}
         spent["seconds"] = self._all(time.perf_counter() - began)
         found: dict[str, Tensor] = {}
         if last or k % self.settings.eval_every == 0:
@@ -454,7 +455,7 @@ class Trials:
             told = tree_map(lambda leaf, i=part: leaf[i], message) if phase.apart else message
             reply = phase.client(self.f, told, before, local)
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
-            ledger.upload((sent, self.f.buffers), len(clients))
+            ledger.upload((sent, self.f.buffers), len(clients), reply.unsent)
             remembered = self._unknown
             if not self._memoryless:
                 remembered = gathered([memory[i] for i in ids])
@@ -465,8 +466,8 @@ class Trials:
                 places = (torch.from_numpy(part), len(who))
                 part_mean = tree_map(lambda leaf, at=places: _placed(leaf, *at), received)
             else:
-                part_mean = tree_map(lambda leaf, w=w: _weighted(w, leaf), received)
-            mean = part_mean if mean is None else tree_map(torch.add, mean, part_mean)
+                part_mean = phase.over_clients(w, received)
+            mean = part_mean if mean is None else phase.together(mean, part_mean)
             if reply.loss is not None:
                 part_loss = torch.tensordot(w.double(), reply.loss.double(), 1)
                 loss = part_loss if loss is None else loss + part_loss
@@ -554,8 +555,9 @@ class Trials:
         order = np.lexsort((who, -self.rounds.width[who]))
         item = torch.finfo(self.dtype).bits // 8
         # An estimate: local SGD holds three vectors of the model's size for each trial, and works
-        # on more.
-        state = 4 * self.trials * sum(self.f.layout.sizes) * item
+        # on more; others hold matrices.
+        d = sum(self.f.layout.sizes)
+        state = (4 * d + self.algorithm.squares * d * d) * self.trials * item
         start = 0
         while start < len(order):
             widths = self.rounds.width[who[order[start:]]]

@@ -30,7 +30,8 @@ def one_thread_for_small_models(simulation: Trials) -> Iterator[None]:
     GPU, nor where clients are computed one by one.
     """
     before = torch.get_num_threads()
-    limit = SMALL_WITH_MATRICES if simulation.algorithm.alone else SMALL
+    algorithm = simulation.algorithm
+    limit = SMALL_WITH_MATRICES if algorithm.alone or algorithm.squares else SMALL
     small = simulation.f.stacks and sum(simulation.f.layout.sizes) <= limit
     if small and simulation.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -32,7 +32,7 @@ from ..errors import InputError, integer
 from ..maths.compress import compressor
 from ..objective.backend import Layout, ravel
 from ..objective.choose import objective
-from ..objective.losses import cross_entropy
+from ..objective.losses import bce, cross_entropy
 from ..support.trees import nbytes, tree_map
 
 META = torch.device("meta")
@@ -132,7 +132,7 @@ def costs(
         model: A name of `fedsso.models.MODELS`.
         algorithms: Names of the registry; None: all.
         sample: The shape of one row of the data.
-        classes: The outputs of the model.
+        classes: The outputs of the model; 1 for the logistic loss.
         compress: Compression of the uploads, as the run option of that name.
 
     Returns:
@@ -145,10 +145,11 @@ def costs(
     >>> costs("mclr", ["fedavg"]).rows[0].measured[:3]
     (1, 31400, 31400)
     """
-    work = Work(tuple(integer("sample", n, 1) for n in sample), compress)
+    outputs = integer("classes", classes, 1)
+    work = Work(tuple(integer("sample", n, 1) for n in sample), compress, outputs)
     integer("numbers of a sample", prod(work.sample), 1)
     with META:
-        module = models.build(model, work.sample, integer("classes", classes, 1))
+        module = models.build(model, work.sample, outputs)
     layout = Layout.of(module)
     if compress is not None:
         compressor(compress, layout.shapes)  # refuses what no algorithm could use
@@ -158,10 +159,11 @@ def costs(
 
 
 class Work(NamedTuple):
-    """What a round is measured on: the shape of a row, and the compression of the uploads."""
+    """What a round is measured on: the shape of a row, the uploads' compression, the outputs."""
 
     sample: tuple[int, ...]
     compress: str | None
+    outputs: int = 2
 
 
 def _row(name: str, record: Algorithm, module: nn.Module, work: Work) -> Row:
@@ -200,7 +202,8 @@ class Rehearsal:
         Iterations of a client's inner solver are cut to one: each has the shapes of the others.
         """
         self.work = work
-        self.f, _ = objective(module, cross_entropy, "stacked", META, work.sample)
+        loss = bce if work.outputs == 1 else cross_entropy
+        self.f, _ = objective(module, loss, "stacked", META, work.sample)
         x = ravel(module).unsqueeze(0)
         short = replace(cast(Any, record), **{name: 1 for name in LOOPS if hasattr(record, name)})
         self.algorithm: Algorithm = stack([short], x.dtype, META)
@@ -301,6 +304,12 @@ def _rank(a: Any, one: int) -> Size:
     return Size(1 + R, R + one)
 
 
+def _places(a: Any) -> int:
+    """K values and their places."""
+    return 2 * int(a.compressor.removeprefix("topk:"))
+
+
+# of Newton-Learn without the m_i numbers that a client keeps, of Basis Learn with r = d
 THEORY: dict[str, Theory] = {
     "fedsso": lambda a: Cost(
         1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()
@@ -322,7 +331,7 @@ THEORY: dict[str, Theory] = {
     "localnewton": lambda _: Cost(2, Size(2), Size(1, SEARCH + 1), Size(2), Size()),
     "stem": lambda _: Cost(1, Size(2, 1), Size(2), Size(2), Size()),  # a count of steps goes down
     "ldsgd": lambda a: Cost(a.I2, Size(a.I2), Size(a.I2), Size(1), Size()),
-    "fednl": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(dd=1)),
+    "fednl": lambda a: Cost(1, Size(1), _rank(a, a.option - 1), Size(2, dd=1), Size(dd=1)),
     "fednl-ls": lambda a: Cost(2, Size(2), _rank(a, SEARCH), Size(3, dd=1), Size(dd=1)),
     "fednl-pp": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(2, dd=1)),
     "fedpm": lambda _: Cost(1, Size(1), Size(1.5, dd=0.5), Size(1), Size()),
@@ -353,4 +362,15 @@ THEORY: dict[str, Theory] = {
         Size(0, a.outputs * a.rows),
     ),  # W, B and Sigma; a dual variable for each row and output
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
+    "nl1": lambda a: Cost(1, Size(1), Size(1 + a.K, a.K), Size(1, dd=1), Size()),
+    "nl2": lambda a: Cost(1, Size(1), Size(1 + a.K, a.K + 1), Size(1, dd=2), Size()),
+    "bl1": lambda a: Cost(
+        1, Size(1), Size(1, _places(a)), Size(3, dd=1), Size(dd=2), Size(dd=1)
+    ),  # x, w, gw and H; V and L; V
+    "bl2": lambda a: Cost(
+        1, Size(1), Size(1, _places(a) + 1), Size(2, dd=1), Size(2, dd=2), Size(1, 1, dd=1)
+    ),
+    "bl3": lambda a: Cost(
+        1, Size(1), Size(1, _places(a) + 2), Size(1, dd=1), Size(dd=2), Size(dd=1)
+    ),
 }

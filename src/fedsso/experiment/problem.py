@@ -105,7 +105,8 @@ class Problem(Job):
         derivatives.
 
         Args:
-            asks: "hvp" (second derivatives), "targets" (labels that can be drawn) or nothing.
+            asks: "hvp" (second derivatives), "rows" (a linear model with one output), "targets"
+                (labels that can be drawn) or nothing.
         """
         if not asks:
             return
@@ -113,6 +114,8 @@ class Problem(Job):
             f, x, batch = self._sample()
             if asks == "hvp":
                 f.hvp(x, torch.ones_like(x), batch)
+            elif asks == "rows":
+                f.rows(x, batch)
             else:
                 f.targets(x, batch, batch.weight)
         except InputError:

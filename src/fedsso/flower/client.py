@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from ..algorithm import Algorithm, Reply
+from ..algorithm import Algorithm, Attendance, Reply
 from ..algorithm.records import stack
 from ..data import Federation
 from ..engine.evaluate import Evaluator
@@ -145,7 +145,9 @@ class Client:
         sparse = self.train_rows.is_sparse
         self.f, _ = objective(self.module, loss, "auto", self.device, sample, sparse)
         self.f.l2 = setup.l2
-        record = fitted(setup.record, self.module)
+        rows_here = int(self.train_rows.train_sizes.max())
+        known = Attendance(l2=setup.l2, rows=rows_here)
+        record = fitted(setup.record, self.module, known)
         self.algorithm = stack([record], self.dtype, self.device)
         zeros = torch.zeros_like(ravel(self.module))
         self.blank = zeros.unsqueeze(0)

@@ -117,7 +117,7 @@ class Problem:
     Args:
         record: The algorithm with its hyper-parameters, as the user has given it.
         arrays: The initial model, by name.
-        l2: The strength of the penalty l2/2 |x|^2.
+        l2: The strength of the penalty, which some algorithms must know.
     """
 
     model: Model
@@ -432,6 +432,7 @@ class Round:
             mean = self._mean(good, scales)
         else:
             mean = self._robust(self.rule.average, good, scales)
+        mean = self._with_largest(mean, good, scales)
         return mean, found._replace(good=good, dropped=dropped, clipped=clipped)
 
     def _decoded(self, reply: Good) -> Tree:
@@ -543,6 +544,19 @@ class Round:
             return ()
         used = sum(reply.weight / heaviest for reply in good)
         return tree_map(lambda leaf: leaf / used, total)
+
+    def _with_largest(self, mean: Tree, good: list[Good], scales: Numbers) -> Tree:
+        """The average with the maximum over the nodes in those fields that the algorithm names.
+
+        It is no robust average: a node that lies can raise it as far as the bound of single
+        numbers allows.
+        """
+        for name in self._functions.largest if good else ():
+            most = getattr(self._part(good[0], scales), name)
+            for reply in good[1:]:
+                most = torch.maximum(most, getattr(self._part(reply, scales), name))
+            mean = mean._replace(**{name: most})
+        return mean
 
     def _robust(
         self,

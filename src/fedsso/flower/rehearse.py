@@ -49,6 +49,11 @@ class Blank:
         d = x.shape[-1]
         return x.new_empty(*x.shape, d)
 
+    def rows(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The inputs of a linear model, and a second derivative for each row."""
+        M, B = batch.weight.shape
+        return x.new_empty(M, B, x.shape[-1]), x.new_empty(M, x.shape[1], B)
+
     def bartlett(self, x: Tensor, batch: Batch, u: Tensor) -> Tensor:  # noqa: ARG002
         """An estimate of the Hessian's diagonal, of the shape of x."""
         return torch.empty_like(x)

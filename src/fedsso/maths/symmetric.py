@@ -32,7 +32,10 @@ from ..errors import InputError
 from ..support import linalg
 
 LARGEST = 20_000  # rows of a matrix
-SMALL = 300  # rows of a matrix whose whole decomposition takes no longer than a Krylov space
+SMALL = 64  # rows of a matrix that is always decomposed as a whole
+MIDDLE = 300  # rows up to which a few powers take less time than a Krylov space
+SPARE = 7  # vectors beyond R that are multiplied along, so that the first R come out well
+POWERS = 4  # how often these are multiplied by X
 GROWTH = 16  # a Krylov space has 16 (R + 1) dimensions, where that is less than half of all
 TIE = 1e3  # eigenvalues that differ by so many units in the last place of the largest are equal
 
@@ -82,18 +85,23 @@ def eigh(X: Tensor) -> tuple[Tensor, Tensor]:
 def leading(X: Tensor, R: int) -> tuple[Tensor, Tensor]:
     """The R eigenvalues of largest size, [..., R], and their vectors [..., d, R].
 
-    Those of a large matrix are found in a Krylov space, so they are approximate. Whatever the
-    space, |X|^2 shrinks by the sum of their squares when they are taken out of X.
+    Those of a large matrix are found in a space of few dimensions, so they are approximate.
+    Whatever the space, |X|^2 shrinks by the sum of their squares when they are taken out of X.
     """
     d = X.shape[-1]
     R = min(R, d)
     draws = torch.Generator().manual_seed(0)
     fixed = torch.randn(GROWTH * (R + 1), d, generator=draws).to(X)
-    if d <= max(SMALL, 2 * len(fixed)):
+    whole = d <= max(MIDDLE, 2 * len(fixed))
+    wide = R + SPARE
+    if SMALL < d <= MIDDLE and 4 * wide < d:
+        basis = powers(X, fixed[:wide])
+    elif whole:
         values, vectors = eigh(X)
         return _settle(values, vectors, fixed[:R].double(), X.dtype)
-    basis = krylov(X, fixed, R)
-    # The eigenvalues of X within the space: those of a matrix of 16 (R + 1) rows.
+    else:
+        basis = krylov(X, fixed, R)
+    # The eigenvalues of X within the space: those of a matrix of a few rows.
     values, vectors = eigh(basis @ X @ basis.mT)
     inside = (fixed[:R] @ basis.mT).double()
     values, vectors = _settle(values, vectors, inside, X.dtype)
@@ -121,6 +129,15 @@ def _settle(
     Q = torch.linalg.qr(near).Q
     chosen = (values.unsqueeze(-1) * Q.square()).sum(-2)
     return chosen.to(dtype), (vectors @ Q).to(dtype)
+
+
+def powers(X: Tensor, fixed: Tensor) -> Tensor:
+    """Orthonormal rows [..., n, d] that span U X^4, for the n fixed rows U [n, d]."""
+    rows = fixed.expand(*X.shape[:-2], *fixed.shape)
+    for _ in range(POWERS):
+        rows = rows @ X
+    basis: Tensor = torch.linalg.qr(rows.mT).Q.mT
+    return basis
 
 
 def krylov(X: Tensor, fixed: Tensor, R: int) -> Tensor:
@@ -160,8 +177,9 @@ def _orthogonal_part(row: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack(X: Tensor) -> Tensor:
     """The lower triangle, [..., n]."""
-    i, j = _places(X.shape[-1], X)
-    return X[..., i, j]
+    d = X.shape[-1]
+    i, j = _places(d, X)
+    return X.flatten(-2).index_select(-1, i * d + j)
 
 
 def unpack(packed: Tensor, d: int) -> Tensor:
@@ -212,8 +230,12 @@ class Sparse(NamedTuple):
 
     def dense(self, d: int) -> Tensor:
         """The matrix [..., d, d]."""
-        triangle = self.values.new_zeros(*self.values.shape[:-1], entries(d))
-        return unpack(triangle.scatter(-1, self.places.long(), self.values), d)
+        i, j = _places(d, self.values)
+        places = self.places.long()
+        X = self.values.new_zeros(*self.values.shape[:-1], d * d)
+        for table in (i * d + j, j * d + i):
+            X.scatter_(-1, table.take(places), self.values)
+        return X.view(*X.shape[:-1], d, d)
 
 
 class Factors(NamedTuple):
@@ -297,7 +319,7 @@ class TopK(Compressor):
         part = packed.abs() * torch.where(i == j, 1.0, 2**0.5).to(X.dtype)
         # parts that are equal up to rounding count as equal
         width = TIE * torch.finfo(X.dtype).eps * part.amax(-1, keepdim=True)
-        places = (part / width).round().topk(self.count(d)).indices
+        places = (part / width).round().topk(self.count(d), sorted=False).indices
         return Sparse(packed.gather(-1, places), places.int())
 
 

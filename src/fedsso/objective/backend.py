@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .losses import RowLoss, draw
+from .losses import RowLoss, bend, draw
 
 if TYPE_CHECKING:
     from ..algorithm import Batch
@@ -134,6 +134,7 @@ class Backend:
     """
 
     stacks = True  # whether clients and trials are computed at once
+    one_output = False  # whether it is one linear map to one output, as in logistic regression
     l2 = 0.0
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
@@ -190,6 +191,26 @@ class Backend:
     def dense_rows(self, batch: Batch) -> Tensor:
         """The samples of a batch as dense vectors, [M, B, inputs]."""
         return batch.x.flatten(2)
+
+    def rows(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The inputs a_j of a linear model, [M, B, d], and phi''_j at x, [M, trials, B].
+
+        The loss of row j is phi_j(a_j^T x), so that the Hessian is the weighted mean of the
+        phi''_j a_j a_j^T, without the penalty. With a bias, a_j ends with a 1.
+
+        Raises:
+            InputError: The model is not one linear map to one output.
+        """
+        if not self.one_output:
+            raise InputError(
+                "this algorithm needs a loss of one number a^T x for each row: use model 'linear' "
+                "or 'mclr' with loss 'bce' or 'mse'; with several outputs (softmax) use fednl"
+            )
+        z = self.outputs(x, batch)
+        y = by_trial(batch.y, x.shape[1])
+        a = self.dense_rows(batch)
+        ones = a.new_ones(*a.shape[:2], x.shape[-1] - a.shape[-1])
+        return torch.cat([a, ones], -1), bend(self.loss, z, y, torch.ones_like(z)).squeeze(2)
 
     def _share(self, batch: Batch) -> Tensor:
         """These rows' part of l2, [M, 1, 1].

@@ -17,7 +17,7 @@ from ..algorithm.contract import Batch
 from ..errors import InputError, one_of
 from .backend import Backend, ravel
 from .chained import Chained
-from .dense import Dense
+from .dense import Dense, is_one_map
 from .looped import Looped
 from .sparse import Sparse
 from .vmapped import Vmapped
@@ -60,7 +60,22 @@ def objective(
     """
     one_of("engine", engine, ENGINES)
     if sparse:
-        return _on_sparse_rows(module, loss, engine, sample), "clients and trials stacked, sparse"
+        back: Backend = _on_sparse_rows(module, loss, engine, sample)
+        reason = "clients and trials stacked, sparse"
+    else:
+        back, reason = _chosen(module, loss, engine, device, sample)
+    back.one_output = is_one_map(module, sample)
+    return back, reason
+
+
+def _chosen(
+    module: nn.Module,
+    loss: RowLoss,
+    engine: str,
+    device: torch.device,
+    sample: Sequence[int],
+) -> tuple[Backend, str]:
+    """The back end for dense rows, and why."""
     if engine == "loop":
         return Looped(module, loss), "clients one by one, as asked"
     if Dense.fits(module, sample):

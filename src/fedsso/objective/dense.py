@@ -291,6 +291,14 @@ def _room(x: Tensor) -> Tensor:
 # ---- which modules are plain chains ----
 
 
+def is_one_map(module: nn.Module, sample: Sequence[int]) -> bool:
+    """Whether the module is a single linear layer with one output, as logistic regression is."""
+    if not Dense.fits(module, sample):
+        return False
+    layers = [m for m in sequence(module) if isinstance(m, nn.Linear)]
+    return len(layers) == 1 and layers[0].out_features == 1
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether every parameter is trainable and used once, and no hook is registered.
 
@@ -354,6 +362,8 @@ def of_linear(
         T, Q = S.shape[1:3]
         scaled = (S * a[:, None, None]).reshape(M, T * Q * n, B)
         G = torch.bmm(scaled, a.mT).view(M, T, Q, n, n)
+        if outputs == 1:  # nothing has to be put in order
+            return (G + G.mT).squeeze(2)
         if o == 0:
             H = a.new_empty(M, T, outputs * n, outputs * n)
         _place(H, G + G.mT, o, parts)  # symmetric to the bit

@@ -29,21 +29,22 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, compare, load, simulate
-from fedsso.algorithms.second_order.fednl import FedNL
+from fedsso.algorithms.second_order.fednl import FedNL, worth
 from fedsso.data import quadratic
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}
+COLD: dict[str, Any] = {"option": 2, "first": "zero"}  # what most numbers below begin with
 L1 = (math.sqrt(5) + 3 * math.sqrt(10)) / 4
 
 
 def hand(rounds: int, **fields: Any) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    result: Run = simulate(fed, "linear", FedNL(**fields), rounds=rounds, **OPTIONS)
+    result: Run = simulate(fed, "linear", FedNL(**{**COLD, **fields}), rounds=rounds, **OPTIONS)
     return result
 
 
 def run(fed: Federation, rounds: int, **fields: Any) -> Tensor:
-    result: Run = simulate(fed, "linear", FedNL(**fields), rounds=rounds, **OPTIONS)
+    result: Run = simulate(fed, "linear", FedNL(**{**COLD, **fields}), rounds=rounds, **OPTIONS)
     return result.x
 
 
@@ -106,7 +107,7 @@ def test_trace() -> None:
 
 
 def test_a_first_hessian_costs_its_triangle(quad: Federation) -> None:
-    trace = simulate(quad, "linear", FedNL(first="hessian"), rounds=2, **OPTIONS).trace
+    trace = simulate(quad, "linear", FedNL(option=2), rounds=2, **OPTIONS).trace
     assert trace["bytes_up"][1:].tolist() == [4 * (6 + 21 + 1) * 8, 4 * (6 + 7 + 1) * 8]
 
 
@@ -158,7 +159,11 @@ def test_learning_rates_of_stacked_trials_are_their_own(quad: Federation) -> Non
     rates = (1.0, 0.4)
     for compressor in ("rank:1", "randk:10"):
         together = compare(
-            quad, "linear", [FedNL(compressor=compressor, a=a) for a in rates], rounds=4, **OPTIONS
+            quad,
+            "linear",
+            [FedNL(compressor=compressor, a=a, **COLD) for a in rates],
+            rounds=4,
+            **OPTIONS,
         )
         for a, one in zip(rates, together, strict=True):
             torch.testing.assert_close(
@@ -169,14 +174,14 @@ def test_learning_rates_of_stacked_trials_are_their_own(quad: Federation) -> Non
 def test_the_limit_of_a_curved_problem_is_the_minimiser() -> None:
     fed = load("synthetic", kind="logistic", clients=4, dim=5)
     x = simulate(
-        fed, "linear", FedNL(compressor="rank:2", first="hessian"), loss="bce", rounds=12, **OPTIONS
+        fed, "linear", FedNL(compressor="rank:2", option=2), loss="bce", rounds=12, **OPTIONS
     ).x
     torch.testing.assert_close(x, fed.optimum, rtol=0, atol=1e-10)
 
 
 def test_a_trial_that_diverges_harms_no_neighbour(fed: Federation) -> None:
     """Logits of 1e99 make the next Hessian NaN, which no decomposition may stumble over."""
-    fields = [{"option": option, "mu": 0.1} for option in (1, 2)]
+    fields = [{"option": option, "mu": 0.1, "first": "zero"} for option in (1, 2)]
     for option in fields:
         pair = compare(
             fed, "mclr", [FedNL(**option), FedNL(eta=1e99, **option)], rounds=4, **OPTIONS
@@ -209,5 +214,75 @@ def test_a_model_out_of_reach_is_refused() -> None:
     ],
 )
 def test_wrong_fields(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FedNL(**fields)
+
+
+# ---- the defaults, and clients that send their Hessian less often ----
+
+
+def logistic() -> Federation:
+    """Four clients in five dimensions, with a minimiser that is known."""
+    found: Federation = load("synthetic", kind="logistic", clients=4, dim=5)
+    return found
+
+
+def traced(rounds: int, **fields: Any) -> Run:
+    result: Run = simulate(
+        logistic(), "linear", FedNL(**fields), loss="bce", rounds=rounds, **OPTIONS
+    )
+    return result
+
+
+def test_the_default_starts_from_the_clients_hessians_with_the_penalty_as_mu(
+    quad: Federation,
+) -> None:
+    """On a quadratic that is Newton's method: the first step ends at the minimiser of f + l2/2
+    |x|^2, (H + l2 I)^-1 H x*. With l2 far below H no eigenvalue is raised."""
+    A, Ab = quadratics(quad)
+    H, g = torch.einsum("n,nij->ij", quad.p, A), quad.p @ Ab
+    expected = torch.linalg.solve(H + 1e-3 * torch.eye(len(H)).double(), g)
+    x = simulate(quad, "linear", FedNL(), rounds=1, l2=1e-3, **OPTIONS).x
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
+
+
+def test_lazy_and_seldom_clients_reach_the_minimiser_with_fewer_bytes() -> None:
+    """Each skipped S_i of rank 1 saves 6 numbers: 5 of the vector and a value."""
+    fed = logistic()
+    usual = traced(30)
+    for fields in ({"lazy": 4.0}, {"often": 0.5}):
+        one = traced(30, **fields)
+        torch.testing.assert_close(one.x, fed.optimum, rtol=0, atol=1e-8)
+        saved = usual.trace["bytes_up"][1:] - one.trace["bytes_up"][1:]
+        assert saved.sum() > 0
+        assert saved[0] == 0
+        assert all(gap % (6 * 8) == 0 for gap in saved)
+        assert max(saved) <= 4 * 6 * 8
+
+
+def test_a_client_that_is_lazy_without_patience_is_fednl() -> None:
+    """zeta so small that every difference is worth sending: the same bits, the same bytes."""
+    lazy, usual = traced(6, lazy=1e-300), traced(6)
+    assert torch.equal(lazy.x, usual.x)
+    np.testing.assert_array_equal(lazy.trace["bytes_up"], usual.trace["bytes_up"])
+
+
+def test_what_is_worth_sending() -> None:
+    """|lack|^2 = 4 against |change|^2 = 1: worth it below zeta = 4, and in the first round."""
+    lack, change = 2 * torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    assert [int(worth(lack, change, zeta, 2)) for zeta in (3.9, 4.0, 4.1)] == [1, 0, 0]
+    assert int(worth(lack, change, 4.1, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"often": 0}, "often must be > 0"),
+        ({"often": 1.5}, "often must lie in"),
+        ({"often": 0.5, "option": 2}, "needs option=1"),
+        ({"lazy": -1}, "lazy must be >= 0"),
+    ],
+)
+def test_wrong_shares(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         FedNL(**fields)

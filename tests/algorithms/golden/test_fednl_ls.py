@@ -33,7 +33,8 @@ OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cp
 
 def hand(rounds: int, **fields: Any) -> Run:
     fed = quadratic([[[1, 0], [0, 2]], [[3, 0], [0, 1]]], [[1, 0], [0, 2]], [0.25, 0.75])
-    result: Run = simulate(fed, "linear", FedNLLS(**fields), rounds=rounds, **OPTIONS)
+    record = FedNLLS(**{"first": "zero", **fields})
+    result: Run = simulate(fed, "linear", record, rounds=rounds, **OPTIONS)
     return result
 
 

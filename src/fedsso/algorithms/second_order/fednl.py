@@ -34,13 +34,14 @@ that models are small and clients are computed one at a time.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ...algorithm import (
     Algorithm,
+    Attendance,
     Cohort,
     Local,
     Objective,
@@ -51,15 +52,28 @@ from ...algorithm import (
     Tree,
     at,
     dot,
+    filled,
     hyper,
     norm,
+    not_negative,
     param,
     positive,
 )
 from ...algorithm import local as solver
 from ...errors import InputError, integer, one_of
 from ...maths import symmetric
-from ...maths.symmetric import Compressor, Sent
+from ...support.trees import nbytes
+from ..hessians import (
+    SQUARES,
+    Rule,
+    clipped,
+    learn,
+    least_curvature,
+    rule,
+    size,
+    tossed,
+    zeros,
+)
 
 ROUNDING = 8  # units in the last place by which a loss may be wrong
 
@@ -108,24 +122,21 @@ class Upload(NamedTuple):
     """To the server."""
 
     g: Tensor  # [M, trials, d]
-    S: Any  # as sent; decoded, [M, trials, d, d]
+    S: Any  # as sent, or nothing; decoded, [M, trials, d, d]
     scalar: Tree  # [M, trials, 1]: l_i, f_i or nothing
 
 
 def decode(upload: Upload) -> Upload:
-    """The upload with S_i as a matrix."""
-    return upload._replace(S=upload.S.dense(upload.g.shape[-1]))
+    """The upload with S_i as a matrix, if it holds one."""
+    return upload if upload.S == () else upload._replace(S=upload.S.dense(upload.g.shape[-1]))
 
 
 def check(record: FedNL | FedNLLS | FedNLPP) -> None:
-    """Raise InputError unless compressor and learning rate make sense."""
+    """Raise InputError unless compressor, learning rate and mu make sense."""
     symmetric.parse(record.compressor)
     positive(record, "a", schedules=False)
-
-
-def zeros(x: Tensor) -> Tensor:
-    """H = 0 for each trial, [trials, d, d]."""
-    return x.new_zeros(*x.shape, x.shape[-1])
+    if getattr(record, "mu", None) is not None:
+        positive(record, "mu", schedules=False)
 
 
 def starts(record: FedNL | FedNLLS, k: int) -> bool:
@@ -136,24 +147,6 @@ def starts(record: FedNL | FedNLLS, k: int) -> bool:
     return record.first == "hessian" and k == 1
 
 
-class Rule(NamedTuple):
-    """How Hessians are learnt."""
-
-    compressor: Compressor  # how differences are sent
-    a: Scalar  # the learning rate: a number, or [trials, 1, 1]
-
-
-def rule(compressor: str, a: Scalar, d: int) -> Rule:
-    """The rule of a compressor's text and a learning rate, for d parameters.
-
-    An unbiased compressor of variance omega (randk) learns at the rate a / (omega + 1), which
-    keeps H_i from growing with its noise. All others learn at a.
-    """
-    made = symmetric.parse(compressor)
-    a = a.unsqueeze(-1) if isinstance(a, Tensor) else a
-    return Rule(made, made.rate(d) * a)
-
-
 def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> Rule:
     """The rule of round k: the first may send Hessians whole."""
     if starts(record, k):
@@ -161,43 +154,14 @@ def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> Rule:
     return rule(record.compressor, record.a, d)
 
 
-def learn(
-    X: Tensor,
-    H: Tensor,
-    local: Local,
-    rule: Rule,
-) -> tuple[Sent, Tensor]:
-    """S_i as sent, and the new estimate H_i + a S_i, for X = Hessian_i - H_i.
+def worth(lack: Tensor, change: Tensor, zeta: float, k: int) -> Tensor:
+    """Who sends its difference, [M, trials, 1, 1] of 0 and 1; in the first round everybody does.
 
-    Args:
-        X: What the estimate lacks, [M, trials, d, d].
-        H: The estimate, of the same shape.
-        local: Gives the draws of a compressor that chooses at random, the same for all trials.
-        rule: Compressor and learning rate.
-
-    The client decodes what it sends: so its H_i and the server's mean of them stay in step.
+    A client does if its estimate lacks more than a share of what its Hessian has changed by since
+    the last time: |lack|^2 > zeta |change|^2.
     """
-    d = X.shape[-1]
-    u = local.uniform("hessian", rule.compressor.draws(d))
-    sent = rule.compressor.encode(X, u)
-    return sent, H + rule.a * sent.dense(d)
-
-
-def size(X: Tensor) -> Tensor:
-    """The Frobenius norm of matrices [..., d, d], [..., 1] in their type."""
-    return norm(X.flatten(-2)).to(X.dtype)
-
-
-def clipped(H: Tensor, g: Tensor, mu: Scalar) -> Tensor:
-    """[H]_mu^-1 g, for the eigenvalues of H raised to mu; [trials, d].
-
-    With mu > 0 the matrix is positive definite, so that the step descends whatever H has learnt.
-    """
-    values, vectors = symmetric.eigh(H)
-    least = torch.as_tensor(mu, dtype=values.dtype, device=values.device)
-    values = torch.maximum(values, least)
-    turned = vectors.mT @ g.double().unsqueeze(-1) / values.unsqueeze(-1)
-    return (vectors @ turned).squeeze(-1).to(g.dtype)
+    sends = lack.square().sum((-2, -1)) > zeta * change.square().sum((-2, -1))
+    return (sends | (k == 1)).to(lack.dtype)[..., None, None]
 
 
 @hyper
@@ -205,44 +169,62 @@ class FedNL(Algorithm):
     """Newton's method with Hessians that are learnt from compressed differences.
 
     >>> FedNL(compressor="topk:0.01").option
-    2
+    1
     """
 
     needs_all: ClassVar[str] = "fednl-pp"
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
     eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
     option: int = param(
-        default=2, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I"
+        default=1, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I"
     )
-    mu: Scalar = param(default=0.1, doc="lower bound μ of the curvature (option 1)")
+    mu: Scalar | None = param(
+        default=None, doc="lower bound μ of the curvature (option 1); None: l2, or 0.1 without it"
+    )
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
     first: str = param(
-        default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1"
+        default="hessian", doc="first H_i: hessian, which is sent whole in round 1, or zero"
+    )
+    lazy: float = param(
+        default=0.0, doc="ζ: S_i is left out unless |X − H_i|² > ζ |X − Y|², Y the last Hessian X"
+    )
+    often: float = param(
+        default=1.0, doc="share of the rounds in which Hessians are computed and sent (option 1)"
     )
 
     def __post_init__(self) -> None:
         positive(self, "eta")
-        positive(self, "mu", schedules=False)
         if integer("option", self.option) not in (1, 2):
             raise InputError(
-                f"option must be 1 or 2, got option={self.option!r}; leave it out for 2"
+                f"option must be 1 or 2, got option={self.option!r}; leave it out for 1"
             )
         one_of("first", self.first, ("zero", "hessian"))
+        not_negative(self, "lazy")
+        positive(self, "often", schedules=False)
+        if self.often > 1 or (self.often < 1 and self.option == 2):
+            raise InputError(
+                f"often must lie in (0, 1], and below 1 it needs option=1, since l_i is measured "
+                f"on a new Hessian; got often={self.often:g}, option={self.option}"
+            )
         check(self)
 
     def asks(self) -> str:
         return "hvp"
+
+    def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
+        """The record with mu filled in."""
+        return filled(self, mu=least_curvature(self.mu, attendance.l2, 0.1))
 
     def server_init(self, x: Tensor) -> State:
         """H = 0; refuses a model that is too large for d x d matrices."""
         symmetric.check_size(x)
         return State(x, zeros(x), x.new_zeros(x.shape[0], 1).double())
 
-    def client_init(self, x: Tensor) -> Tensor:
-        """H_i = 0, [trials, d, d]."""
-        return zeros(x)
+    def client_init(self, x: Tensor) -> Tree:
+        """H_i = 0, [trials, d, d]; a lazy client also keeps its last Hessian Y."""
+        return (zeros(x), zeros(x)) if self.lazy else zeros(x)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -253,7 +235,7 @@ class FedNL(Algorithm):
         self,
         f: Objective,
         x: Tensor,
-        H: Tensor,
+        own: Tree,
         local: Local,
     ) -> Reply:
         """Sends gradient_i(x), S_i and, with option 2, l_i = |Hessian_i(x) - H_i|.
@@ -262,12 +244,25 @@ class FedNL(Algorithm):
         is the old one, except where whole Hessians have just been sent.
         """
         loss, g = solver.gradient(f, x, local)
+        if not tossed("hessian", local.k, self.often):
+            return Reply(Upload(g, (), ()), own, loss)
         X = solver.hessian(f, x, local)
-        S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
-        if self.option == 1:
-            return Reply(Upload(g, S, ()), new, loss)
-        used = new if starts(self, local.k) else H
-        return Reply(Upload(g, S, size(X - used)), new, loss)
+        H = own[0] if self.lazy else own
+        lack = X - H
+        speaks = worth(lack, X - own[1], self.lazy, local.k) if self.lazy else None
+        S, new = learn(
+            lack if speaks is None else lack * speaks,
+            H,
+            local,
+            rule_of(self, local.k, x.shape[-1]),
+        )
+        l: Tree = ()
+        if self.option == 2:
+            l = size(X - (new if starts(self, local.k) else H))
+        if speaks is None:
+            return Reply(Upload(g, S, l), new, loss)
+        saved = (1 - speaks[..., 0, 0]) * nbytes(S, speaks.numel())
+        return Reply(Upload(g, S, l), (new, X), loss, unsent=saved)
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         """x - eta [H]_mu^-1 g (option 1) or x - eta (H + l I)^-1 g (option 2), then H += a S.
@@ -277,8 +272,9 @@ class FedNL(Algorithm):
         """
         x = server.x
         g = mean.g
-        a = rule_of(self, cohort.k, x.shape[-1]).a
-        new = server.H + a * mean.S
+        new = server.H
+        if mean.S != ():
+            new = new + rule_of(self, cohort.k, x.shape[-1]).a * mean.S
         H = new if starts(self, cohort.k) else server.H
         if self.option == 1:
             step = clipped(H, g, self.mu)
@@ -299,22 +295,27 @@ class FedNLLS(Algorithm):
     """
 
     needs_all: ClassVar[str] = "fednl-pp"
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
-    mu: Scalar = param(default=0.01, doc="lower bound μ of the curvature")
+    mu: Scalar | None = param(
+        default=None, doc="lower bound μ of the curvature; None: l2, or 0.01 without it"
+    )
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
     first: str = param(
-        default="zero", doc="first H_i: zero, or hessian, which is sent whole in round 1"
+        default="hessian", doc="first H_i: hessian, which is sent whole in round 1, or zero"
     )
 
     def __post_init__(self) -> None:
-        positive(self, "mu", schedules=False)
         one_of("first", self.first, ("zero", "hessian"))
         check(self)
 
     def asks(self) -> str:
         return "hvp"
+
+    def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
+        """The record with mu filled in."""
+        return filled(self, mu=least_curvature(self.mu, attendance.l2, 0.01))
 
     def server_init(self, x: Tensor) -> Search:
         symmetric.check_size(x)
@@ -391,7 +392,7 @@ class FedNLPP(Algorithm):
     'rank:1'
     """
 
-    alone: ClassVar[bool] = True
+    squares: ClassVar[int] = SQUARES
 
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
