@@ -29,7 +29,10 @@ ALLOWED = {  # tighter than the order
     "engine": RANK.keys() - {"algorithms"},
 }
 SHORTCUTS = {"experiment": {"report"}}  # results draw themselves
-PARTS = {f"algorithms.{name}" for name in ("cautious", "client_step", "memory", "trust_region")}
+PARTS = {
+    f"algorithms.{name}"
+    for name in ("cautious", "client_step", "hessians", "memory", "trust_region")
+}
 HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 

@@ -134,8 +134,8 @@ class Attendance(NamedTuple):
     clients: int = 1  # how many there are
     some_absent: bool = False  # whether some may be missing in a round
     compressed: bool = False  # whether uploads lose something on their way
-    l2: float = 0.0  # the strength of the penalty l2/2 |x|^2, which every f_i contains
-    rows: int = 0  # the training rows of the client that has most; 0: not known
+    rows: int = 0  # the most training rows that one of them holds; 0: nobody knows
+    l2: float = 0.0  # strength of the penalty l2/2 |x|^2, which every f_i contains
 
 
 class Reply(NamedTuple):

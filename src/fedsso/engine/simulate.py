@@ -117,7 +117,7 @@ def attendance_of(fed: Federation, settings: Settings) -> Attendance:
     """Who takes part in a run of these settings."""
     rows = int(fed.train_sizes.max())
     compressed = settings.compress is not None
-    return Attendance(fed.clients, settings.some_absent, compressed, settings.l2, rows)
+    return Attendance(fed.clients, settings.some_absent, compressed, rows, settings.l2)
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
