@@ -33,7 +33,10 @@ SHORTCUTS = {
     "regression": {"report"},
     "data": {"regression"},  # a table is read by its schema, which hospitals need without torch
 }
-PARTS = {f"algorithms.{name}" for name in ("cautious", "client_step", "memory", "trust_region")}
+PARTS = {
+    f"algorithms.{name}"
+    for name in ("cautious", "client_step", "hessians", "memory", "trust_region")
+}
 HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 

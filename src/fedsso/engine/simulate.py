@@ -120,7 +120,7 @@ def attendance_of(fed: Federation, settings: Settings) -> Attendance:
         fed.clients,
         settings.some_absent,
         settings.compress is not None,
-        int(fed.train_start.diff().max()),
+        int(fed.train_sizes.max()),
         tuple(fed.sample_shape),
         settings.l2,
     )

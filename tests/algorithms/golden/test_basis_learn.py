@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, FedNL, FedNLPP, InputError, load, simulate
-from fedsso.algorithms.bases import coefficients, combined
-from fedsso.algorithms.hessians import clipped, raised, tossed
+from fedsso.algorithms.hessians import clipped, coefficients, combined, raised, tossed
 from fedsso.algorithms.second_order.basis_learn import BL1, BL2, BL3
 from fedsso.experiment.stepper import Simulation
 

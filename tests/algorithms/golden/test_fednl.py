@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from fedsso import Federation, InputError, Run, compare, load, simulate
-from fedsso.algorithms.second_order.fednl import FedNL, worth
+from fedsso.algorithms.hessians import worth
+from fedsso.algorithms.second_order.fednl import FedNL
 from fedsso.data import quadratic
 
 OPTIONS: dict[str, Any] = {"batch_size": None, "dtype": "float64", "device": "cpu"}

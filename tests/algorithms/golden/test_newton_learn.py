@@ -188,7 +188,7 @@ def test_a_softmax_model_is_refused(fed: Federation) -> None:
     [
         (lambda: NL1(K=0), "K must be an integer >= 1"),
         (lambda: NL2(gamma=0), "gamma must be > 0"),
-        (lambda: NL2(l2=-1), "l2 must be >= 0"),
+        (lambda: NL2(lam=-1), "lam must be >= 0"),
     ],
 )
 def test_wrong_fields(record: Any, message: str) -> None:

@@ -68,25 +68,31 @@ from ...algorithm import (
 )
 from ...algorithm import local as solver
 from ...maths import symmetric
-from ..bases import (
+from ..hessians import (
     Base,
     Upload,
     back,
     check_share,
+    clipped,
     coefficients,
     combined,
+    learn,
+    least_curvature,
     padded,
     product,
+    raised,
     received,
+    size,
     spread,
     square,
     times,
+    tossed,
     view,
     whole,
     wide,
     within,
+    zeros,
 )
-from ..hessians import clipped, learn, least_curvature, raised, size, tossed, zeros
 
 # ---- BL1 ----
 
@@ -128,7 +134,7 @@ class BL1(Base):
         default=None, doc="lower bound μ of the curvature; None: l2, or 0.1 without it"
     )
     a: Scalar = param(default=1.0, doc="Hessian learning rate α")
-    l2: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,9 +146,9 @@ class BL1(Base):
 
     def join(self, attendance: Attendance, d: int) -> Self:
         """The record with penalty and mu filled in."""
-        l2 = self.l2 or attendance.l2
-        mu = least_curvature(self.mu, l2, 0.1)
-        return filled(self, l2=l2, mu=mu, down=min(self.down, d))
+        lam = self.lam or attendance.l2
+        mu = least_curvature(self.mu, lam, 0.1)
+        return filled(self, lam=lam, mu=mu, down=min(self.down, d))
 
     def server_init(self, x: Tensor) -> State:
         symmetric.check_size(x)
@@ -165,7 +171,7 @@ class BL1(Base):
         """Learns L_i at z and sends S_i; by the coin also c_i, and V_i in the first round."""
         z = own.z + spread(message, own.z) if self.down else message
         first = local.k == 1
-        loss, c, X, V = view(f, z, local, self.l2, self.known(own.V, first))
+        loss, c, X, V = view(f, z, local, self.lam, self.known(own.V, first))
         L = within(own.L, X)
         S, L = learn(X - L, L, local, self.rule(first, X.shape[-1]))
         heads = tossed("gradient", local.k, self.p)
@@ -183,10 +189,10 @@ class BL1(Base):
         z, H, w, gw, _ = server
         first = cohort.k == 1
         new = H + self.rule(first, z.shape[-1]).a * mean.S
-        M = symmetric.shift(new if first else H, self.l2)
+        M = symmetric.shift(new if first else H, self.lam)
         if isinstance(mean.c, Tensor):
             w = z
-            g = gw = mean.c + self.l2 * z
+            g = gw = mean.c + self.lam * z
         else:
             values, vectors = raised(M, self.mu)
             turned = times(vectors.mT, (z - w).double()) * values
@@ -256,7 +262,7 @@ class BL2(Base):
     basis: str = param(default="data", doc="data, that of the client's rows, or standard")
     p: float = param(default=1.0, doc="probability that a client sends its gradient")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α")
-    l2: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -278,14 +284,14 @@ class BL2(Base):
         """Learns L_i and l_i at x; with probability p its point w_i moves there."""
         blank = x.is_meta  # shapes have no numbers
         first = local.k == 1 or not (blank or bool(own.seen.any()))
-        loss, c, X, V = view(f, x, local, self.l2, self.known(own.V, first))
+        loss, c, X, V = view(f, x, local, self.lam, self.known(own.V, first))
         L = within(own.L, X)
         S, new = learn(X - L, L, local, self.rule(first, X.shape[-1]))
-        l = size(X - new) + self.l2
+        l = size(X - new) + self.lam
         u = local.uniform("gradient", 1)
         if first or blank or float(u) < self.p:
             w = solver.at_clients(x, local)
-            g = product(V, new, w) + (l - self.l2) * w - back(V, c)
+            g = product(V, new, w) + (l - self.lam) * w - back(V, c)
             sent: Tree = g - own.g
         else:
             w = own.w
@@ -372,7 +378,7 @@ class BL3(Base):
     basis: str = param(default="data", doc="data, that of the client's rows, or standard")
     c: float = param(default=0.25, doc="least value of γ_i, which is else max |L_i|")
     a: Scalar = param(default=1.0, doc="learning rate α of the coefficients")
-    l2: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -398,7 +404,7 @@ class BL3(Base):
     def client(self, f: Objective, x: Tensor, own: Pair, local: Local) -> Reply:
         """Learns the coefficients at x; sends gamma_i and beta_i of what it has learnt."""
         first = local.k == 1
-        loss, c, X, V = view(f, x, local, self.l2, self.known(own.V, first))
+        loss, c, X, V = view(f, x, local, self.lam, self.known(own.V, first))
         X = coefficients(X)
         L = within(own.L, X)
         S, L = learn(X - L, L, local, self.rule(first, X.shape[-1]))
@@ -425,11 +431,11 @@ class BL3(Base):
     def server(self, server: Above, mean: Ratio, cohort: Cohort) -> Above:
         """H learns, then x - eta (beta (H + C) - C + lam I)^-1 g."""
         x = server.x
-        g = mean.c + self.l2 * x
+        g = mean.c + self.lam * x
         H = server.H + self.rule(cohort.k == 1, x.shape[-1]).a * mean.S
         beta = mean.beta.unsqueeze(-1)
         M = beta * H + 2 * (beta - 1) * mean.gamma
-        step = symmetric.solve(symmetric.shift(M, self.l2), g).to(x.dtype)
+        step = symmetric.solve(symmetric.shift(M, self.lam), g).to(x.dtype)
         return Above(x - at(self.eta, cohort.k) * step, H, norm(g))
 
     def diagnostics(self, server: Above) -> dict[str, Tensor]:

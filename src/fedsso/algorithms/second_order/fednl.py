@@ -29,7 +29,16 @@ compressor="none" that is at once. Option 1 does not fail there.
 A client receives d numbers and sends its gradient, S_i and at most one number. S_i has R (d + 1)
 numbers with compressor rank:R, K values and places with topk:K, d (d + 1) / 2 with none. FedNL-LS
 also sends the direction down and ten losses up. Server and clients keep a d x d matrix each, so
-that models are small and clients are computed one at a time.
+that models are small.
+
+As in the paper's experiments, H_i is at first the client's Hessian, sent whole, and mu the penalty.
+From H_i = 0 option 1 may diverge and option 2 creeps until rank:1 has learnt d eigenvalues.
+
+Two switches send less (Islamov et al., "Distributed Newton-Type Methods with Communication
+Compression and Bernoulli Aggregation", 2022). A lazy client (CLAG) leaves S_i out, and its bytes,
+unless |X - H_i|^2 > zeta |X - Y|^2, for its Hessian X and the one before, Y, which it then keeps;
+on Flower it sends zeros instead. With often < 1 (CBAG) Hessians are neither computed nor sent in
+the other rounds, by a coin that all toss together.
 """
 
 from __future__ import annotations
@@ -72,6 +81,7 @@ from ..hessians import (
     rule,
     size,
     tossed,
+    worth,
     zeros,
 )
 
@@ -152,16 +162,6 @@ def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> Rule:
     if starts(record, k):
         return rule("none", 1.0, d)
     return rule(record.compressor, record.a, d)
-
-
-def worth(lack: Tensor, change: Tensor, zeta: float, k: int) -> Tensor:
-    """Who sends its difference, [M, trials, 1, 1] of 0 and 1; in the first round everybody does.
-
-    A client does if its estimate lacks more than a share of what its Hessian has changed by since
-    the last time: |lack|^2 > zeta |change|^2.
-    """
-    sends = lack.square().sum((-2, -1)) > zeta * change.square().sum((-2, -1))
-    return (sends | (k == 1)).to(lack.dtype)[..., None, None]
 
 
 @hyper

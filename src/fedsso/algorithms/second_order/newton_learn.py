@@ -180,13 +180,13 @@ class Learner(Algorithm):
     eta: Step
     K: int
     rows: int
-    l2: float
+    lam: float
 
     def __post_init__(self) -> None:
         positive(self, "eta")
         at_least(self, "K", 1)
         at_least(self, "rows", 0)
-        not_negative(self, "l2")
+        not_negative(self, "lam")
 
     def asks(self) -> str:
         return "rows"
@@ -194,7 +194,7 @@ class Learner(Algorithm):
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record with the largest client's rows and the penalty filled in."""
         rows = self.rows or attendance.rows
-        return filled(self, rows=rows, l2=self.l2 or attendance.l2)
+        return filled(self, rows=rows, lam=self.lam or attendance.l2)
 
     def server_init(self, x: Tensor) -> State:
         """B = 0; refuses a model that is too large for d x d matrices."""
@@ -225,7 +225,7 @@ class Learner(Algorithm):
         places = draw(local, n, 0 if local.k == 1 else self.K)
         seen = look(f, x, local, n, places)
         if local.k == 1:
-            X = symmetric.shift(solver.hessian(f, x, local), -self.l2)
+            X = symmetric.shift(solver.hessian(f, x, local), -self.lam)
             whole = Packed(symmetric.pack(gram(f, x, local))) if self.gamma else ()
             upload = Upload(g, Packed(symmetric.pack(X)), whole, ())
             new = seen.curvature
@@ -247,7 +247,7 @@ class Learner(Algorithm):
 
     def moved(self, server: State, mean: Upload, M: Tensor, cohort: Cohort) -> Tensor:
         """x - eta (M + lam I)^-1 g for a matrix M [trials, d, d]."""
-        step = symmetric.solve(symmetric.shift(M, self.l2), mean.g).to(server.x.dtype)
+        step = symmetric.solve(symmetric.shift(M, self.lam), mean.g).to(server.x.dtype)
         return server.x - at(self.eta, cohort.k) * step
 
 
@@ -262,7 +262,7 @@ class NL1(Learner):
     eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
     K: int = param(default=1, doc="rows that a client refreshes and sends in a round")
     rows: int = param(default=0, doc="rows of the largest client; 0: as the federation has them")
-    l2: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         """A step with the B of the round before, then B learns; in round 1 B is used at once."""
@@ -283,7 +283,7 @@ class NL2(Learner):
     K: int = param(default=1, doc="rows that a client refreshes and sends in a round")
     gamma: float = param(default=0.25, doc="bound γ of φ'': 1/4 for the logistic loss, 2 for mse")
     rows: int = param(default=0, doc="rows of the largest client; 0: as the federation has them")
-    l2: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
