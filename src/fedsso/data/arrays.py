@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer
-from ..support.sparse import is_csr
+from ..support.sparse import canonical, entries, is_csr, rows_of_entries
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Tensor, Tensor]  # the samples and targets of one client
@@ -125,6 +125,53 @@ def listed(values: Any, rule: str) -> list[Any]:
         return list(values)
     except TypeError:
         raise InputError(f"{rule}, got {values!r}") from None
+
+
+# ---- sparse rows ----
+
+
+def rows_from(values: Any, what: str) -> Tensor:
+    """The samples as a tensor on the CPU: sparse ones stay sparse, all else is `dense`.
+
+    >>> rows_from(torch.eye(2).to_sparse(), "x").layout
+    torch.sparse_csr
+    """
+    if is_csr(values):
+        _, columns, numbers = entries(values.detach().cpu())
+        return _rows(rows_of_entries(values), columns, numbers, tuple(values.shape), what)
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        if values.ndim != 2:
+            raise InputError(f"{what} must be dense or [rows, features], got {values.ndim} axes")
+        found = torch.Tensor.to_sparse(values.detach().cpu()).coalesce()
+        rows, columns = found.indices()
+        return _rows(rows, columns, found.values(), tuple(found.shape), what)
+    if hasattr(values, "tocoo") and hasattr(values, "nnz"):  # a matrix or array of scipy
+        if values.ndim != 2:
+            raise InputError(f"{what} must be [rows, features], got {values.ndim} axes")
+        found = values.tocoo()
+        index = [torch.from_numpy(one.astype(np.int64)) for one in (found.row, found.col)]
+        return _rows(index[0], index[1], dense(found.data, what), found.shape, what)
+    return dense(values, what)
+
+
+def _rows(
+    rows: Tensor,
+    columns: Tensor,
+    values: Tensor,
+    shape: tuple[int, ...],
+    what: str,
+) -> Tensor:
+    """The CSR matrix of these entries, in float64 or float32."""
+    if values.is_complex():
+        raise InputError(f"{what} must be real, got dtype {values.dtype}")
+    if not values.is_floating_point():
+        values = values.float()
+    wrong = ~values.isfinite()
+    if wrong.any():
+        first = int(wrong.int().argmax())
+        place = f"row {int(rows[first])}, column {int(columns[first])}"
+        raise InputError(f"{what} has NaN or Inf in {place}: remove the row or fill the gap")
+    return canonical(rows, columns, values, (shape[0], shape[1]))
 
 
 # ---- samples and targets ----
@@ -283,64 +330,6 @@ def check_every_value(good: Tensor, problem: str, remedy: str) -> None:
         column = _first_false(good[row])
         place += f", column {column}"
     raise InputError(f"{problem} in {place}: {remedy}")
-
-
-# ---- who holds which rows ----
-
-
-def checked_indices(rows: Any, total: int, client: int) -> Tensor:
-    """Return the rows of a client as int64 indices.
-
-    Args:
-        rows: The list of indices, from 0 to total - 1, or a mask of `total` booleans.
-        total: The number of rows of all clients.
-        client: The number of the client, for the error.
-
-    >>> checked_indices([True, False, True], 3, client=0)
-    tensor([0, 2])
-    """
-    what = f"rows of client {client}"
-    own = dense(rows, what)
-    is_mask = own.dtype == torch.bool
-    if is_mask and own.shape == (total,):
-        own = own.nonzero().flatten()
-        is_mask = False
-    if not len(own):
-        raise InputError(
-            f"client {client} has no training rows: leave it out, or use fewer clients"
-        )
-    if own.ndim != 1 or is_mask or own.is_floating_point():
-        got = f"{own.dtype} of shape {tuple(own.shape)}"
-        raise InputError(
-            f"{what} must be a list of integers, or a mask of {total} booleans, got {got}"
-        )
-    own = own.long()
-    low = int(own.min())
-    high = int(own.max())
-    if low < 0 or high >= total:
-        last = total - 1
-        raise InputError(f"{what} must be in 0..{last}, got {low}..{high}")
-    return own
-
-
-def check_held_once(held: Sequence[Tensor], total: int) -> None:
-    """Raise InputError if two clients hold the same row, or one client holds it twice."""
-    if not held:
-        raise InputError("the federation is empty: got 0 clients, need at least 1")
-    rows = torch.cat(list(held))
-    times = torch.bincount(rows, minlength=total)
-    if times.max() <= 1:
-        return
-    row = int(times.argmax())
-    holders: list[int] = []
-    for client, own in enumerate(held):
-        count = int((own == row).sum())
-        holders.extend([client] * count)
-    some = holders[:4]
-    raise InputError(
-        f"row {row} is listed {len(holders)} times, by clients {some}, need once at most: "
-        "drop the repeats, or copy the row in x and y"
-    )
 
 
 # ---- one pair (x, y) for each client ----

@@ -19,15 +19,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, integer, one_of
-from ..support.sparse import is_csr, stacked
+from ..support.sparse import entries, is_csr, stacked
 from .arrays import (
     check_alike,
     check_every_value,
     check_finite,
-    check_held_once,
     check_number_of_classes,
     check_same_length,
-    checked_indices,
     checked_names,
     checked_pair,
     checked_samples,
@@ -35,11 +33,19 @@ from .arrays import (
     client_weights,
     dense,
     listed,
+    rows_from,
 )
 from .options import SEED, TEST_FRACTION
-from .packing import count_labels, masks_by_client, pack, rows_by_client, split
-from .scaling import Scaling, scaling_of
-from .sparse import check_not_standardised, digested, rows_from
+from .packing import (
+    check_held_once,
+    checked_indices,
+    count_labels,
+    masks_by_client,
+    pack,
+    rows_by_client,
+    split,
+)
+from .scaling import Scaling, check_not_standardised, scaling_of
 from .tables import MISSING, Files, SchemaLike, own_pool
 
 
@@ -543,7 +549,7 @@ class Federation:
         if self.is_sparse:
             hasher.update(f"sparse{tuple(self.x.shape)}".encode())
         arrays = [
-            *digested(self.x),
+            *(entries(self.x) if self.is_sparse else [self.x]),
             self.y,
             self.train_rows,
             self.train_start,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..support.rng import generator
-from .arrays import Array, as_array
+from .arrays import Array, as_array, dense
 
 Names = tuple[str, ...]
 
@@ -116,3 +116,61 @@ def masks_by_client(group: Array) -> tuple[Names, list[Tensor]]:
         mask = torch.from_numpy(group == name)
         masks.append(mask)
     return tuple(names), masks
+
+
+# ---- lists of row numbers from users ----
+
+
+def checked_indices(rows: Any, total: int, client: int) -> Tensor:
+    """Return the rows of a client as int64 indices.
+
+    Args:
+        rows: The list of indices, from 0 to total - 1, or a mask of `total` booleans.
+        total: The number of rows of all clients.
+        client: The number of the client, for the error.
+
+    >>> checked_indices([True, False, True], 3, client=0)
+    tensor([0, 2])
+    """
+    what = f"rows of client {client}"
+    own = dense(rows, what)
+    is_mask = own.dtype == torch.bool
+    if is_mask and own.shape == (total,):
+        own = own.nonzero().flatten()
+        is_mask = False
+    if not len(own):
+        raise InputError(
+            f"client {client} has no training rows: leave it out, or use fewer clients"
+        )
+    if own.ndim != 1 or is_mask or own.is_floating_point():
+        got = f"{own.dtype} of shape {tuple(own.shape)}"
+        raise InputError(
+            f"{what} must be a list of integers, or a mask of {total} booleans, got {got}"
+        )
+    own = own.long()
+    low = int(own.min())
+    high = int(own.max())
+    if low < 0 or high >= total:
+        last = total - 1
+        raise InputError(f"{what} must be in 0..{last}, got {low}..{high}")
+    return own
+
+
+def check_held_once(held: Sequence[Tensor], total: int) -> None:
+    """Raise InputError if two clients hold the same row, or one client holds it twice."""
+    if not held:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    rows = torch.cat(list(held))
+    times = torch.bincount(rows, minlength=total)
+    if times.max() <= 1:
+        return
+    row = int(times.argmax())
+    holders: list[int] = []
+    for client, own in enumerate(held):
+        count = int((own == row).sum())
+        holders.extend([client] * count)
+    some = holders[:4]
+    raise InputError(
+        f"row {row} is listed {len(holders)} times, by clients {some}, need once at most: "
+        "drop the repeats, or copy the row in x and y"
+    )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..support.sparse import is_csr
 from .arrays import dense
 
 
@@ -72,6 +73,15 @@ class Scaling(NamedTuple):
                 f"x lacks the columns {', '.join(absent)}: the model was trained on {self.columns}"
             )
         return frame[list(self.columns)]
+
+
+def check_not_standardised(x: Tensor, standardise: bool) -> None:
+    """Refuse to standardise sparse rows: a mean that is taken off would make them dense."""
+    if standardise and is_csr(x):
+        raise InputError(
+            "standardise=True would make sparse rows dense, got a sparse x: scale its columns "
+            "yourself, or make it dense (scipy: x.toarray())"
+        )
 
 
 def scaling_of(x: Tensor, train: Tensor) -> Scaling:
