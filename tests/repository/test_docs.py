@@ -41,11 +41,7 @@ from fedsso.support import exits
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 ABSENT = [
-    "AIDE",
-    "DiSCO",
     "Newton-Learn",
-    "MOCHA",
-    "HarmoFL",
     "FedPD",
     "FedCM",
     "pFedMe",

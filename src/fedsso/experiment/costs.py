@@ -359,7 +359,7 @@ THEORY: dict[str, Theory] = {
         Size(1, 2 * a.outputs),
         Size(1),
         Size(2 * a.tasks, a.outputs * a.tasks**2),
-        Size(0, a.outputs * a.rows),
+        Size(0, a.outputs * a.most_rows),
     ),  # W, B and Sigma; a dual variable for each row and output
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
     "nl1": lambda a: Cost(1, Size(1), Size(1 + a.K, a.K), Size(1, dd=1), Size()),

@@ -159,7 +159,7 @@ def test_one_task_is_plain_sdca() -> None:
 def test_squared_loss_gives_ridge_regressions() -> None:
     """(X^T X / n + lam m I) w = X^T y / n; SDCA shrinks the error by a constant factor a pass."""
     fed, lam = tasks(), 0.1
-    sim = begin(fed, MOCHA(lam=lam, loss="squared", inner=10_000, frac=1))
+    sim = begin(fed, MOCHA(lam=lam, dual="squared", inner=10_000, frac=1))
     run(sim, 100)
     for t in range(fed.clients):
         x, y = rows(fed, t)
@@ -170,7 +170,7 @@ def test_squared_loss_gives_ridge_regressions() -> None:
 
 def test_logistic_loss_ends_where_the_gradient_is_zero() -> None:
     fed, lam = tasks(), 0.1
-    sim = begin(fed, MOCHA(lam=lam, loss="logistic", inner=10_000, frac=1))
+    sim = begin(fed, MOCHA(lam=lam, dual="logistic", inner=10_000, frac=1))
     run(sim, 150)
     for t in range(fed.clients):
         x, y = rows(fed, t)
@@ -321,4 +321,4 @@ def test_wrong_values(wrong: dict[str, Any]) -> None:
 
 def test_unknown_loss() -> None:
     with pytest.raises(InputError, match="hinge"):
-        MOCHA(loss="hing")
+        MOCHA(dual="hing")

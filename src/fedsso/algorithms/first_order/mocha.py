@@ -246,18 +246,18 @@ def empty(x: Tensor, outputs: int, m: int) -> State:
 
 def primal(server: State, record: MOCHA) -> Tensor:
     """W = B Sigma / lam, [trials, m, d]."""
-    B = split(server.B, record.outputs, record.features).transpose(1, 2)
+    B = split(server.B, record.outputs, record.inputs).transpose(1, 2)
     lam = record.lam.unsqueeze(-1) if isinstance(record.lam, Tensor) else record.lam
-    return join((server.Sigma @ B).transpose(1, 2), record.features) / lam
+    return join((server.Sigma @ B).transpose(1, 2), record.inputs) / lam
 
 
 def draw(rows: Rows, local: Local, record: MOCHA) -> tuple[Tensor, Tensor]:
     """A random order of each client's rows [M, steps], and how many it goes through, [M]."""
-    u = local.uniform("rows", record.rows)
+    u = local.uniform("rows", record.most_rows)
     places = torch.where(rows.real, u.gather(-1, rows.slots), 2.0)  # padding comes last
     part = record.least + (1 - record.least) * local.uniform("work", 1)
     work = (record.frac * part * rows.n[..., 0]).ceil()
-    steps = min(places.shape[-1], ceil(record.frac * record.rows))
+    steps = min(places.shape[-1], ceil(record.frac * record.most_rows))
     return places.argsort(-1)[:, :steps], work[:, 0]
 
 
@@ -299,21 +299,23 @@ class MOCHA(Algorithm):
     personal = True
 
     lam: Scalar = param(default=1e-3, doc="regularisation λ")
-    loss: str = param(default="hinge", doc="hinge, squared or logistic")
+    dual: str = param(
+        default="hinge", doc="loss whose dual is ascended: hinge, squared or logistic"
+    )
     inner: int = param(default=100, doc="rounds between two updates of the relations Σ")
     frac: float = param(default=0.5, doc="share of its rows that a client goes through")
     least: float = param(default=1.0, doc="least part of that share, drawn in each round; 1: all")
     outputs: int = param(default=0, doc="outputs of the model; 0: those it has")
-    features: int = param(default=0, doc="inputs of the model; 0: those it has")
+    inputs: int = param(default=0, doc="inputs of the model; 0: those it has")
     tasks: int = param(default=0, doc="clients m; 0: those of the federation")
-    rows: int = param(default=0, doc="most rows of a client; 0: those of the federation")
+    most_rows: int = param(default=0, doc="most rows of a client; 0: those of the federation")
 
     def __post_init__(self) -> None:
         positive(self, "lam", schedules=False)
         parts_of_one(self, "frac", "least")
-        one_of("loss", self.loss, tuple(RULES))
+        one_of("dual", self.dual, tuple(RULES))
         at_least(self, "inner", 1)
-        for name in ("outputs", "features", "tasks", "rows"):
+        for name in ("outputs", "inputs", "tasks", "most_rows"):
             at_least(self, name, 0)
 
     def fit(
@@ -322,12 +324,12 @@ class MOCHA(Algorithm):
         shapes: Sequence[Sequence[int]] = (),
     ) -> Self:
         """The record for a linear model, whose inputs and outputs it learns."""
-        outputs, features = linear(shapes)
-        return replace(self, outputs=outputs, features=features)
+        outputs, inputs = linear(shapes)
+        return replace(self, outputs=outputs, inputs=inputs)
 
     def join(self, attendance: Attendance, d: int) -> Self:  # noqa: ARG002
         """The record for a federation, whose clients and rows it learns."""
-        return replace(self, tasks=attendance.clients, rows=attendance.rows)
+        return replace(self, tasks=attendance.clients, most_rows=attendance.rows)
 
     def server_init(self, x: Tensor) -> State:
         """W = B = 0, Sigma = I / m, rho = 1: the model that the run starts from does not count."""
@@ -335,7 +337,7 @@ class MOCHA(Algorithm):
 
     def client_init(self, x: Tensor) -> Tensor:
         """alpha = 0, [trials, outputs, rows]."""
-        return x.new_zeros(x.shape[0], self.outputs, self.rows)
+        return x.new_zeros(x.shape[0], self.outputs, self.most_rows)
 
     def model(self, server: State, own: Tensor) -> Tensor:  # noqa: ARG002
         """w_t of every client, [m, trials, d]."""
@@ -354,14 +356,14 @@ class MOCHA(Algorithm):
 
     def client(self, _: Objective, message: Letter, alpha: Tensor, local: Local) -> Reply:
         """Goes through a share of the rows in random order; sends delta_b, keeps alpha."""
-        rows = rows_of(local, self.outputs, message.w.shape[-1] > self.outputs * self.features)
-        w = split(message.w, self.outputs, self.features)
+        rows = rows_of(local, self.outputs, message.w.shape[-1] > self.outputs * self.inputs)
+        w = split(message.w, self.outputs, self.inputs)
         scores = torch.einsum("mtof,mrf->mtor", w, rows.x)
-        losses = LOSSES[self.loss](scores, rows.y.unsqueeze(1)) * rows.real[:, None, None]
+        losses = LOSSES[self.dual](scores, rows.y.unsqueeze(1)) * rows.real[:, None, None]
         task = Task(rows, w, message.rho * message.sigma / self.lam)
         order, work = draw(rows, local, self)
-        delta, new = ascend(RULES[self.loss], task, alpha, order, work)
-        return Reply(join(delta, self.features), new, losses.sum((-2, -1)) / rows.n[..., 0])
+        delta, new = ascend(RULES[self.dual], task, alpha, order, work)
+        return Reply(join(delta, self.inputs), new, losses.sum((-2, -1)) / rows.n[..., 0])
 
     def server(self, server: State, deltas: Tensor, cohort: Cohort) -> State:
         """B takes the changes of those who answered; then W, and in time Sigma."""
@@ -371,7 +373,7 @@ class MOCHA(Algorithm):
         new = new._replace(x=primal(new, self))
         if cohort.k % self.inner:
             return new
-        W = split(new.x, self.outputs, self.features).transpose(1, 2)
+        W = split(new.x, self.outputs, self.inputs).transpose(1, 2)
         Sigma, rho = relations(W)
         new = new._replace(Sigma=Sigma, rho=rho)
         return new._replace(x=primal(new, self))
