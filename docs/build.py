@@ -33,6 +33,7 @@ from fedsso.experiment.costs import Row, costs
 from fedsso.report.federation_picture import picture
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))  # benchmarks and campaign are not installed
 RESULTS = DOCS.parent / "results"
 END = "<!-- end -->\n"
 HEAD = (
@@ -170,7 +171,6 @@ def campaign(part: str = "") -> str:
 
     Without a part: one row for each part. With one: what this part was tried on.
     """
-    sys.path.insert(0, str(DOCS.parent))  # the campaign is not installed
     from campaign.table import of_groups, of_parts
 
     found = json.loads((DOCS / "reliability.json").read_text())
