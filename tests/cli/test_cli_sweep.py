@@ -24,10 +24,10 @@ with warnings.catch_warnings():
     )  # typer imports names that click 9 will no longer have
     from typer.testing import CliRunner
 
-    from fedsso.algorithms import ALGORITHMS
 import fedsso
 from console import mentions
 from fedsso import load
+from fedsso.algorithms import ALGORITHMS
 from fedsso.cli.main import app
 from fedsso.experiment.grids import grid
 from fedsso.support.lock import Lock
