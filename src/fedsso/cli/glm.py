@@ -137,8 +137,7 @@ def glm(
         cluster=cluster,
     )
     if out is not None:
-        result.save(out)
-        result.report(out / REPORT)
+        result.save(out, REPORT)
     if as_json:
         print_json(document(result, level))
     else:
