@@ -141,7 +141,7 @@ def glm(
         progress=progress,
         cluster=wish.cluster,
     )
-    result = Regression(replace(found, notes=(*notes, *found.notes)))
+    result = Regression(replace(found, notes=(*tabled.notes, *notes, *found.notes)))
     if out is not None:
         result.save(out)
     return result

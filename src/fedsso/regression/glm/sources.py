@@ -24,6 +24,11 @@ FORMS = (
 )
 OUTCOME = "outcome"
 """What the outcome of a federation without names is called."""
+FILLED = (
+    "gaps, if there were any, were filled with medians when the data were loaded; for complete "
+    "cases or an indicator give the CSV files"
+)
+"""A standardised federation does not tell whether its table had gaps."""
 
 
 class Tabled(NamedTuple):
@@ -33,6 +38,8 @@ class Tabled(NamedTuple):
     outcome: str
     schema: Schema | None = None
     """Of a federation, whose columns are numbers already."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a reader of the results should see."""
 
 
 def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
@@ -182,4 +189,5 @@ def _federation(fed: Federation, outcome: str) -> Tabled:
         tables[client] = Table((*columns, name), rows, f"client {client!r}")
     negative, positive = fed.labels if fed.classes == 2 else ("", "")
     numbers = tuple(Column(column, NUMBER) for column in columns)
-    return Tabled(tables, name, Schema(name, numbers, positive, negative))
+    notes = () if fed.scaling is None else (FILLED,)
+    return Tabled(tables, name, Schema(name, numbers, positive, negative), notes)
