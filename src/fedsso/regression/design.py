@@ -21,9 +21,9 @@ import numpy as np
 from ..errors import InputError, one_of, unknown
 from ..support.intake import PathLike, limits, user_path
 from ..support.records import Record, open_table
-from .outcome import COX, FAMILIES, read_outcome
+from .outcome import COX, FAMILIES, GAUSSIAN, read_outcome
 from .questions import Array
-from .reading import Cells, read_category, read_number, read_yesno
+from .reading import Cells, read_category, read_number, read_yesno, refuse_far
 from .schema import CATEGORY, IGNORE, MEDIAN, NUMBER, Column, Schema, check, wrong
 
 INTERCEPT = "(intercept)"
@@ -188,7 +188,13 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
     family = _family(family_name)
     made = terms(schema, family_name)
     x = explanatory(table, schema, family_name)
-    outcome = read_outcome(partial(cells_of, table, marks=schema.marks), schema, family)
+    find = partial(cells_of, table, marks=schema.marks)
+    outcome = read_outcome(find, schema, family)
+    for term, values in zip(made, x.T, strict=True):
+        if term.column and not term.level:
+            refuse_far(find(term.column), values)
+    if family == GAUSSIAN:
+        refuse_far(find(schema.outcome), outcome.y)
     gaps = np.isnan(np.hstack([x, outcome.together]))
     kept = np.flatnonzero(~gaps.any(axis=1))
     dropped = len(x) - len(kept)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 
 from ..errors import InputError, unknown
-from .cells import is_date, is_gap, number, yes_or_no
+from .cells import LARGEST, is_date, is_gap, is_too_large, number, yes_or_no
 from .design import Table
 from .schema import (
     CATEGORY,
@@ -214,9 +214,10 @@ def _refuse_mixed(name: str, cells: Sequence[str], numbers: Sequence[float | Non
     """Raise InputError if at least half of the cells are numbers, but not all."""
     others = [cell for cell, value in zip(cells, numbers, strict=True) if value is None]
     if 2 * len(others) <= len(cells):
+        large = f", which is too large (beyond {LARGEST:g})" if is_too_large(others[0]) else ""
         raise InputError(
             f"column {name!r} has numbers, and {len(others)} cells of other text such as "
-            f"{others[0]!r}: correct them, or leave the column out (--ignore {name})",
+            f"{others[0]!r}{large}: correct them, or leave the column out (--ignore {name})",
             public=f"column {name!r}: {len(others)} of {len(cells)} cells are no numbers",
         )
 

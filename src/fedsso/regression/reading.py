@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
-from .cells import is_date, is_gap, number, same, yes_or_no
+from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .questions import Array
 from .schema import DATES, Column
+
+HUGE = 1e15
+"""No number that somebody measured is larger."""
+FAR = 1e8
+"""Usual distances from the median. A number that is farther off is all that a fit would see."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,49 @@ class Cells:
         """The error for cells that do not fit. `misfits` are their rows."""
         first = misfits[0]
         text = self.texts[first]
-        line = f"line {self.lines[first]}" if self.lines else f"row {first + 1}"
         column = f"column {self.name!r}" + (f", {role}" if role else "")
         count = len(misfits)
         remedy = DATES if is_date(text) else ""
+        large = sum(is_too_large(self.texts[row]) for row in misfits)
+        beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
-            f"{self.where}: {line}: has {text!r} in {column}, expected {expected}, or a gap such "
-            f"as NA ({count} such cells){remedy}",
-            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps",
+            f"{self.where}: {self.line(first)}: has {text!r} in {column}, expected {expected}, or a "
+            f"gap such as NA ({count} such cells){beyond}{remedy}",
+            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps"
+            f"{beyond}",
         )
+
+    def line(self, row: int) -> str:
+        """Where a row stands, for messages to who holds the table."""
+        return f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
 
 
 def read_number(cells: Cells, role: str = "") -> Array:
     """The numbers of a column [rows]."""
     return cells.convert(number, "numbers such as -1.5", role)
+
+
+def refuse_far(cells: Cells, values: Array) -> None:
+    """Raise InputError for numbers [rows] so far from all others that they must be mistakes.
+
+    A deviation would grow with the number itself, so the usual distance is a median.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return
+    away = np.abs(values - np.median(known))
+    usual = np.median(away[away > 0]) if (away > 0).any() else 0.0
+    rows = np.flatnonzero((np.abs(values) > HUGE) | (away > FAR * usual))
+    if not len(rows):
+        return
+    first = int(rows[0])
+    count = f"{len(rows)} of {len(known)} numbers"
+    rule = f"too large: beyond {HUGE:g}, or {FAR:g} times as far from the median as others"
+    raise InputError(
+        f"{cells.where}: {cells.line(first)}: has {cells.texts[first]!r} in column {cells.name!r}; "
+        f"{count} are {rule}; correct them, or make them gaps such as NA",
+        public=f"column {cells.name!r}: {count} are {rule}",
+    )
 
 
 def read_yesno(cells: Cells, column: Column) -> Array:
