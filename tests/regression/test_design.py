@@ -396,3 +396,16 @@ def test_the_only_other_value_of_a_column_is_no_mistake() -> None:
     """Of 0, 0, 0, 1 the usual distance that is not 0 is 1."""
     rows = [[cell, "1"] for cell in ("0", "0", "0", "1")]
     assert len(design(Table(("age", "ill"), rows), AGES, "binomial").y) == 4
+
+
+# ---- files ----
+
+
+def test_a_file_without_names_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("63,1,?,0\n67,2,5,1\n")
+    with pytest.raises(InputError, match="looks like data.*columns' names") as caught:
+        read_table(path)
+    assert "63" not in caught.value.public
+    path.write_text("1,2\n63,0\n")  # whoever names a column "2" means it
+    assert read_table(path, "2").names == ("1", "2")
