@@ -404,7 +404,7 @@ def test_the_only_other_value_of_a_column_is_no_mistake() -> None:
 def test_a_file_without_names_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "north.csv"
     path.write_text("63,1,?,0\n67,2,5,1\n")
-    with pytest.raises(InputError, match="looks like data.*columns' names") as caught:
+    with pytest.raises(InputError, match=r"looks like data.*columns' names") as caught:
         read_table(path)
     assert "63" not in caught.value.public
     path.write_text("1,2\n63,0\n")  # whoever names a column "2" means it

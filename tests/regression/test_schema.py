@@ -9,7 +9,7 @@ import pytest
 from console import fedsso as command
 from fedsso.errors import InputError
 from fedsso.regression.cells import is_date, is_gap, yes_or_no
-from fedsso.regression.design import Table
+from fedsso.regression.design import Table, design, read_table
 from fedsso.regression.infer import infer, is_identifier
 from fedsso.regression.schema import Column, Schema, parse, read, write
 
@@ -275,3 +275,19 @@ def test_the_command_writes_a_schema_once(tmp_path: Path) -> None:
     assert [column.type for column in parse(printed).columns] == ["ignore"] * 3
     wrong = command("data", "schema", path, "--outcome", "ill", "--missing", "mean", code=2)
     assert "unknown rule for gaps 'mean'" in wrong.stderr
+
+
+def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:
+    """A column of "1,5" is neither an identifier nor a category."""
+    path = tmp_path / "north.csv"
+    path.write_text("dose,ill\n" + "".join(f'"{i},5",{i % 2}\n' for i in range(8)))
+    with pytest.raises(InputError, match=r"'dose'.*use points, or semicolons") as caught:
+        infer(read_table(path), "ill")
+    assert "0,5" not in caught.value.public
+    schema, _ = infer(read_table(path), "ill", ignore=["dose"])
+    assert schema.columns[0].type == "ignore"
+    with pytest.raises(InputError, match="use points, or semicolons"):
+        design(read_table(path), Schema("ill", (Column("dose", "number"),)), "binomial")
+    path.write_text("dose;ill\n" + "".join(f"{i},5;{i % 2}\n" for i in range(8)))
+    schema, _ = infer(read_table(path), "ill")
+    assert schema.columns[0].type == "number"

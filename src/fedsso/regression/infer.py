@@ -19,8 +19,10 @@ from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 
 from ..errors import InputError, unknown
+from ..support.records import DECIMAL_COMMA
 from .cells import LARGEST, is_date, is_gap, is_too_large, number, yes_or_no
 from .design import Table
+from .reading import COMMAS
 from .schema import (
     CATEGORY,
     COMPLETE,
@@ -152,6 +154,7 @@ def _column(name: str, cells: Sequence[str], is_code: bool, notes: list[str]) ->
         return Column(name, NUMBER, unit=_unit(name))
     if all(yes_or_no(cell) is not None for cell in levels):
         return Column(name, YESNO)
+    _refuse_commas(name, cells, numbers)
     if len(levels) <= LEVELS and 2 * len(levels) <= len(cells):
         return _category(name, levels, notes)
     _refuse_mixed(name, cells, numbers)
@@ -207,6 +210,17 @@ def _codes(name: str, levels: Counter[str]) -> Iterator[str]:
         yield (
             f"column {name!r} is a number with the values {ordered}: if they are codes, take them "
             f"as levels (--categories {name})"
+        )
+
+
+def _refuse_commas(name: str, cells: Sequence[str], numbers: Sequence[float | None]) -> None:
+    """Raise InputError if all cells that are no numbers have a decimal comma."""
+    others = [cell for cell, value in zip(cells, numbers, strict=True) if value is None]
+    if all(DECIMAL_COMMA.fullmatch(cell) for cell in others):
+        raise InputError(
+            f"column {name!r} has {len(others)} cells such as {others[0]!r}, {COMMAS} (if they are "
+            f"codes: --categories {name}; or leave the column out: --ignore {name})",
+            public=f"column {name!r}: {len(others)} of {len(cells)} cells have decimal commas",
         )
 
 

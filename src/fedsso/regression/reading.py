@@ -12,10 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
+from ..support.records import DECIMAL_COMMA
 from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .questions import Array
 from .schema import DATES, Column
 
+COMMAS = "decimal commas: use points, or semicolons between cells"
+"""What to do about numbers such as 1,5 in a table with commas between cells."""
 HUGE = 1e15
 """No number that somebody measured is larger."""
 FAR = 1e8
@@ -68,12 +71,15 @@ class Cells:
         text = self.texts[first]
         column = f"column {self.name!r}" + (f", {role}" if role else "")
         count = len(misfits)
+        place = f"{self.where}: {self.line(first)}"
         remedy = DATES if is_date(text) else ""
+        if DECIMAL_COMMA.fullmatch(text):
+            remedy = f"; {COMMAS}"
         large = sum(is_too_large(self.texts[row]) for row in misfits)
         beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
-            f"{self.where}: {self.line(first)}: has {text!r} in {column}, expected {expected}, or a "
-            f"gap such as NA ({count} such cells){beyond}{remedy}",
+            f"{place}: has {text!r} in {column}, expected {expected}, or a gap such as NA ("
+            f"{count} such cells){beyond}{remedy}",
             public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps"
             f"{beyond}",
         )
