@@ -26,7 +26,7 @@ from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
 from ..rounds.climb import Progress
 from ..schema import COMPLETE, IGNORE, Schema
-from .sources import Tabled, shared, tables_of
+from .sources import Tabled, check_apart, shared, tables_of
 
 log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,6 +128,8 @@ def glm(
     True
     """
     wish = _settings(settings)
+    if out is not None:
+        check_apart(data, out)
     tabled = tables_of(data, outcome, hospital)
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)

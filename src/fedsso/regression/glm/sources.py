@@ -68,6 +68,21 @@ def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
     return Tabled(found, outcome)
 
 
+def check_apart(data: Any, out: str | os.PathLike[str]) -> None:
+    """Refuse a folder for the model within a folder of tables: its tables would be hospitals'."""
+    given = data if isinstance(data, list | tuple) else [data]
+    target = user_path("folder", out).resolve()
+    for one in given:
+        if not isinstance(one, str | os.PathLike):
+            continue
+        folder = user_path("data", one).resolve()
+        if is_folder(folder) and (target == folder or folder in target.parents):
+            raise InputError(
+                f"the folder for the model, {out}, is in {one}, the folder of the hospitals' "
+                f"tables: choose one elsewhere"
+            )
+
+
 def _is_named(data: Any) -> bool:
     """Whether hospitals have names by themselves: files in a folder, entries of a dictionary."""
     if isinstance(data, Mapping):
