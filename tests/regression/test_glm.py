@@ -218,3 +218,11 @@ def test_numbers_of_a_frame_keep_their_bits() -> None:
 
     cells = [float(row[0]) for row in table_of(odd).rows]
     assert cells == odd["age"].tolist()
+
+
+def test_a_limit_tells_how_to_lift_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedsso"):
+        glm({"a": frame(0), "b": frame(1), "tiny": frame(2)[:1]}, schema=fits.SCHEMA)
+    assert "1 row in use" in caplog.text
+    assert "--no-limits" in caplog.text
+    assert "docs/what-travels.md" in caplog.text
