@@ -97,3 +97,10 @@ def test_a_model_does_not_lie_among_the_tables(hospitals: Path, below: str) -> N
     with pytest.raises(library.InputError, match="elsewhere"):
         library.glm(hospitals, outcome="ill", out=out)
     assert len(list(hospitals.iterdir())) == 3
+
+
+def test_survival_without_a_time_is_one_line(hospitals: Path) -> None:
+    """No hospital is asked, so that none is said to refuse."""
+    done = fedsso("glm", "--files", hospitals, "--outcome", "ill", "--family", "cox", code=2)
+    assert mentions(done.stderr, "--time")
+    assert "takes no part" not in done.stderr

@@ -41,11 +41,7 @@ def read_outcome(find: Callable[[str], Cells], schema: Schema, family: str) -> O
 
     `find` gives the cells of a column by its name.
     """
-    if family == COX and not schema.time:
-        raise wrong(
-            'survival needs the column of the time at risk: write time = "days" into the schema '
-            "(--time)"
-        )
+    check_time(schema, family)
     cells = find(schema.outcome)
     if family == GAUSSIAN:
         y = read_number(cells, ROLE)
@@ -63,6 +59,15 @@ def read_outcome(find: Callable[[str], Cells], schema: Schema, family: str) -> O
     if schema.offset:
         offset = read_number(find(schema.offset), "the offset")
     return Outcome(y, time, weights, offset)
+
+
+def check_time(schema: Schema, family: str) -> None:
+    """Raise InputError if survival data would have no time."""
+    if family == COX and not schema.time:
+        raise wrong(
+            "survival needs the column of the time at risk: name it with --time, or write "
+            'time = "days" into the schema'
+        )
 
 
 def count(cell: str) -> float | None:
