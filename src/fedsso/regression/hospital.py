@@ -39,7 +39,6 @@ from .questions import (
     packed,
 )
 
-
 LIFTED = "--no-limits lifts it for tables that you own; docs/what-travels.md tells why it is there"
 
 
