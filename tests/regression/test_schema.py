@@ -291,3 +291,20 @@ def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:
     path.write_text("dose;ill\n" + "".join(f"{i},5;{i % 2}\n" for i in range(8)))
     schema, _ = infer(read_table(path), "ill")
     assert schema.columns[0].type == "number"
+
+
+@pytest.mark.parametrize("levels", [("0", "1", "2"), ("mild", "none", "severe")])
+def test_an_outcome_of_three_levels_is_told(levels: tuple[str, ...]) -> None:
+    rows = [[str(40 + i), levels[i % 3]] for i in range(12)]
+    table = Table(("age", "ill"), rows)
+    schema, notes = infer(table, "ill")
+    assert any("3 levels" in note and "recode" in note for note in notes)
+    with pytest.raises(InputError, match="recode the outcome to two levels") as caught:
+        design(table, schema, "binomial")
+    assert "recode" in caught.value.public
+
+
+def test_a_measured_outcome_has_no_levels() -> None:
+    rows = [[str(40 + i % 5), str(i / 4)] for i in range(12)]
+    _, notes = infer(Table(("age", "score"), rows), "score")
+    assert not any("recode" in note for note in notes)

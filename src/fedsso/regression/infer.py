@@ -22,6 +22,7 @@ from ..errors import InputError, unknown
 from ..support.records import DECIMAL_COMMA
 from .cells import LARGEST, is_date, is_gap, is_too_large, number, yes_or_no
 from .design import Table
+from .outcome import RECODE
 from .reading import COMMAS
 from .schema import (
     CATEGORY,
@@ -40,6 +41,8 @@ LEVELS = 20
 """A text column of more different texts is no category."""
 CODES = 10
 """A column of at least 3 and at most so many different whole numbers may be one of codes."""
+TWO_LEVELS = "needs two"
+"""In the note about an outcome of more levels."""
 RARE = 3
 """A level of fewer rows could tell about a single patient."""
 
@@ -264,8 +267,11 @@ def _events(name: str, cells: Sequence[str], notes: list[str]) -> tuple[str, str
     if all(yes_or_no(level) is not None for level in levels):
         return "", ""
     if len(levels) != 2:
-        if any(number(level) is None for level in levels):
-            notes.append(f"the outcome {name!r} has {len(levels)} levels; a regression needs two")
+        if any(number(level) is None for level in levels) or 3 <= len(levels) <= CODES:
+            notes.append(
+                f"the outcome {name!r} has {len(levels)} levels, and a logistic regression "
+                f"{TWO_LEVELS}: {RECODE} (numbers: gaussian; counts: poisson)"
+            )
         return "", ""
     negative, positive = levels
     notes.append(

@@ -19,6 +19,8 @@ COX = "cox"
 FAMILIES = (BINOMIAL, GAUSSIAN, POISSON, COX)
 
 ROLE = "the outcome"
+RECODE = "recode the outcome to two levels, or choose another family"
+"""What to do about an outcome of three levels."""
 
 
 class Outcome(NamedTuple):
@@ -91,7 +93,7 @@ def read_events(cells: Cells, schema: Schema) -> Array:
         expected = f"{schema.positive!r} or {schema.negative!r}"
     else:
         expected = f"{schema.positive!r} or one other level"
-    return cells.convert(meaning, expected, ROLE)
+    return cells.convert(meaning, expected, ROLE, RECODE)
 
 
 def _meaning(cells: Cells, schema: Schema) -> Callable[[str], float | None]:

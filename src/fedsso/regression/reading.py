@@ -42,6 +42,7 @@ class Cells:
         meaning: Callable[[str], float | None],
         expected: str,
         role: str = "",
+        remedy: str = "",
     ) -> Array:
         """The cells as numbers [rows], NaN for gaps.
 
@@ -49,6 +50,7 @@ class Cells:
             meaning: The number that a cell stands for. None if it stands for none.
             expected: What a cell ought to be, for the error: "numbers such as -1.5".
             role: What the column is to the regression, for the error: "the outcome".
+            remedy: What to do about other cells, for the error.
         """
         values = np.full(len(self.texts), np.nan)
         known: dict[str, float] = {}
@@ -62,26 +64,33 @@ class Cells:
                 known[text] = found
             values[row] = known[text]
         if misfits:
-            raise self._error(misfits, expected, role)
+            raise self._error(misfits, expected, role, remedy)
         return values
 
-    def _error(self, misfits: Sequence[int], expected: str, role: str) -> InputError:
+    def _error(
+        self,
+        misfits: Sequence[int],
+        expected: str,
+        role: str,
+        remedy: str,
+    ) -> InputError:
         """The error for cells that do not fit. `misfits` are their rows."""
         first = misfits[0]
         text = self.texts[first]
         column = f"column {self.name!r}" + (f", {role}" if role else "")
         count = len(misfits)
         place = f"{self.where}: {self.line(first)}"
-        remedy = DATES if is_date(text) else ""
+        advice = f"; {remedy}" if remedy else ""
+        own = DATES if is_date(text) else ""
         if DECIMAL_COMMA.fullmatch(text):
-            remedy = f"; {COMMAS}"
+            own = f"; {COMMAS}"
         large = sum(is_too_large(self.texts[row]) for row in misfits)
         beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
             f"{place}: has {text!r} in {column}, expected {expected}, or a gap such as NA ("
-            f"{count} such cells){beyond}{remedy}",
+            f"{count} such cells){beyond}{own}{advice}",
             public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps"
-            f"{beyond}",
+            f"{beyond}{advice}",
         )
 
     def line(self, row: int) -> str:

@@ -19,7 +19,7 @@ from .. import schema as schemas
 from ..families import named
 from ..fit import fit
 from ..hospital import Hospital
-from ..infer import infer
+from ..infer import TWO_LEVELS, infer
 from ..limits import Limits
 from ..outcome import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
@@ -226,8 +226,9 @@ def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
         ignore=[name for name in wish.ignore if name not in others],
         categories=wish.categories,
     )
-    # These levels are those of all hospitals: there are no others to add.
-    notes = [note for note in notes if OTHER_LEVELS not in note]
+    # These levels are those of all hospitals: there are no others to add. And an outcome of more
+    # than two is refused, or the family takes it.
+    notes = [note for note in notes if OTHER_LEVELS not in note and TWO_LEVELS not in note]
     if others:
         notes = [*notes, f"not every table has these columns, left out: {', '.join(others)}"]
     return schema, notes
