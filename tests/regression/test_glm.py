@@ -226,3 +226,14 @@ def test_a_limit_tells_how_to_lift_it(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 row in use" in caplog.text
     assert "--no-limits" in caplog.text
     assert "docs/what-travels.md" in caplog.text
+
+
+def test_a_rare_reference_level_is_named_where_it_separates() -> None:
+    """'M' is sorted before 'f' and 'm', so one slip of the pen is what all are compared with."""
+    tables = {}
+    for i, name in enumerate(fits.HOSPITALS):
+        sexes = ["m" if row % 2 else "f" for row in range(80)]
+        tables[name] = frame(i).assign(sex=sexes)
+    tables["Graz"].loc[0, "sex"] = "M"
+    with pytest.raises(InputError, match=r"no finite estimate.*compared with sex: M"):
+        glm(tables, outcome="ill")
