@@ -309,3 +309,10 @@ def test_a_measured_outcome_has_no_levels() -> None:
     rows = [[str(40 + i % 5), str(i / 4)] for i in range(12)]
     _, notes = infer(Table(("age", "score"), rows), "score")
     assert not any("recode" in note for note in notes)
+
+
+def test_a_code_written_in_two_ways_is_one_level() -> None:
+    """One hospital writes 1.0 where another writes 1; a level more would cost a coefficient."""
+    rows = [[code, str(i % 2)] for i, code in enumerate(["1", "1.0", "2.0", "2", "3.0"] * 4)]
+    schema, _ = infer(Table(("cp", "ill"), rows), "ill", categories=["cp"])
+    assert schema.columns[0].levels == ("1", "2", "3.0")

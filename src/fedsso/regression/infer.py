@@ -20,7 +20,7 @@ from statistics import median
 
 from ..errors import InputError, unknown
 from ..support.records import DECIMAL_COMMA
-from .cells import LARGEST, is_date, is_gap, is_too_large, number, yes_or_no
+from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .design import Table
 from .outcome import RECODE
 from .reading import COMMAS
@@ -153,7 +153,7 @@ def _column(name: str, cells: Sequence[str], is_code: bool, notes: list[str]) ->
     if len(levels) == 1:
         return _left_out(name, "it has one value only in this table", notes)
     if are_numbers:
-        notes += _codes(name, levels)
+        notes += _codes(name, _merged(levels))
         return Column(name, NUMBER, unit=_unit(name))
     if all(yes_or_no(cell) is not None for cell in levels):
         return Column(name, YESNO)
@@ -185,6 +185,7 @@ def _left_out(name: str, why: str, notes: list[str]) -> Column:
 
 def _category(name: str, levels: Counter[str], notes: list[str]) -> Column:
     """A column of levels in a natural order: numbers by their size, then texts."""
+    levels = _merged(levels)
     ordered = sorted(levels, key=_order)
     notes.append(
         f"column {name!r} is a category with the levels of this table, {', '.join(ordered)}: add "
@@ -197,6 +198,15 @@ def _category(name: str, levels: Counter[str], notes: list[str]) -> Column:
             f"levels may be shared, or join them with others"
         )
     return Column(name, CATEGORY, levels=tuple(ordered))
+
+
+def _merged(levels: Counter[str]) -> Counter[str]:
+    """The levels, of which 1 and 1.0 are one: it is called as in the shortest of the texts."""
+    found: Counter[str] = Counter()
+    for level in sorted(levels, key=len):
+        name = next((one for one in found if same(level, one)), level)
+        found[name] += levels[level]
+    return found
 
 
 def _order(level: str) -> tuple[bool, float, str]:
