@@ -87,3 +87,20 @@ def test_report_of_a_saved_regression(model: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     fedsso("report", model, "--out", page, "--title", "Three hospitals")
     assert "<h1>Three hospitals</h1>" in page.read_text()
+
+
+@pytest.mark.parametrize("below", ["", "model"])
+def test_a_model_does_not_lie_among_the_tables(hospitals: Path, below: str) -> None:
+    out = hospitals / below
+    done = fedsso("glm", "--files", hospitals, "--outcome", "ill", "--out", out, code=2)
+    assert mentions(done.stderr, "choose one elsewhere")
+    with pytest.raises(library.InputError, match="elsewhere"):
+        library.glm(hospitals, outcome="ill", out=out)
+    assert len(list(hospitals.iterdir())) == 3
+
+
+def test_survival_without_a_time_is_one_line(hospitals: Path) -> None:
+    """No hospital is asked, so that none is said to refuse."""
+    done = fedsso("glm", "--files", hospitals, "--outcome", "ill", "--family", "cox", code=2)
+    assert mentions(done.stderr, "--time")
+    assert "takes no part" not in done.stderr

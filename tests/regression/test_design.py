@@ -355,3 +355,57 @@ def test_a_hospital_needs_neither_torch_nor_pandas() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- numbers that are mistakes ----
+
+
+def ages(*texts: str) -> Table:
+    """Twenty usual ages, then these; the outcome is of no interest."""
+    usual = [str(40 + age) for age in range(20)]
+    return Table(("age", "ill"), [[age, "1"] for age in (*usual, *texts)], "north.csv")
+
+
+AGES = Schema("ill", (Column("age", "number"),))
+
+
+@pytest.mark.parametrize("cell", ["1e30", "-2e15", "1e10", "1e300", "1e999"])
+def test_a_number_too_large_is_refused_by_its_column(cell: str) -> None:
+    """Ages are 5 from their median: 1e10 is 2e9 times as far, beyond the bound of 1e8."""
+    with pytest.raises(InputError, match="too large") as caught:
+        design(ages(cell), AGES, "binomial")
+    assert cell in str(caught.value)
+    assert "row 21" in str(caught.value)
+    assert cell not in caught.value.public
+    assert "'age'" in caught.value.public
+    assert "too large" in caught.value.public
+
+
+def test_a_large_outcome_of_a_linear_model_is_refused() -> None:
+    rows = [[str(40 + i), "1e30" if i == 7 else str(i)] for i in range(20)]
+    with pytest.raises(InputError, match="too large"):
+        design(Table(("age", "ill"), rows), AGES, "gaussian")
+
+
+@pytest.mark.parametrize("cell", ["1e8", "-5000", "NA", "0"])
+def test_a_number_that_a_fit_can_take_is_kept(cell: str) -> None:
+    assert len(design(ages(cell), AGES, "binomial").y) == 21 - (cell == "NA")
+
+
+def test_the_only_other_value_of_a_column_is_no_mistake() -> None:
+    """Of 0, 0, 0, 1 the usual distance that is not 0 is 1."""
+    rows = [[cell, "1"] for cell in ("0", "0", "0", "1")]
+    assert len(design(Table(("age", "ill"), rows), AGES, "binomial").y) == 4
+
+
+# ---- files ----
+
+
+def test_a_file_without_names_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("63,1,?,0\n67,2,5,1\n")
+    with pytest.raises(InputError, match=r"looks like data.*columns' names") as caught:
+        read_table(path)
+    assert "63" not in caught.value.public
+    path.write_text("1,2\n63,0\n")  # whoever names a column "2" means it
+    assert read_table(path, "2").names == ("1", "2")

@@ -120,6 +120,9 @@ def test_a_federation_is_fitted_in_the_units_of_its_table() -> None:
     np.testing.assert_allclose(scaled.fit.coefficients, plain.fit.coefficients, rtol=1e-5)
     assert plain.fit.rows == 240  # training and test rows
     assert plain.schema.outcome == "outcome"
+    # Standardising fills gaps, and nobody can tell afterwards whether there were any.
+    assert any("filled with medians" in note for note in scaled.notes)
+    assert not any("median" in note for note in plain.notes)
 
 
 def test_what_cannot_be_a_table_is_refused() -> None:
@@ -215,3 +218,22 @@ def test_numbers_of_a_frame_keep_their_bits() -> None:
 
     cells = [float(row[0]) for row in table_of(odd).rows]
     assert cells == odd["age"].tolist()
+
+
+def test_a_limit_tells_how_to_lift_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedsso"):
+        glm({"a": frame(0), "b": frame(1), "tiny": frame(2)[:1]}, schema=fits.SCHEMA)
+    assert "1 row in use" in caplog.text
+    assert "--no-limits" in caplog.text
+    assert "docs/what-travels.md" in caplog.text
+
+
+def test_a_rare_reference_level_is_named_where_it_separates() -> None:
+    """'M' is sorted before 'f' and 'm', so one slip of the pen is what all are compared with."""
+    tables = {}
+    for i, name in enumerate(fits.HOSPITALS):
+        sexes = ["m" if row % 2 else "f" for row in range(80)]
+        tables[name] = frame(i).assign(sex=sexes)
+    tables["Graz"].loc[0, "sex"] = "M"
+    with pytest.raises(InputError, match=r"no finite estimate.*compared with sex: M"):
+        glm(tables, outcome="ill")

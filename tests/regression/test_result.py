@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,32 @@ def test_a_saved_model_is_the_same_again(tmp_path: Path) -> None:
         *("model.json", "schema.toml", "coefficients.csv", "hospitals.csv", "summary.txt")
     }
     assert (tmp_path / "model" / "summary.txt").read_text() == MODEL.summary()
+
+
+@pytest.mark.parametrize("fatal", ["schema.toml", "summary.txt", "report.html", "model.json"])
+def test_a_killed_save_leaves_no_model_of_mixed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str
+) -> None:
+    """Whichever file the process dies at, there is no model.json to read afterwards."""
+    MODEL.save(tmp_path, "report.html")
+    leftover = tmp_path / f".model.json.{'0' * 16}.tmp"
+    leftover.write_text("half")
+
+    rename = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target.name == fatal:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Regression(replace(FIT, rounds=9)).save(tmp_path, "report.html")
+    assert not leftover.exists()
+    assert not (tmp_path / "model.json").exists()
+    with pytest.raises(InputError, match=r"delete .* killed"):
+        MODEL.save(tmp_path)
 
 
 def test_saving_again_replaces_the_model_but_nothing_of_somebody_else(tmp_path: Path) -> None:

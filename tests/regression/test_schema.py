@@ -9,7 +9,7 @@ import pytest
 from console import fedsso as command
 from fedsso.errors import InputError
 from fedsso.regression.cells import is_date, is_gap, yes_or_no
-from fedsso.regression.design import Table
+from fedsso.regression.design import Table, design, read_table
 from fedsso.regression.infer import infer, is_identifier
 from fedsso.regression.schema import Column, Schema, parse, read, write
 
@@ -239,7 +239,8 @@ def test_the_event_is_named_where_it_is_not_plain() -> None:
     schema, notes = infer(table(a=SICK, ill=[str(i) for i in range(40)]), "ill")
     assert schema.positive == ""
     _, notes = infer(table(a=SICK, ill=["A", "B", "C", "A"] * 10), "ill")
-    assert "3 levels; a regression needs two" in notes[-1]
+    assert "3 levels" in notes[-1]
+    assert "needs two" in notes[-1]
 
 
 def test_columns_with_a_role_are_no_terms() -> None:
@@ -275,3 +276,43 @@ def test_the_command_writes_a_schema_once(tmp_path: Path) -> None:
     assert [column.type for column in parse(printed).columns] == ["ignore"] * 3
     wrong = command("data", "schema", path, "--outcome", "ill", "--missing", "mean", code=2)
     assert "unknown rule for gaps 'mean'" in wrong.stderr
+
+
+def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:
+    """A column of "1,5" is neither an identifier nor a category."""
+    path = tmp_path / "north.csv"
+    path.write_text("dose,ill\n" + "".join(f'"{i},5",{i % 2}\n' for i in range(8)))
+    with pytest.raises(InputError, match=r"'dose'.*use points, or semicolons") as caught:
+        infer(read_table(path), "ill")
+    assert "0,5" not in caught.value.public
+    schema, _ = infer(read_table(path), "ill", ignore=["dose"])
+    assert schema.columns[0].type == "ignore"
+    with pytest.raises(InputError, match="use points, or semicolons"):
+        design(read_table(path), Schema("ill", (Column("dose", "number"),)), "binomial")
+    path.write_text("dose;ill\n" + "".join(f"{i},5;{i % 2}\n" for i in range(8)))
+    schema, _ = infer(read_table(path), "ill")
+    assert schema.columns[0].type == "number"
+
+
+@pytest.mark.parametrize("levels", [("0", "1", "2"), ("mild", "none", "severe")])
+def test_an_outcome_of_three_levels_is_told(levels: tuple[str, ...]) -> None:
+    rows = [[str(40 + i), levels[i % 3]] for i in range(12)]
+    table = Table(("age", "ill"), rows)
+    schema, notes = infer(table, "ill")
+    assert any("3 levels" in note and "recode" in note for note in notes)
+    with pytest.raises(InputError, match="recode the outcome to two levels") as caught:
+        design(table, schema, "binomial")
+    assert "recode" in caught.value.public
+
+
+def test_a_measured_outcome_has_no_levels() -> None:
+    rows = [[str(40 + i % 5), str(i / 4)] for i in range(12)]
+    _, notes = infer(Table(("age", "score"), rows), "score")
+    assert not any("recode" in note for note in notes)
+
+
+def test_a_code_written_in_two_ways_is_one_level() -> None:
+    """One hospital writes 1.0 where another writes 1; a level more would cost a coefficient."""
+    rows = [[code, str(i % 2)] for i, code in enumerate(["1", "1.0", "2.0", "2", "3.0"] * 4)]
+    schema, _ = infer(Table(("cp", "ill"), rows), "ill", categories=["cp"])
+    assert schema.columns[0].levels == ("1", "2", "3.0")

@@ -109,6 +109,7 @@ def glm(
     of single patients. The exit code is 1 if the fit did not reach its tolerance.
     """
     from ..regression.glm import glm as fit
+    from ..regression.glm.sources import check_apart
     from ..regression.limits import Limits
     from ..regression.result.model import NAMES, check_free
     from ..regression.result.regression import checked_level
@@ -117,6 +118,7 @@ def glm(
     set_logging(verbose)
     checked_level(level)
     if out is not None:
+        check_apart(files, out)
         check_free(out, NAMES)
         check_file(out / REPORT, PAGE, "a page")
     result = fit(
@@ -137,8 +139,7 @@ def glm(
         cluster=cluster,
     )
     if out is not None:
-        result.save(out)
-        result.report(out / REPORT)
+        result.save(out, REPORT)
     if as_json:
         print_json(document(result, level))
     else:

@@ -45,6 +45,19 @@ def number(cell: str) -> float | None:
     return value
 
 
+def is_too_large(cell: str) -> bool:
+    """Whether a cell holds a number that is beyond the largest of a table.
+
+    >>> is_too_large("1e300"), is_too_large("-1e400"), is_too_large("inf"), is_too_large("7")
+    (True, True, False, False)
+    """
+    try:
+        value = float(cell)
+    except ValueError:
+        return False
+    return abs(value) > LARGEST and any(letter.isdigit() for letter in cell)
+
+
 def yes_or_no(cell: str) -> float | None:
     """1 for yes, true and 1; 0 for no, false and 0. None for any other text.
 

@@ -21,9 +21,10 @@ import numpy as np
 from ..errors import InputError, one_of, unknown
 from ..support.intake import PathLike, limits, user_path
 from ..support.records import Record, open_table
-from .outcome import COX, FAMILIES, read_outcome
+from .cells import is_gap, number
+from .outcome import COX, FAMILIES, GAUSSIAN, read_outcome
 from .questions import Array
-from .reading import Cells, read_category, read_number, read_yesno
+from .reading import Cells, read_category, read_number, read_yesno, refuse_far
 from .schema import CATEGORY, IGNORE, MEDIAN, NUMBER, Column, Schema, check, wrong
 
 INTERCEPT = "(intercept)"
@@ -96,6 +97,12 @@ def read_table(path: PathLike, column: str = "") -> Table:
     place = user_path("table", path)
     header, records = open_table(place, column)
     width = len(header.cells)
+    if column not in header.cells and _looks_like_data(header.cells):
+        raise InputError(
+            f"{place}: the first line looks like data; the file needs a line with the columns' "
+            f"names",
+            public="the first line of the table looks like data, expected the columns' names",
+        )
     most = limits()
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -106,6 +113,12 @@ def read_table(path: PathLike, column: str = "") -> Table:
         rows.append(cells)
         lines.append(line)
     return Table(tuple(header.cells), rows, str(place), tuple(lines))
+
+
+def _looks_like_data(cells: Sequence[str]) -> bool:
+    """Whether all cells of a line are numbers or gaps, and at least one is a number."""
+    others = [cell for cell in cells if not is_gap(cell)]
+    return bool(others) and all(number(cell) is not None for cell in others)
 
 
 def _ragged(path: Path, record: Record, width: int) -> InputError:
@@ -188,7 +201,13 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
     family = _family(family_name)
     made = terms(schema, family_name)
     x = explanatory(table, schema, family_name)
-    outcome = read_outcome(partial(cells_of, table, marks=schema.marks), schema, family)
+    find = partial(cells_of, table, marks=schema.marks)
+    outcome = read_outcome(find, schema, family)
+    for term, values in zip(made, x.T, strict=True):
+        if term.column and not term.level:
+            refuse_far(find(term.column), values)
+    if family == GAUSSIAN:
+        refuse_far(find(schema.outcome), outcome.y)
     gaps = np.isnan(np.hstack([x, outcome.together]))
     kept = np.flatnonzero(~gaps.any(axis=1))
     dropped = len(x) - len(kept)

@@ -20,6 +20,7 @@ from .design import Term
 from .design import terms as terms_of
 from .families import Family, named
 from .inference import COLLINEAR, dependent, invert, involved, sandwich
+from .outcome import check_time
 from .questions import Answer, Array, Ask, Refusal
 from .records import Assessment, Fit, Round
 from .rounds.climb import Climb, End, Free, Goal, Null, Progress
@@ -60,7 +61,9 @@ def fit(
     """
     chosen = named(family)
     goal = Goal(_tolerance(tolerance), integer("rounds", rounds, least=1))
-    terms = terms_of(schemas.parse(schema_text), chosen.name)
+    schema = schemas.parse(schema_text)
+    check_time(schema, chosen.name)
+    terms = terms_of(schema, chosen.name)
     if not terms:
         raise InputError("the schema has no column to explain the outcome with")
     talk = Talk(ask, schema_text, chosen.text, len(terms))

@@ -39,6 +39,8 @@ from .questions import (
     packed,
 )
 
+LIFTED = "--no-limits lifts it for tables that you own; docs/what-travels.md tells why it is there"
+
 
 class Known(NamedTuple):
     """A table that was read by a schema for a family, kept for the next question."""
@@ -121,19 +123,19 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
     p = len(design.terms)
     if rows < max(1, limits.min_rows):
         raise _refusal(
-            f"{rows} rows are in use, {design.dropped} were left out because of gaps",
+            f"{_rows(rows)} in use, {design.dropped} left out because of gaps",
             f"fewer than {max(1, limits.min_rows)} rows without a gap, this hospital's limit",
         )
     if p > limits.max_share * rows:
         raise _refusal(
-            f"{p} coefficients for {rows} rows",
+            f"{p} coefficients for {_rows(rows)}",
             f"more than {limits.max_share:g} coefficients for each row, this hospital's limit",
         )
     for term, column in zip(design.terms, design.x.T, strict=True):
         count = int(column.sum()) if term.level else 0
         if 0 < count < limits.min_level:
             raise _refusal(
-                f"{count} rows have {term.name}",
+                f"{_rows(count)} with {term.name}",
                 f"fewer than {limits.min_level} rows with a level of column {term.column!r}, this "
                 "hospital's limit",
             )
@@ -142,7 +144,7 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
     events = int((design.y > 0).sum())
     if min(events, rows - events) < limits.min_events:
         raise _refusal(
-            f"{events} of {rows} rows have the event",
+            f"{events} of {_rows(rows)} with the event",
             f"fewer than {limits.min_events} rows with the event or without it, this hospital's "
             "limit",
         )
@@ -150,7 +152,12 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
 
 def _refusal(own: str, public: str) -> InputError:
     """The error of a limit, with a text for the hospital's own log and one for everybody."""
-    return InputError(f"no answer: {own}; {public} (see limits)", public=public)
+    return InputError(f"no answer: {own}; {public} ({LIFTED})", public=public)
+
+
+def _rows(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _describe(design: Design, family: Family) -> Arrays:

@@ -19,8 +19,11 @@ from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 
 from ..errors import InputError, unknown
-from .cells import is_date, is_gap, number, yes_or_no
+from ..support.records import DECIMAL_COMMA
+from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .design import Table
+from .outcome import RECODE
+from .reading import COMMAS
 from .schema import (
     CATEGORY,
     COMPLETE,
@@ -38,6 +41,8 @@ LEVELS = 20
 """A text column of more different texts is no category."""
 CODES = 10
 """A column of at least 3 and at most so many different whole numbers may be one of codes."""
+TWO_LEVELS = "needs two"
+"""In the note about an outcome of more levels."""
 RARE = 3
 """A level of fewer rows could tell about a single patient."""
 
@@ -148,10 +153,11 @@ def _column(name: str, cells: Sequence[str], is_code: bool, notes: list[str]) ->
     if len(levels) == 1:
         return _left_out(name, "it has one value only in this table", notes)
     if are_numbers:
-        notes += _codes(name, levels)
+        notes += _codes(name, _merged(levels))
         return Column(name, NUMBER, unit=_unit(name))
     if all(yes_or_no(cell) is not None for cell in levels):
         return Column(name, YESNO)
+    _refuse_commas(name, cells, numbers)
     if len(levels) <= LEVELS and 2 * len(levels) <= len(cells):
         return _category(name, levels, notes)
     _refuse_mixed(name, cells, numbers)
@@ -179,6 +185,7 @@ def _left_out(name: str, why: str, notes: list[str]) -> Column:
 
 def _category(name: str, levels: Counter[str], notes: list[str]) -> Column:
     """A column of levels in a natural order: numbers by their size, then texts."""
+    levels = _merged(levels)
     ordered = sorted(levels, key=_order)
     notes.append(
         f"column {name!r} is a category with the levels of this table, {', '.join(ordered)}: add "
@@ -191,6 +198,15 @@ def _category(name: str, levels: Counter[str], notes: list[str]) -> Column:
             f"levels may be shared, or join them with others"
         )
     return Column(name, CATEGORY, levels=tuple(ordered))
+
+
+def _merged(levels: Counter[str]) -> Counter[str]:
+    """The levels, of which 1 and 1.0 are one: it is called as in the shortest of the texts."""
+    found: Counter[str] = Counter()
+    for level in sorted(levels, key=len):
+        name = next((one for one in found if same(level, one)), level)
+        found[name] += levels[level]
+    return found
 
 
 def _order(level: str) -> tuple[bool, float, str]:
@@ -210,13 +226,25 @@ def _codes(name: str, levels: Counter[str]) -> Iterator[str]:
         )
 
 
+def _refuse_commas(name: str, cells: Sequence[str], numbers: Sequence[float | None]) -> None:
+    """Raise InputError if all cells that are no numbers have a decimal comma."""
+    others = [cell for cell, value in zip(cells, numbers, strict=True) if value is None]
+    if all(DECIMAL_COMMA.fullmatch(cell) for cell in others):
+        raise InputError(
+            f"column {name!r} has {len(others)} cells such as {others[0]!r}, {COMMAS} (if they are "
+            f"codes: --categories {name}; or leave the column out: --ignore {name})",
+            public=f"column {name!r}: {len(others)} of {len(cells)} cells have decimal commas",
+        )
+
+
 def _refuse_mixed(name: str, cells: Sequence[str], numbers: Sequence[float | None]) -> None:
     """Raise InputError if at least half of the cells are numbers, but not all."""
     others = [cell for cell, value in zip(cells, numbers, strict=True) if value is None]
     if 2 * len(others) <= len(cells):
+        large = f", which is too large (beyond {LARGEST:g})" if is_too_large(others[0]) else ""
         raise InputError(
             f"column {name!r} has numbers, and {len(others)} cells of other text such as "
-            f"{others[0]!r}: correct them, or leave the column out (--ignore {name})",
+            f"{others[0]!r}{large}: correct them, or leave the column out (--ignore {name})",
             public=f"column {name!r}: {len(others)} of {len(cells)} cells are no numbers",
         )
 
@@ -249,8 +277,11 @@ def _events(name: str, cells: Sequence[str], notes: list[str]) -> tuple[str, str
     if all(yes_or_no(level) is not None for level in levels):
         return "", ""
     if len(levels) != 2:
-        if any(number(level) is None for level in levels):
-            notes.append(f"the outcome {name!r} has {len(levels)} levels; a regression needs two")
+        if any(number(level) is None for level in levels) or 3 <= len(levels) <= CODES:
+            notes.append(
+                f"the outcome {name!r} has {len(levels)} levels, and a logistic regression "
+                f"{TWO_LEVELS}: {RECODE} (numbers: gaussian; counts: poisson)"
+            )
         return "", ""
     negative, positive = levels
     notes.append(

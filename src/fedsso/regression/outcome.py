@@ -19,6 +19,8 @@ COX = "cox"
 FAMILIES = (BINOMIAL, GAUSSIAN, POISSON, COX)
 
 ROLE = "the outcome"
+RECODE = "recode the outcome to two levels, or choose another family"
+"""What to do about an outcome of three levels."""
 
 
 class Outcome(NamedTuple):
@@ -41,11 +43,7 @@ def read_outcome(find: Callable[[str], Cells], schema: Schema, family: str) -> O
 
     `find` gives the cells of a column by its name.
     """
-    if family == COX and not schema.time:
-        raise wrong(
-            'survival needs the column of the time at risk: write time = "days" into the schema '
-            "(--time)"
-        )
+    check_time(schema, family)
     cells = find(schema.outcome)
     if family == GAUSSIAN:
         y = read_number(cells, ROLE)
@@ -63,6 +61,15 @@ def read_outcome(find: Callable[[str], Cells], schema: Schema, family: str) -> O
     if schema.offset:
         offset = read_number(find(schema.offset), "the offset")
     return Outcome(y, time, weights, offset)
+
+
+def check_time(schema: Schema, family: str) -> None:
+    """Raise InputError if survival data would have no time."""
+    if family == COX and not schema.time:
+        raise wrong(
+            "survival needs the column of the time at risk: name it with --time, or write "
+            'time = "days" into the schema'
+        )
 
 
 def count(cell: str) -> float | None:
@@ -86,7 +93,7 @@ def read_events(cells: Cells, schema: Schema) -> Array:
         expected = f"{schema.positive!r} or {schema.negative!r}"
     else:
         expected = f"{schema.positive!r} or one other level"
-    return cells.convert(meaning, expected, ROLE)
+    return cells.convert(meaning, expected, ROLE, RECODE)
 
 
 def _meaning(cells: Cells, schema: Schema) -> Callable[[str], float | None]:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
-from .cells import is_date, is_gap, number, same, yes_or_no
+from ..support.records import DECIMAL_COMMA
+from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .questions import Array
 from .schema import DATES, Column
+
+COMMAS = "decimal commas: use points, or semicolons between cells"
+"""What to do about numbers such as 1,5 in a table with commas between cells."""
+HUGE = 1e15
+"""No number that somebody measured is larger."""
+FAR = 1e8
+"""Usual distances from the median. A number that is farther off is all that a fit would see."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Cells:
         meaning: Callable[[str], float | None],
         expected: str,
         role: str = "",
+        remedy: str = "",
     ) -> Array:
         """The cells as numbers [rows], NaN for gaps.
 
@@ -41,6 +50,7 @@ class Cells:
             meaning: The number that a cell stands for. None if it stands for none.
             expected: What a cell ought to be, for the error: "numbers such as -1.5".
             role: What the column is to the regression, for the error: "the outcome".
+            remedy: What to do about other cells, for the error.
         """
         values = np.full(len(self.texts), np.nan)
         known: dict[str, float] = {}
@@ -54,27 +64,66 @@ class Cells:
                 known[text] = found
             values[row] = known[text]
         if misfits:
-            raise self._error(misfits, expected, role)
+            raise self._error(misfits, expected, role, remedy)
         return values
 
-    def _error(self, misfits: Sequence[int], expected: str, role: str) -> InputError:
+    def _error(
+        self,
+        misfits: Sequence[int],
+        expected: str,
+        role: str,
+        remedy: str,
+    ) -> InputError:
         """The error for cells that do not fit. `misfits` are their rows."""
         first = misfits[0]
         text = self.texts[first]
-        line = f"line {self.lines[first]}" if self.lines else f"row {first + 1}"
         column = f"column {self.name!r}" + (f", {role}" if role else "")
         count = len(misfits)
-        remedy = DATES if is_date(text) else ""
+        place = f"{self.where}: {self.line(first)}"
+        advice = f"; {remedy}" if remedy else ""
+        own = DATES if is_date(text) else ""
+        if DECIMAL_COMMA.fullmatch(text):
+            own = f"; {COMMAS}"
+        large = sum(is_too_large(self.texts[row]) for row in misfits)
+        beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
-            f"{self.where}: {line}: has {text!r} in {column}, expected {expected}, or a gap such "
-            f"as NA ({count} such cells){remedy}",
-            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps",
+            f"{place}: has {text!r} in {column}, expected {expected}, or a gap such as NA ("
+            f"{count} such cells){beyond}{own}{advice}",
+            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps"
+            f"{beyond}{advice}",
         )
+
+    def line(self, row: int) -> str:
+        """Where a row stands, for messages to who holds the table."""
+        return f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
 
 
 def read_number(cells: Cells, role: str = "") -> Array:
     """The numbers of a column [rows]."""
     return cells.convert(number, "numbers such as -1.5", role)
+
+
+def refuse_far(cells: Cells, values: Array) -> None:
+    """Raise InputError for numbers [rows] so far from all others that they must be mistakes.
+
+    A deviation would grow with the number itself, so the usual distance is a median.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return
+    away = np.abs(values - np.median(known))
+    usual = np.median(away[away > 0]) if (away > 0).any() else 0.0
+    rows = np.flatnonzero((np.abs(values) > HUGE) | (away > FAR * usual))
+    if not len(rows):
+        return
+    first = int(rows[0])
+    count = f"{len(rows)} of {len(known)} numbers"
+    rule = f"too large: beyond {HUGE:g}, or {FAR:g} times as far from the median as others"
+    raise InputError(
+        f"{cells.where}: {cells.line(first)}: has {cells.texts[first]!r} in column {cells.name!r}; "
+        f"{count} are {rule}; correct them, or make them gaps such as NA",
+        public=f"column {cells.name!r}: {count} are {rule}",
+    )
 
 
 def read_yesno(cells: Cells, column: Column) -> Array:

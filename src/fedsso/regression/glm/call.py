@@ -19,14 +19,14 @@ from .. import schema as schemas
 from ..families import named
 from ..fit import fit
 from ..hospital import Hospital
-from ..infer import infer
+from ..infer import TWO_LEVELS, infer
 from ..limits import Limits
 from ..outcome import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
 from ..rounds.climb import Progress
 from ..schema import COMPLETE, IGNORE, Schema
-from .sources import Tabled, shared, tables_of
+from .sources import Tabled, check_apart, shared, tables_of
 
 log = logging.getLogger("fedsso")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,6 +128,8 @@ def glm(
     True
     """
     wish = _settings(settings)
+    if out is not None:
+        check_apart(data, out)
     tabled = tables_of(data, outcome, hospital)
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)
@@ -141,7 +143,7 @@ def glm(
         progress=progress,
         cluster=wish.cluster,
     )
-    result = Regression(replace(found, notes=(*notes, *found.notes)))
+    result = Regression(replace(found, notes=(*tabled.notes, *notes, *found.notes)))
     if out is not None:
         result.save(out)
     return result
@@ -224,8 +226,9 @@ def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
         ignore=[name for name in wish.ignore if name not in others],
         categories=wish.categories,
     )
-    # These levels are those of all hospitals: there are no others to add.
-    notes = [note for note in notes if OTHER_LEVELS not in note]
+    # These levels are those of all hospitals: there are no others to add. And an outcome of more
+    # than two is refused, or the family takes it.
+    notes = [note for note in notes if OTHER_LEVELS not in note and TWO_LEVELS not in note]
     if others:
         notes = [*notes, f"not every table has these columns, left out: {', '.join(others)}"]
     return schema, notes

@@ -24,6 +24,11 @@ FORMS = (
 )
 OUTCOME = "outcome"
 """What the outcome of a federation without names is called."""
+FILLED = (
+    "gaps, if there were any, were filled with medians when the data were loaded; for complete "
+    "cases or an indicator give the CSV files"
+)
+"""A standardised federation does not tell whether its table had gaps."""
 
 
 class Tabled(NamedTuple):
@@ -33,6 +38,8 @@ class Tabled(NamedTuple):
     outcome: str
     schema: Schema | None = None
     """Of a federation, whose columns are numbers already."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a reader of the results should see."""
 
 
 def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
@@ -59,6 +66,21 @@ def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
             "NAME (in Python hospital=)"
         )
     return Tabled(found, outcome)
+
+
+def check_apart(data: Any, out: str | os.PathLike[str]) -> None:
+    """Refuse a folder for the model within a folder of tables: its tables would be hospitals'."""
+    given = data if isinstance(data, list | tuple) else [data]
+    target = user_path("folder", out).resolve()
+    for one in given:
+        if not isinstance(one, str | os.PathLike):
+            continue
+        folder = user_path("data", one).resolve()
+        if is_folder(folder) and (target == folder or folder in target.parents):
+            raise InputError(
+                f"the folder for the model, {out}, is in {one}, the folder of the hospitals' "
+                f"tables: choose one elsewhere"
+            )
 
 
 def _is_named(data: Any) -> bool:
@@ -182,4 +204,5 @@ def _federation(fed: Federation, outcome: str) -> Tabled:
         tables[client] = Table((*columns, name), rows, f"client {client!r}")
     negative, positive = fed.labels if fed.classes == 2 else ("", "")
     numbers = tuple(Column(column, NUMBER) for column in columns)
-    return Tabled(tables, name, Schema(name, numbers, positive, negative))
+    notes = () if fed.scaling is None else (FILLED,)
+    return Tabled(tables, name, Schema(name, numbers, positive, negative), notes)

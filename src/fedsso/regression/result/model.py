@@ -24,7 +24,7 @@ from typing import Any, NoReturn, get_type_hints
 import numpy as np
 
 from ...errors import InputError
-from ...support.files import check_writable, write_atomic
+from ...support.files import check_writable, unwritable, write_atomic
 from ...support.intake import (
     Damaged,
     decoded,
@@ -34,6 +34,7 @@ from ...support.intake import (
     read_bytes,
     user_path,
 )
+from ...support.lock import Lock
 from ...support.seal import BLANK, MARK, check, seal
 from ...version import __version__
 from .. import schema as schemas
@@ -64,8 +65,16 @@ CURVES = {"calibration": Group, "roc": Threshold}
 # ---- saving ----
 
 
-def save(model: Regression, folder: str | Path) -> None:
+def save(model: Regression, folder: str | Path, page: str = "") -> None:
     """Write the folder of a model.
+
+    A process may be killed at any moment, so an old model goes first and the new one comes last:
+    a folder with a model is whole.
+
+    Args:
+        model: What to save.
+        folder: The folder.
+        page: The name of an HTML page to write into the folder as well, if any.
 
     Raises:
         InputError: The folder cannot be written, or has files of these names beside no model.
@@ -79,10 +88,21 @@ def save(model: Regression, folder: str | Path) -> None:
         _hospitals(model),
         summary_text(model, LEVEL),
     )
-    for name, text in zip(NAMES, texts, strict=True):
-        write_atomic(place / name, text)
-    # The model comes last: where it is, the rest is too.
-    write_atomic(place / MODEL, seal(_json(model.fit).encode()))
+    with Lock(place):  # which also removes what a killed process left half-written
+        _remove(place / MODEL)
+        for name, text in zip(NAMES, texts, strict=True):
+            write_atomic(place / name, text)
+        if page:
+            model.report(place / page)
+        write_atomic(place / MODEL, seal(_json(model.fit).encode()))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def check_free(place: Path, names: Iterable[str]) -> None:
@@ -97,7 +117,8 @@ def check_free(place: Path, names: Iterable[str]) -> None:
     for name in names:
         if (place / name).exists():
             raise InputError(
-                f"{place / name} is there already, and no model beside it; choose another folder"
+                f"{place / name} is there already, and no model beside it; choose another folder, "
+                f"or delete {place} if a command that was killed has left it"
             )
 
 

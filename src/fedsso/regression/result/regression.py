@@ -202,15 +202,16 @@ class Regression:
         """The table of coefficients for LaTeX (with booktabs); written to `path`, if given."""
         return _written(path, latex_table(self, checked_level(level)))
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, page: str = "") -> None:
         """Save a model that stands alone: `fedsso.load_model` and `fedsso predict` read it.
 
         Args:
             folder: It is made if it is not there. A model that lies there is replaced.
+            page: The name of an HTML page in the folder, such as "report.html"; left out: none.
         """
         from .model import save
 
-        save(self, folder)
+        save(self, folder, page)
 
     def report(self, path: str | Path, title: str = "") -> None:
         """Write one HTML page that needs no other file and no network."""

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ...errors import InputError
+from .. import schema as schemas
 from ..design import Term
 from ..families import Family
 from ..inference import involved
@@ -266,7 +267,8 @@ class Climb:
 
     def _infinite(self, ahead: Array) -> InputError:
         """The error of estimates that are infinite along a step [q]."""
-        names = ", ".join(involved(self.terms, ahead * self.sizes))
+        listed = involved(self.terms, ahead * self.sizes)
+        names = ", ".join(listed)
         why = {
             "binomial": "they separate the rows with the event from those without it (perfect "
             "separation)",
@@ -274,9 +276,20 @@ class Climb:
             "cox": "they tell in every hospital who has the next event (a monotone likelihood)",
         }[self.family.name]
         return InputError(
-            f"no finite estimate exists for {names}: {why}. Leave the column out, join rare "
-            "levels, or collect more rows"
+            f"no finite estimate exists for {names}: {why}.{self._references(listed)} Leave the "
+            "column out, join rare levels, or collect more rows"
         )
+
+    def _references(self, names: list[str]) -> str:
+        """A sentence with the levels that these terms are compared with, "" if there are none."""
+        columns = {term.column for term in self.terms if term.name in names and term.level}
+        found = []
+        for column in schemas.parse(self.talk.schema).columns:
+            if column.name in columns and column.baseline:
+                found.append(f"{column.name}: {column.baseline}")
+        if not found:
+            return ""
+        return f" They are compared with {', '.join(found)}: see whether that level is rare."
 
     def _check_rest(self) -> None:
         """Raise an InputError if a gaussian model leaves nothing: errors would be 0 / 0."""
