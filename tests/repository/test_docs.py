@@ -43,7 +43,6 @@ PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 ABSENT = [
     "AIDE",
     "DiSCO",
-    "Newton-Learn",
     "MOCHA",
     "HarmoFL",
     "FedPD",
@@ -104,7 +103,7 @@ def test_every_algorithm_has_a_row_with_its_paper() -> None:
         assert "–" not in cells[3:7], "the paper's counts"
 
 
-@pytest.mark.parametrize("name", [*ABSENT, "Basis Learn"])
+@pytest.mark.parametrize("name", ABSENT)
 def test_what_is_not_here_says_why(name: str) -> None:
     assert re.search(rf"^\| {name}[^|]*\| .{{20,}} \|$", PAGE, re.MULTILINE)
 
