@@ -330,23 +330,16 @@ def symbol_rows(text: str) -> list[tuple[str, str]]:
 
 def usage(name: str) -> str:
     """One command and the same in Python."""
-    if ALGORITHMS[name]().asks() == "rows":  # it takes models with one output
-        return logistic_usage(name)
     model = "mlp" if name == "fedper" else "mclr"
     shell = f"fedsso run --algorithm {name} --model {model} --rounds 20"
+    data = "digits"
+    if ALGORITHMS[name]().asks() == "rows":  # it takes models with one output
+        model = "linear"
+        data = "synthetic"
+        shell = f"fedsso run --dataset {data} --algorithm {name} --model {model} --rounds 20"
     record = f"fedsso.{ALGORITHMS[name].__name__}()"
-    call = f'fedsso.simulate(fedsso.load("digits"), "{model}", {record}, rounds=20)'
+    call = f'fedsso.simulate(fedsso.load("{data}"), "{model}", {record}, rounds=20)'
     return f"```sh\n{shell}\n```\n\n```python\nimport fedsso\n\nrun = {call}\n```"
-
-
-def logistic_usage(name: str) -> str:
-    """The same for an algorithm of logistic regression."""
-    problem = "--dataset synthetic --kind logistic --loss bce --model linear"
-    shell = f"fedsso run {problem} --algorithm {name}"
-    record = f"fedsso.{ALGORITHMS[name].__name__}()"
-    data = 'fedsso.load("synthetic", kind="logistic")'
-    call = f'fedsso.simulate({data}, "linear", {record}, loss="bce", rounds=20)'
-    return f"```sh\n{shell} --rounds 20\n```\n\n```python\nimport fedsso\n\nrun = {call}\n```"
 
 
 def hyper_rows(cls: type) -> list[tuple[str, ...]]:

@@ -41,7 +41,6 @@ from fedsso.support import exits
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 ABSENT = [
-    "Newton-Learn",
     "FedPD",
     "FedCM",
     "pFedMe",
@@ -107,7 +106,7 @@ def test_every_algorithm_has_a_row_with_its_paper() -> None:
         assert "–" not in cells[3:7], "the paper's counts"
 
 
-@pytest.mark.parametrize("name", [*ABSENT, "Basis Learn"])
+@pytest.mark.parametrize("name", ABSENT)
 def test_what_is_not_here_says_why(name: str) -> None:
     assert re.search(rf"^\| {name}[^|]*\| .{{20,}} \|$", PAGE, re.MULTILINE)
 

@@ -33,6 +33,7 @@ from ..support.rng import key
 from ..support.trees import Scalar, Tree
 
 SQUARES = 6  # X, H, their difference, what is sent of it, and room for the work
+LEAST = 0.1  # mu of a record that no engine has filled in
 KINDS = ("none", "rank", "topk")  # compressors that are contractive
 
 
@@ -107,9 +108,7 @@ def raised(H: Tensor, mu: Scalar | None) -> tuple[Tensor, Tensor]:
     inverse descends whatever H has learnt.
     """
     values, vectors = symmetric.eigh(H)
-    if mu is None:
-        raise InputError("mu is not known; give it, or let the engine call `join`")
-    least = torch.as_tensor(mu, dtype=values.dtype, device=values.device)
+    least = torch.as_tensor(LEAST if mu is None else mu, dtype=values.dtype, device=values.device)
     return torch.maximum(values, least), vectors
 
 

@@ -77,7 +77,7 @@ ENTRIES = (
     Entry(
         "FedNL, no compressor",
         "fednl",
-        {"compressor": "none"},
+        {"option": 2, "first": "zero", "compressor": "none"},
         FEDNL,
         "twice too much: a symmetric matrix is d(d+1)/2 numbers and goes up only; "
         "one matrix, not two, at the server; Table 2 charges n_c",
@@ -85,7 +85,7 @@ ENTRIES = (
     Entry(
         "FedNL, rank 1",
         "fednl",
-        {"compressor": "rank:1"},
+        {"option": 2, "first": "zero", "compressor": "rank:1"},
         FEDNL,
         "sends 2d + 2 numbers up; the matrices are kept all the same",
     ),

@@ -229,13 +229,16 @@ def _methods(*methods: Method) -> dict[str, Method]:
 # Algorithm 1 as printed, without the reset of B: R = 200 would reset it in the last of 200 rounds.
 AS_PRINTED = {"guard": "none"}
 
+# FedNL without first Hessians: safe on networks, and no bytes before the first step.
+COLD = {"option": 2, "first": "zero"}
+
 # All methods, in the order in which tables show them.
 METHODS = _methods(
     Method("fedavg", "FedAvg", "fedavg"),
     Method("fedsgd", "FedSGD", "fedsgd"),
     Method("scaffold", "SCAFFOLD", "scaffold"),
     Method("feddane", "FedDANE", "feddane"),
-    Method("fednl", "FedNL", "fednl"),
+    Method("fednl", "FedNL", "fednl", COLD),
     Method("fedac", "FedAC", "fedac"),
     Method("fedadagrad", "FedAdaGrad (FedOpt)", "fedadagrad"),
     Method("fedadam", "FedAdam", "fedadam"),

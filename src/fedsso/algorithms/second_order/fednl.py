@@ -250,12 +250,8 @@ class FedNL(Algorithm):
         H = own[0] if self.lazy else own
         lack = X - H
         speaks = worth(lack, X - own[1], self.lazy, local.k) if self.lazy else None
-        S, new = learn(
-            lack if speaks is None else lack * speaks,
-            H,
-            local,
-            rule_of(self, local.k, x.shape[-1]),
-        )
+        heard = lack if speaks is None else lack * speaks
+        S, new = learn(heard, H, local, rule_of(self, local.k, x.shape[-1]))
         l: Tree = ()
         if self.option == 2:
             l = size(X - (new if starts(self, local.k) else H))
