@@ -34,16 +34,17 @@ assert runs.best(metric="test_loss").label
 assert "alpha=0.1" in runs.table([0.5])
 arrays = fedsso.Federation.from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], test_fraction=0)
 assert fedsso.simulate(arrays, "mclr", "fedavg", **options).x.isfinite().all()
+tables = os.path.join(folder, "tables")
+os.makedirs(tables, exist_ok=True)
 for city, shift in (("graz", 0), ("ulm", 3)):
     ages = [40 + (7 * i + shift) % 31 for i in range(60)]
     lines = [f"{age},{'yes' if 11 * age % 30 < age - 40 else 'no'}" for age in ages]
-    os.makedirs(folder + "/tables", exist_ok=True)
-    with open(f"{folder}/tables/{city}.csv", "w") as file:
+    with open(os.path.join(tables, f"{city}.csv"), "w") as file:
         file.write("\\n".join(["age,ill", *lines]))
-result = fedsso.glm(folder + "/tables", "binomial", "ill", out=folder + "/model")
+result = fedsso.glm(tables, "binomial", "ill", out=folder + "/model")
 assert fedsso.load_model(folder + "/model").summary() == result.summary()
 result.report(folder + "/page.html")
-assert 0 < result.predictions(folder + "/tables/ulm.csv").prediction[0] < 1
+assert 0 < result.predictions(os.path.join(tables, "ulm.csv")).prediction[0] < 1
 assert all(sys.modules[name] is None for name in BLOCKED)
 print("done")
 """

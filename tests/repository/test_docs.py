@@ -368,7 +368,8 @@ def absent(words: list[str]) -> str:
 def tables(folder: Path) -> None:
     """Hospitals in a folder and beside it, the same as one table, and an svmlight file: what the
     pages speak of."""
-    rows = [f"{i % 7 + 0.5},{i % 2},{i % 5},{int(i % 7 > 3)}" for i in range(40)]
+    ill = [int((i % 7 > 3) != (i % 11 == 0)) for i in range(40)]  # no column separates them
+    rows = [f"{i % 7 + 0.5},{i % 2},{i % 5},{ill[i]}" for i in range(40)]
     (folder / "hospitals").mkdir()
     for name in ("hospitals/east", "hospitals/west", "north", "south"):
         (folder / f"{name}.csv").write_text(
