@@ -162,6 +162,31 @@ def test_stragglers_are_no_absentees(fed: Federation) -> None:
     assert simulate(fed, "mclr", FedNL(), stragglers=0.5, **BASE).diverged is None
 
 
+# ---- a maximum beside the mean ----
+
+
+class Pair(NamedTuple):
+    mean: torch.Tensor
+    most: torch.Tensor
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_the_maximum_is_over_all_clients_however_they_are_cut(cut: int) -> None:
+    """Weights 1/2, 1/4, 1/8, 1/8 of the values 4, -8, 8, 16: the mean is 3, the maximum 16; of a
+    trial with a NaN both are NaN."""
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    values = torch.tensor([[4.0, 1.0], [-8.0, torch.nan], [8.0, 1.0], [16.0, 1.0]]).unsqueeze(-1)
+    phase = Phase(lambda s: s, lambda *_: Reply(()), lambda *_: (), largest=("most",))
+    parts = [
+        phase.over_clients(weights[part], Pair(values[part], values[part]))
+        for part in (slice(0, cut), slice(cut, 4))
+    ]
+    found = phase.together(*parts)
+    assert (float(found.mean[0]), float(found.most[0])) == (3.0, 16.0)
+    assert found.mean[1].isnan()
+    assert found.most[1].isnan()
+
+
 # ---- client states ----
 
 
