@@ -14,6 +14,7 @@ from oddities import Table, oddities, refused
 
 OPTIONS: dict[str, Any] = {"rounds": 5, "local_steps": 3, "batch_size": 4, "device": "cpu"}
 ODD = oddities()
+LINEAR = ("nl1", "nl2", "bl1", "bl2", "bl3")
 PARTS = 5  # of the tables, each of which is a case of its own
 
 
@@ -63,7 +64,8 @@ def test_every_algorithm_bears_odd_tables(name: str, part: int) -> None:
                 told(found)
         except Exception as error:
             raise AssertionError(f"{name}, {what}: {error!r}") from error
-    assert refusals < len(tables) / 2
+    # those for models of one output refuse tables of several classes
+    assert refusals < len(tables) / 2 or name in LINEAR
 
 
 @pytest.mark.parametrize("what", refused())

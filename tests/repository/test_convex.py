@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,14 @@ from fedsso.objective.losses import bce  # noqa: E402
 
 EPS = np.finfo(float).eps
 ROWS, WIDTH, CLIENTS = 60, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The bench takes one thread; other tests get back what they had."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -234,7 +234,9 @@ class Sparse(NamedTuple):
         places = self.places.long()
         X = self.values.new_zeros(*self.values.shape[:-1], d * d)
         for table in (i * d + j, j * d + i):
-            X.scatter_(-1, table.take(places), self.values)
+            # index_select refuses places below 0, which a client may send
+            at = table.index_select(0, places.flatten()).view_as(places)
+            X.scatter_(-1, at, self.values)
         return X.view(*X.shape[:-1], d, d)
 
 

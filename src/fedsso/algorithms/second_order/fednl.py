@@ -195,20 +195,7 @@ class FedNL(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        positive(self, "eta")
-        if integer("option", self.option) not in (1, 2):
-            raise InputError(
-                f"option must be 1 or 2, got option={self.option!r}; leave it out for 1"
-            )
-        one_of("first", self.first, ("zero", "hessian"))
-        not_negative(self, "lazy")
-        positive(self, "often", schedules=False)
-        if self.often > 1 or (self.often < 1 and self.option == 2):
-            raise InputError(
-                f"often must lie in (0, 1], and below 1 it needs option=1, since l_i is measured "
-                f"on a new Hessian; got often={self.often:g}, option={self.option}"
-            )
-        check(self)
+        _check(self)
 
     def asks(self) -> str:
         return "hvp"
@@ -246,19 +233,7 @@ class FedNL(Algorithm):
         loss, g = solver.gradient(f, x, local)
         if not tossed("hessian", local.k, self.often):
             return Reply(Upload(g, (), ()), own, loss)
-        X = solver.hessian(f, x, local)
-        H = own[0] if self.lazy else own
-        lack = X - H
-        speaks = worth(lack, X - own[1], self.lazy, local.k) if self.lazy else None
-        heard = lack if speaks is None else lack * speaks
-        S, new = learn(heard, H, local, rule_of(self, local.k, x.shape[-1]))
-        l: Tree = ()
-        if self.option == 2:
-            l = size(X - (new if starts(self, local.k) else H))
-        if speaks is None:
-            return Reply(Upload(g, S, l), new, loss)
-        saved = (1 - speaks[..., 0, 0]) * nbytes(S, speaks.numel())
-        return Reply(Upload(g, S, l), (new, X), loss, unsent=saved)
+        return _with_hessian(self, f, x, own, local, (loss, g))
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         """x - eta [H]_mu^-1 g (option 1) or x - eta (H + l I)^-1 g (option 2), then H += a S.
@@ -280,6 +255,47 @@ class FedNL(Algorithm):
 
     def diagnostics(self, server: State) -> dict[str, Tensor]:
         return {"grad_norm": server.grad_norm[:, 0]}
+
+
+def _check(record: FedNL) -> None:
+    """Refuse values that the algorithm cannot work with."""
+    positive(record, "eta")
+    if integer("option", record.option) not in (1, 2):
+        raise InputError(f"option must be 1 or 2, got option={record.option!r}; leave it out for 1")
+    one_of("first", record.first, ("zero", "hessian"))
+    not_negative(record, "lazy")
+    positive(record, "often", schedules=False)
+    if record.often > 1 or (record.often < 1 and record.option == 2):
+        raise InputError(
+            f"often must lie in (0, 1], and below 1 it needs option=1, since l_i is measured "
+            f"on a new Hessian; got often={record.often:g}, option={record.option}"
+        )
+    check(record)
+
+
+def _with_hessian(
+    record: FedNL,
+    f: Objective,
+    x: Tensor,
+    own: Tree,
+    local: Local,
+    first: tuple[Tensor, Tensor],
+) -> Reply:
+    """The reply of clients that send their Hessians, with loss and gradient as they are."""
+    loss, g = first
+    X = solver.hessian(f, x, local)
+    H = own[0] if record.lazy else own
+    lack = X - H
+    speaks = worth(lack, X - own[1], record.lazy, local.k) if record.lazy else None
+    heard = lack if speaks is None else lack * speaks
+    S, new = learn(heard, H, local, rule_of(record, local.k, x.shape[-1]))
+    l: Tree = ()
+    if record.option == 2:
+        l = size(X - (new if starts(record, local.k) else H))
+    if speaks is None:
+        return Reply(Upload(g, S, l), new, loss)
+    saved = (1 - speaks[..., 0, 0]) * nbytes(S, speaks.numel())
+    return Reply(Upload(g, S, l), (new, X), loss, unsent=saved)
 
 
 @hyper
@@ -336,13 +352,7 @@ class FedNLLS(Algorithm):
             Phase(lambda server: (server.x, server.p), self.search, self.server, exact=True),
         )
 
-    def client(
-        self,
-        f: Objective,
-        x: Tensor,
-        H: Tensor,
-        local: Local,
-    ) -> Reply:
+    def client(self, f: Objective, x: Tensor, H: Tensor, local: Local) -> Reply:
         loss, g = solver.gradient(f, x, local)
         X = solver.hessian(f, x, local)
         S, new = learn(X - H, H, local, rule_of(self, local.k, x.shape[-1]))
