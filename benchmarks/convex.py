@@ -28,7 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are loaded
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are loaded
 
 import numpy as np
 import scipy.sparse
