@@ -25,11 +25,16 @@ QUIET: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 INSIDE = ("FedMedian", "Krum", "FedTrimmedAvg")
 FAR = 1000.0  # times as far as an honest node takes the model, or as 1: 20 lengths with 50 weights
 CONVEX = {
-    *("dane", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm", "giant", "localnewton"),
+    *("aide", "dane", "disco", "done", "fednew", "fednl", "fednl-ls", "fednl-pp", "fedpm"),
+    *("giant", "localnewton"),
 }
 """Algorithms for convex problems: a network takes some of them far away by itself."""
-REMEMBER = {"fedvarp", "mifa"}
-"""Algorithms whose servers remember single clients: the strategy refuses them."""
+REMEMBER = {"fedvarp", "mifa", "bl1", "bl2", "bl3", "mocha"}
+"""Algorithms whose servers tell single clients apart: the strategy refuses them."""
+ONE_OUTPUT = {"nl1", "nl2"}
+"""Algorithms for models of one output, which those here are not."""
+OWN: dict[str, dict[str, Any]] = {"fedsso": {"alpha": 0.05}, "harmofl": {"sample": "4"}}
+"""Settings that an algorithm needs on a network."""
 
 
 class Net(nn.Module):
@@ -84,10 +89,10 @@ def strategies() -> dict[str, Callable[[], Any]]:
         inner = partial(getattr(flower, name), **QUIET, **extra.get(name, {}))
         made[f"FedSSO of {name}"] = partial(_around, alone, inner)
     for name in ALGORITHMS:
-        if name in REMEMBER:
+        if name in REMEMBER | ONE_OUTPUT:
             continue
-        alpha: dict[str, Any] = {"alpha": 0.05} if name == "fedsso" else {}
-        phased = partial(PhasedStrategy, name, local_steps=3, **alpha, **QUIET)
+        own = OWN.get(name, {})
+        phased = partial(PhasedStrategy, name, local_steps=3, **own, **QUIET)
         made[f"PhasedStrategy {name}"] = phased
     return made
 
