@@ -163,7 +163,7 @@ def test_each_group_is_a_client_in_the_order_of_first_appearance(kind: type) -> 
 def test_small_groups_are_left_out_and_counted() -> None:
     parts = by_group(min_rows=2)
     assert parts.names == ("Basel", "Ulm", "Graz")
-    assert len(torch.cat(parts.rows)) == 8
+    assert len(torch.cat(list(parts.rows))) == 8
     assert parts.notes == ("1 of 4 groups have fewer than min_rows=2 rows: 1 rows unused",)
 
 
@@ -202,7 +202,7 @@ def test_groups_hold_their_rows_and_notes_count_the_others(
     assert all(
         set(names[own.numpy()]) == {name} for name, own in zip(parts.names, parts.rows, strict=True)
     )
-    used = torch.cat(parts.rows)
+    used = torch.cat(list(parts.rows))
     assert len(used) == len(set(used.tolist())) == sum(sizes[name] for name in parts.names)
     unused = len(names) - len(used)
     assert [note.split(": ")[1] for note in parts.notes] == (

@@ -151,6 +151,7 @@ NAMES = [
         "synthetic",
         "csv",
         "svmlight",
+        "npy",
     ),
 ]
 

@@ -440,7 +440,7 @@ def test_a_memory_that_does_not_fit_is_left_out_with_a_warning(
     assert caplog.text == ""
     sim = begin(fed, [FedSSO()])
     assert f"a memory of {fed.clients} clients with {d} parameters each exceeds" in caplog.text
-    assert sim.now.memory == [()] * fed.clients
+    assert list(sim.now.memory) == [()] * fed.clients
 
 
 def test_an_unknown_memory_is_refused_with_the_three_that_there_are() -> None:

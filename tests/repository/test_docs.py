@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -366,8 +367,8 @@ def absent(words: list[str]) -> str:
 
 
 def tables(folder: Path) -> None:
-    """Hospitals in a folder and beside it, the same as one table, and an svmlight file: what the
-    pages speak of."""
+    """Hospitals in a folder and beside it, the same as one table, an svmlight file and two shards:
+    what the pages speak of."""
     ill = [int((i % 7 > 3) != (i % 11 == 0)) for i in range(40)]  # no column separates them
     rows = [f"{i % 7 + 0.5},{i % 2},{i % 5},{ill[i]}" for i in range(40)]
     (folder / "hospitals").mkdir()
@@ -381,6 +382,11 @@ def tables(folder: Path) -> None:
     )
     svm = [f"{int(i % 7 > 3)} 1:{i % 7} 2:{i % 5}" for i in range(400)]
     (folder / "train.svm").write_text("\n".join(svm), encoding="utf-8")
+    (folder / "shards").mkdir()
+    x, y, owner = (np.arange(400.0).reshape(200, 2) % 7, np.arange(200) % 2, np.arange(200) % 10)
+    for place in ("shards/NAME-0000.npy", "shards/NAME-0001.npy", "NAME.npy"):
+        for name, array in (("x", x), ("y", y), ("client", owner)):
+            np.save(folder / place.replace("NAME", name), array)
 
 
 def given(page: str) -> dict[str, Any]:

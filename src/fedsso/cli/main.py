@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -35,9 +36,13 @@ except ModuleNotFoundError as error:
     print(f"the command line needs `pip install 'fedsso[cli]'` ({error})", file=sys.stderr)
     raise SystemExit(WRONG_INPUT) from error
 
+from ..engine.ranks import RankLost
 from ..errors import InputError
-from ..support.stopping import listen, unwind
+from ..support import processes
+from ..support.stopping import at_once, listen, unwind
 from ..version import __version__
+
+ALIKE = 10.0  # seconds that a process waits for the first one to tell an error that both may have
 
 
 class Program(TyperGroup):
@@ -56,6 +61,7 @@ class Program(TyperGroup):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
+            _let_the_first_speak()
             text = error.format_message()
             # What a user typed may hold characters that steer the terminal: they are made
             # visible.
@@ -63,8 +69,12 @@ class Program(TyperGroup):
                 raise
             raise click.UsageError(visible(text), error.ctx) from None
         except InputError as error:
+            _let_the_first_speak()
             complain(str(error))
             raise typer.Exit(WRONG_INPUT) from error
+        except RankLost as error:
+            complain(str(error))
+            raise typer.Exit(INTERRUPTED) from error
         except OSError as error:
             complain(
                 f"cannot use {error.filename or 'a file or device'}: {error.strerror or error}; "
@@ -76,6 +86,17 @@ class Program(TyperGroup):
                 "there is not enough memory; take a smaller model, smaller data or fewer --jobs"
             )
             raise typer.Exit(WRONG_INPUT) from error
+
+
+def _let_the_first_speak() -> None:
+    """Of several processes that fail alike, let the first one say why.
+
+    When it has ended, torchrun ends the others. One that is still there after a while has an error
+    of its own, and goes on to tell it.
+    """
+    if processes.number() > 0:
+        listen(at_once)
+        time.sleep(ALIKE)
 
 
 # ---- the commands, in the order of the help ----
@@ -122,6 +143,8 @@ def main() -> None:
     work; what was lost is told at the end.
     """
     listen(unwind)
+    if processes.number() > 0:  # the first process prints the same
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, outlet = unbreakable(sys.stdout)
     sys.stderr, _ = unbreakable(sys.stderr)
     code = _run()

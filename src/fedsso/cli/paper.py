@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import click
@@ -20,6 +23,7 @@ import typer
 from rich.markdown import Markdown
 
 from ..data.sources import FOLDER
+from ..engine.ranks import team
 from ..engine.settings import device_of
 from ..paper import COMMANDS, Command, Entry
 from ..paper.table2_pages import SLOW
@@ -96,19 +100,41 @@ def conduct(name: str, command: Command, how: How) -> None:
         InputError: An option is wrong, or the folder cannot be written or is in use.
         typer.Exit: It was interrupted, or the time was up; what is done is kept.
     """
-    from ..paper.lab import Lab
-
     out = how.out or (QUICK if how.quick else RESULTS)
     check_minutes(how.minutes)
+    with _kept_in(out) as folder:
+        _conduct(name, command, how, folder)
+
+
+@contextmanager
+def _kept_in(out: Path) -> Iterator[Path]:
+    """The folder of the results; of several processes all but the first write into a passing one.
+
+    So they do the same as the first, which has the runs, and nothing of theirs stays.
+    """
+    if team().is_first:
+        yield out
+        return
+    with TemporaryDirectory(prefix="fedsso-") as name:
+        yield Path(name)
+
+
+def _conduct(name: str, command: Command, how: How, out: Path) -> None:
+    """As `conduct`, with results in this folder."""
+    from ..paper.lab import Lab
+
     check_writable(out)
     began = time.monotonic()
     # No new part of a sweep begins after this time; the one under way is finished.
     deadline = math.inf if how.minutes is None else began + 60 * how.minutes
     cores = os.cpu_count() or 1
-    jobs = how.jobs or min(4, cores)
+    jobs = how.jobs or (1 if team().size > 1 else min(4, cores))
     device = str(device_of(how.device))
     with Lock(out):
-        # These take no signals into account and show no bars: they are over in a minute.
+        # These take no signals into account and show no bars: they are over in a minute. They train
+        # nothing that several processes could share.
+        if name in PLAIN and not team().is_first:
+            return
         if name in PLAIN:
             command(Lab(out, device, how.quick, note=say))
         else:

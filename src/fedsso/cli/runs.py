@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..data.sources import FOLDER
+from ..engine.ranks import team
 from ..errors import InputError
 from ..experiment.folders import check_no_sweep
 from ..experiment.plan import below, complete_plan, folder_of
@@ -56,7 +57,7 @@ def run(
 
     set_logging(verbose)
     made = plan(ctx, config, "algorithm")
-    begin(made, save_config, OF_RUNS)
+    team().told(lambda: begin(made, save_config, OF_RUNS))
     settings = made.settings
     root = folder_of(settings.out)
     # Several seeds of one algorithm have folders of their own, as in a comparison.
@@ -96,7 +97,7 @@ def compare(
 
     set_logging(verbose)
     made = plan(ctx, config, "algorithms")
-    begin(made, save_config, OF_RUNS)
+    team().told(lambda: begin(made, save_config, OF_RUNS))
     settings = made.settings
     with watching(resuming(settings.out), live, tensorboard) as watch:
         root = folder_of(settings.out)
@@ -108,8 +109,9 @@ def compare(
 
 def _draw(runs: Results, settings: Any) -> None:
     """Draw the curves into the folder of the results, if there is one."""
-    if settings.out is not None:
-        runs.plot(Path(settings.out) / PICTURE, targets=settings.targets or ())
+    root = folder_of(settings.out)
+    if root is not None:
+        runs.plot(root / PICTURE, targets=settings.targets or ())
 
 
 def resume(
@@ -135,8 +137,10 @@ def resume(
     # `fedsso.load` looks into the environment if the settings name no folder.
     if data_dir is not None:
         os.environ[FOLDER] = str(data_dir)
-    found = _runs_below(folder)
-    if all(is_done(one, Spec.load(one / SPEC)) for one in found):
+    ours = team()
+    if ours.told(lambda: _is_finished(folder)):
+        if not ours.is_first:  # which has nothing to train
+            return
         say(f"{folder}: finished already")
         # Nothing is trained, so neither the data nor a module of the user's own are needed.
         runs = load_runs(folder)
@@ -144,9 +148,15 @@ def resume(
     else:
         with watching(resuming(folder), live, tensorboard) as watch:
             runs = resume_runs(folder, progress=watch)
-        runs.plot(folder / PICTURE)
+        if ours.is_first:
+            runs.plot(folder / PICTURE)
     show(runs, None, folder, as_json, {})
     judge(runs.curves(), ())
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether all runs of a folder are finished."""
+    return all(is_done(one, Spec.load(one / SPEC)) for one in _runs_below(folder))
 
 
 def _runs_below(folder: Path) -> list[Path]:

@@ -17,6 +17,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ..support import processes
+
 CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )  # the latter turn text round
@@ -59,14 +61,21 @@ def draws() -> bool:
 
 
 def say(text: str) -> None:
-    """A line on standard error: what is done, notes, hints."""
+    """A line on standard error: what is done, notes, hints; of several processes the first."""
+    if processes.number() > 0:
+        return
     messages.print(text, soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """A line on standard error that begins with "error:", for what went wrong."""
+    """A line on standard error that begins with "error:", for what went wrong.
+
+    Where there are several processes, it says which one it comes from.
+    """
+    where = f"process {processes.number()}: " if processes.count() > 1 else ""
     messages.print(
         Text.assemble(
+            where,
             ("error:", "bold red"),
             " ",
             visible(text),

@@ -15,7 +15,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..engine.ranks import team
 from ..errors import InputError
+from ..experiment.plan import folder_of
 from ..experiment.reading import read_sweep
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
@@ -86,12 +88,13 @@ def sweep(
         raise InputError(
             "--minutes needs --out, the folder where the work is kept until the next call"
         )
-    begin(made, save_config, _foreign(made))
-    out = None if settings.out is None else Path(settings.out)
+    team().told(lambda: begin(made, save_config, _foreign(made)))
+    out = folder_of(settings.out)
     with nullcontext() if out is None else Lock(out):
         if out is not None:
             _settle(out / SETTINGS, sealed_toml(made.table))
-        with watching(None if out is None else AGAIN, live, tensorboard) as watch, in_time():
+        again = None if settings.out is None else AGAIN
+        with watching(again, live, tensorboard) as watch, in_time():
             parts = None if out is None else out / PARTS
             means = Means(parts, jobs, deadline_of(minutes), watch)
             found = answer(made.question, made.planned, means, settings.target, settings.select)

@@ -26,13 +26,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ..engine.ranks import RankLost
 from ..errors import InputError
 from ..experiment.execute import Tenths, told_of
 from ..experiment.workers import OutOfTime
+from ..support import processes
 from ..support.exits import INTERRUPTED, TIME_IS_UP
 from ..support.stopping import at_once, listen, listening
 from .live import Dashboard
-from .screen import draws, messages, say, visible
+from .screen import complain, draws, messages, say, visible
 from .tensorboard import Scalars
 
 if TYPE_CHECKING:
@@ -242,13 +244,20 @@ def watching(
                 if part is not None:
                     stack.enter_context(part)
             yield watch
+    except RankLost as lost:
+        complain(f"{lost.what}; {_way_on(again)}")
+        raise typer.Exit(INTERRUPTED) from lost
     except (KeyboardInterrupt, InputError) as error:
         if isinstance(error, InputError) and not (watch.stopping and _left_alone(error)):
             raise
         # The last line that the user reads: how the work goes on.
-        hint = "nothing is kept without --out" if again is None else f"{again} goes on"
-        say(f"stopped after {watch.reached}; {hint}")
+        say(f"stopped after {watch.reached}; {_way_on(again)}")
         raise typer.Exit(INTERRUPTED) from error
+
+
+def _way_on(again: str | None) -> str:
+    """How the work goes on, by a command or not at all."""
+    return "nothing is kept without --out" if again is None else f"{again} goes on"
 
 
 def _in_words(numbers: dict[str, float]) -> str:
@@ -306,3 +315,5 @@ def set_logging(verbose: bool) -> None:
     )
     log.handlers = [handler]
     log.setLevel(logging.INFO if verbose else logging.WARNING)
+    if processes.number() > 0:  # the first process says the same
+        log.setLevel(logging.ERROR)

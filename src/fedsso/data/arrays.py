@@ -8,7 +8,7 @@ as "client 3: ".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError, integer
 from ..support.sparse import canonical, entries, is_csr, rows_of_entries
+from .mapped.rows import PIECE, MappedRows, is_mapped
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Tensor, Tensor]  # the samples and targets of one client
@@ -131,11 +132,19 @@ def listed(values: Any, rule: str) -> list[Any]:
 
 
 def rows_from(values: Any, what: str) -> Tensor:
-    """The samples as a tensor on the CPU: sparse ones stay sparse, all else is `dense`.
+    """The samples as a tensor on the CPU: sparse ones stay sparse, mapped ones stay in their files.
+
+    All else is `dense`.
 
     >>> rows_from(torch.eye(2).to_sparse(), "x").layout
     torch.sparse_csr
     """
+    if isinstance(values, MappedRows):
+        return values
+    if is_mapped(values):
+        if values.dtype.kind not in "biuf":
+            raise InputError(f"{what} must hold numbers, got dtype {values.dtype}: encode names")
+        return MappedRows([values])
     if is_csr(values):
         _, columns, numbers = entries(values.detach().cpu())
         return _rows(rows_of_entries(values), columns, numbers, tuple(values.shape), what)
@@ -216,11 +225,14 @@ def checked_samples(
         x = x.float()
     if gaps:
         _check_table(x, where)
+    if isinstance(x, MappedRows):  # which are checked when they are read
+        return x
+    if gaps:
         remedy = "remove the row, or make it NaN, a gap"
-        check_every_value(~x.isinf(), f"{where}x has Inf", remedy)
+        check_every_value(x, lambda some: ~some.isinf(), f"{where}x has Inf", remedy)
     elif x.is_floating_point():
         remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
-        check_every_value(x.isfinite(), f"{where}x has NaN or Inf", remedy)
+        check_every_value(x, torch.isfinite, f"{where}x has NaN or Inf", remedy)
     return x
 
 
@@ -305,31 +317,60 @@ def check_number_of_classes(classes: int, rows: int) -> None:
 
 def check_finite(values: Tensor, what: str) -> None:
     """Raise InputError that names the first row with NaN or Inf."""
-    problem = f"{what} has NaN or Inf"
-    check_every_value(values.isfinite(), problem, "remove the row or fill the gap")
+    if values.is_floating_point():
+        remedy = "remove the row or fill the gap"
+        check_every_value(values, torch.isfinite, f"{what} has NaN or Inf", remedy)
 
 
-def check_every_value(good: Tensor, problem: str, remedy: str) -> None:
+def check_every_value(
+    values: Tensor,
+    good: Callable[[Tensor], Tensor],
+    problem: str,
+    remedy: str,
+) -> None:
     """Raise InputError that names the first row, and in a table the column, which is not good.
 
     Args:
-        good: A boolean for each value, of the same shape as the values.
+        values: The numbers, [rows, ...].
+        good: Tells for each number whether it is good, as every finite number must be.
         problem: What is wrong, such as "x has NaN or Inf".
         remedy: What to do about it.
 
-    The message does not quote the value itself, so that it tells nothing about a patient.
+    The message does not quote the value itself, so that it tells nothing about a patient. Rows are
+    looked at in pieces, so that no copy of them is made. A sum is finite only if all its numbers
+    are: it is several times faster than a look at each.
     """
+    before = 0
+    for piece in pieces(values):
+        if not piece.sum().isfinite():
+            _check_piece(good(piece), before, problem, remedy)
+        before += len(piece)
+
+
+def _check_piece(good: Tensor, before: int, problem: str, remedy: str) -> None:
+    """The same for one piece, which comes after so many other rows."""
     rows = good
     if good.ndim > 1:
         rows = good.flatten(1).all(1)
     if rows.all():
         return
     row = _first_false(rows)
-    place = f"row {row}"
+    place = f"row {before + row}"
     if good.ndim == 2:
         column = _first_false(good[row])
         place += f", column {column}"
     raise InputError(f"{problem} in {place}: {remedy}")
+
+
+def pieces(values: Tensor) -> Iterator[Tensor]:
+    """The rows of a tensor in pieces of some megabytes, in their order.
+
+    Rows in files are read piece by piece, so that they need not fit into memory.
+    """
+    row_bytes = values[:1].numel() * values.element_size()
+    step = max(1, PIECE // max(1, row_bytes))
+    for begin in range(0, len(values), step):
+        yield values[begin : begin + step]
 
 
 # ---- one pair (x, y) for each client ----

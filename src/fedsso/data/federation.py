@@ -22,7 +22,6 @@ from ..errors import InputError, integer, one_of
 from ..support.sparse import entries, is_csr, stacked
 from .arrays import (
     check_alike,
-    check_every_value,
     check_finite,
     check_number_of_classes,
     check_same_length,
@@ -33,19 +32,21 @@ from .arrays import (
     client_weights,
     dense,
     listed,
+    pieces,
     rows_from,
 )
+from .mapped.rows import MappedRows
 from .options import SEED, TEST_FRACTION
 from .packing import (
-    check_held_once,
-    checked_indices,
+    Held,
+    checked_rows,
     count_labels,
+    in_order,
     masks_by_client,
-    pack,
     rows_by_client,
     split,
 )
-from .scaling import Scaling, check_not_standardised, scaling_of
+from .scaling import Scaling, check_not_standardised, scaling_of, standardised
 from .tables import MISSING, Files, SchemaLike, own_pool
 
 
@@ -175,29 +176,24 @@ class Federation:
         check_number_of_classes(count, len(targets))
         if not count:
             targets = _in_precision_of(samples, targets)
-        lists = listed(rows, "rows must list the row indices of each client")
-        total = len(samples)
-        held = [checked_indices(own, total, i) for i, own in enumerate(lists)]
-        check_held_once(held, total)
+        if isinstance(rows, Held):
+            held = rows
+        else:
+            lists = listed(rows, "rows must list the row indices of each client")
+            held = checked_rows(lists, len(samples))
         train, test = split(held, test_fraction, seed)
         # The split comes first: what is learned from the test rows would make them look too easy.
         scaling = None
         if standardise:
-            scaling = scaling_of(samples, torch.cat(train))
-            samples = scaling(samples)
-            # A test row far outside the range of the training rows can be too large for float32
-            # now.
-            problem = "x, standardised, has NaN or Inf"
-            check_every_value(samples.isfinite(), problem, "remove the row")
-        train_rows, train_start = pack(train)
-        test_rows, test_start = pack(test)
+            scaling = scaling_of(samples, train.rows)
+            samples = standardised(samples, scaling)
         return cls(
             samples,
             targets,
-            train_rows,
-            train_start,
-            test_rows,
-            test_start,
+            train.rows,
+            train.start,
+            test.rows,
+            test.start,
             classes=count,
             scaling=scaling,
         )
@@ -217,7 +213,9 @@ class Federation:
     ) -> Federation:
         """Build a federation from all rows and the owner of each row.
 
-        Arrays whose type need not change are shared with the caller, not copied.
+        Arrays whose type need not change are shared with the caller, not copied. Samples that are
+        mapped from a file (`np.load(path, mmap_mode="r")`) stay there and may be larger than
+        memory: a row is read when it is needed.
 
         Args:
             x: The samples, as in `from_rows`.
@@ -308,7 +306,7 @@ class Federation:
         fed = cls.from_rows(
             x,
             y,
-            torch.arange(len(x)).split_with_sizes(sizes),
+            in_order(sizes),
             test_fraction=test_fraction,
             seed=seed,
             classes=classes,
@@ -561,8 +559,9 @@ class Federation:
         for array in arrays:
             # Without type and shape, the same bytes could stand for different arrays.
             hasher.update(f"{array.dtype}{tuple(array.shape)}".encode())
-            flat = array.detach().cpu().contiguous().flatten()
-            hasher.update(flat.view(torch.uint8).numpy().data)
+            for piece in pieces(array):
+                flat = piece.detach().cpu().contiguous().flatten()
+                hasher.update(flat.view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
     def __repr__(self) -> str:
@@ -598,16 +597,13 @@ class Federation:
         """
         fraction = TEST_FRACTION.check(fraction)
         seed = SEED.check(seed)
-        held = [self.rows_of(i) for i in range(self.clients)]
-        train, test = split(held, fraction, seed)
-        train_rows, train_start = pack(train)
-        test_rows, test_start = pack(test)
+        train, test = split(Held(self.train_rows, self.train_start), fraction, seed)
         return replace(
             self,
-            train_rows=train_rows,
-            train_start=train_start,
-            test_rows=test_rows,
-            test_start=test_start,
+            train_rows=train.rows,
+            train_start=train.start,
+            test_rows=test.rows,
+            test_start=test.start,
             source={},
             optimum=None,
         )
@@ -631,7 +627,7 @@ class Federation:
         moved: dict[str, Any] = {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not isinstance(value, MappedRows):
                 moved[one.name] = value.to(device)
         return replace(self, **moved)
 

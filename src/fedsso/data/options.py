@@ -323,7 +323,7 @@ SAMPLED_ROWS = Option(
 
 # ---- options of your own files ----
 #
-# They belong to the data set csv, but for the last two, which belong to svmlight. Both take files.
+# They belong to the data sets csv, svmlight and npy. All three take files.
 
 # `check` does not know lists of paths: `sources.own_files` reads this option.
 FILES = Option(
@@ -389,6 +389,15 @@ LAYOUT = Option(
     "sparse where a dense table would be beyond the limit of cells.",
     choices=("dense", "sparse"),
     also=("sparse", "format"),
+)
+STANDARDISE = Option(
+    "standardise",
+    str,
+    "no",
+    "Whether to fill gaps in a table and to scale its columns, by the training rows. Rows stay in "
+    "their files and are scaled when they are read.",
+    choices=("no", "yes"),
+    also=("standardize", "normalise", "normalize", "scale"),
 )
 
 # ---- options of synthetic problems ----

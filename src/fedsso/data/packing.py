@@ -7,6 +7,7 @@ client begins. The functions here make these tensors, and count with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,46 +15,89 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..support.rng import generator
+from ..support.shuffle import shuffled
 from .arrays import Array, as_array, dense
 
 Names = tuple[str, ...]
 
 
-def split(
-    rows: Sequence[Tensor],
-    test_fraction: float,
-    seed: int,
-) -> tuple[list[Tensor], list[Tensor]]:
+@dataclass(frozen=True, eq=False)
+class Held(Sequence[Tensor]):
+    """The rows of each client, as a sequence of tensors that takes no object for each client.
+
+    >>> held = pack([torch.tensor([4, 2]), torch.tensor([7])])
+    >>> len(held), held[1]
+    (2, tensor([7]))
+    """
+
+    rows: Tensor  # row numbers, int64 [rows], client after client
+    start: Tensor  # int64 [clients + 1], where each client begins, and the number of rows
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[i] for i in range(len(self))[client]]
+        i = range(len(self))[client]
+        return self.rows[int(self.start[i]) : int(self.start[i + 1])]
+
+    def only(self, clients: Tensor) -> Held:
+        """The rows of some clients, in the order of their numbers, which rise."""
+        sizes = self.start.diff()
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[clients] = True
+        kept = chosen.repeat_interleave(sizes)
+        return Held(self.rows[kept], starts(sizes[clients].numpy()))
+
+
+def split(held: Held, test_fraction: float, seed: int) -> tuple[Held, Held]:
     """Split each client's rows into (training rows, test rows), after shuffling them.
 
     Every client has a draw of its own, which depends on the seed and on the client's number. At
     least one row is for training. So the split of a client does not depend on the rows of the
     others.
     """
-    train = []
-    test = []
-    for client, own in enumerate(rows):
-        count = len(own)
-        draw = generator(seed, "split", client)
-        order = torch.randperm(count, generator=draw)
-        shuffled = own[order]
-        wanted = round(test_fraction * count)
-        cut = min(wanted, count - 1)
-        test.append(shuffled[:cut])
-        train.append(shuffled[cut:])
-    return train, test
+    start = held.start.cpu().numpy()
+    rows = shuffled(held.rows.cpu().numpy(), start, seed, "split")
+    sizes = np.diff(start)
+    wanted = np.rint(test_fraction * sizes).astype(np.int64)
+    cut = np.minimum(wanted, sizes - 1)
+    # A client's first rows are for testing, as many as its cut.
+    first = start[:-1][cut > 0]
+    change = np.zeros(len(rows), np.int8)
+    change[first] = 1
+    change[first + cut[cut > 0]] = -1
+    is_test = np.cumsum(change, dtype=np.int8).view(bool)
+    train = Held(torch.from_numpy(rows[~is_test]), starts(sizes - cut))
+    return train, Held(torch.from_numpy(rows[is_test]), starts(cut))
 
 
-def pack(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def starts(sizes: Array) -> Tensor:
+    """Where each of several parts begins, and where the last one ends."""
+    start = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=start[1:])
+    return torch.from_numpy(start)
+
+
+def pack(parts: Sequence[Tensor]) -> Held:
     """Join the clients' rows in one tensor, and tell where each client begins in it.
 
     >>> pack([torch.tensor([4, 2]), torch.tensor([7])])
-    (tensor([4, 2, 7]), tensor([0, 2, 3]))
+    Held(rows=tensor([4, 2, 7]), start=tensor([0, 2, 3]))
     """
-    sizes = [len(part) for part in parts]
-    start = torch.tensor([0, *sizes]).cumsum(0)
-    return torch.cat(list(parts)), start
+    sizes = np.array([len(part) for part in parts], np.int64)
+    return Held(torch.cat(list(parts)), starts(sizes))
+
+
+def in_order(sizes: Sequence[int]) -> Held:
+    """The rows of clients that come one after the other, each with so many of them.
+
+    >>> in_order([2, 1])
+    Held(rows=tensor([0, 1, 2]), start=tensor([0, 2, 3]))
+    """
+    start = starts(np.array(sizes, np.int64))
+    return Held(torch.arange(int(start[-1])), start)
 
 
 def count_labels(
@@ -74,13 +118,13 @@ def count_labels(
     return counts.view(clients, classes)
 
 
-def rows_by_client(client_of_row: Any, total: int) -> tuple[Names, list[Tensor]]:
+def rows_by_client(client_of_row: Any, total: int) -> tuple[Names, Held]:
     """Return the clients' names in sorted order, and the rows of each in the order of the data.
 
     `client_of_row` has one integer or one name for each of `total` rows.
 
     >>> rows_by_client(["Ulm", "Graz", "Ulm"], 3)
-    (('Graz', 'Ulm'), [tensor([1]), tensor([0, 2])])
+    (('Graz', 'Ulm'), Held(rows=tensor([1, 0, 2]), start=tensor([0, 1, 3])))
     """
     ids = as_array(client_of_row, "client_of_row")
     if ids.shape != (total,):
@@ -92,14 +136,26 @@ def rows_by_client(client_of_row: Any, total: int) -> tuple[Names, list[Tensor]]
         ids = ids.astype(str) if only_names else ids
     if ids.dtype.kind not in "iuU":
         raise InputError(f"client_of_row must hold integers or names, got dtype {ids.dtype}")
-    names, owner, sizes = np.unique(
-        ids,
-        return_inverse=True,
-        return_counts=True,
-    )
-    order = owner.argsort(kind="stable")
-    rows = torch.from_numpy(order).split_with_sizes(sizes.tolist())
-    return tuple(map(str, names)), list(rows)
+    ordered, rows = _sorted(ids)
+    is_first = np.ones(total, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    begin = np.flatnonzero(is_first)
+    names = tuple(map(str, ordered[begin].tolist()))
+    start = torch.from_numpy(np.append(begin, total))
+    return names, Held(rows, start)
+
+
+def _sorted(ids: Array) -> tuple[Array, Tensor]:
+    """The ids in ascending order, and the row of each; equal ones in the order of their rows.
+
+    Torch sorts integers by their digits, several times faster than numpy does by comparing.
+    """
+    if ids.dtype.kind == "U" or ids.dtype == np.uint64:
+        order = ids.argsort(kind="stable")
+        return ids[order], torch.from_numpy(order)
+    numbers = ids.astype(np.int64, copy=not ids.flags.writeable)  # torch cannot share others
+    found = torch.sort(torch.from_numpy(numbers), stable=True)
+    return found.values.numpy(), found.indices
 
 
 def masks_by_client(group: Array) -> tuple[Names, list[Tensor]]:
@@ -119,6 +175,29 @@ def masks_by_client(group: Array) -> tuple[Names, list[Tensor]]:
 
 
 # ---- lists of row numbers from users ----
+
+
+def checked_rows(given: Sequence[Any], total: int) -> Held:
+    """Return the rows that a user lists for each client, of `total` rows.
+
+    Raises:
+        InputError: A list is empty or holds something else than row numbers, or a row is in two
+            lists. The message names the client.
+    """
+    if not given:
+        raise InputError("the federation is empty: got 0 clients, need at least 1")
+    parts = []
+    for client, rows in enumerate(given):
+        is_plain = isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.ndim == 1
+        known = is_plain and len(rows) > 0 and rows.device.type == "cpu"
+        parts.append(rows if known else checked_indices(rows, total, client))
+    held = pack(parts)
+    low, high = held.rows.aminmax()
+    if int(low) < 0 or int(high) >= total:
+        for client, rows in enumerate(parts):
+            checked_indices(rows, total, client)
+    _check_held_once(held, total)
+    return held
 
 
 def checked_indices(rows: Any, total: int, client: int) -> Tensor:
@@ -156,19 +235,15 @@ def checked_indices(rows: Any, total: int, client: int) -> Tensor:
     return own
 
 
-def check_held_once(held: Sequence[Tensor], total: int) -> None:
+def _check_held_once(held: Held, total: int) -> None:
     """Raise InputError if two clients hold the same row, or one client holds it twice."""
-    if not held:
-        raise InputError("the federation is empty: got 0 clients, need at least 1")
-    rows = torch.cat(list(held))
-    times = torch.bincount(rows, minlength=total)
-    if times.max() <= 1:
+    seen = torch.zeros(total, dtype=torch.bool)
+    seen[held.rows] = True
+    if int(seen.sum()) == len(held.rows):
         return
-    row = int(times.argmax())
-    holders: list[int] = []
-    for client, own in enumerate(held):
-        count = int((own == row).sum())
-        holders.extend([client] * count)
+    row = int(torch.bincount(held.rows, minlength=total).argmax())
+    places = (held.rows == row).nonzero().flatten()
+    holders = (torch.searchsorted(held.start, places, right=True) - 1).tolist()
     some = holders[:4]
     raise InputError(
         f"row {row} is listed {len(holders)} times, by clients {some}, need once at most: "

@@ -48,15 +48,16 @@ from .options import (
     SHARDS_PER_CLIENT,
     Option,
 )
+from .packing import Held, starts
 
-Held = list[list[Tensor]]  # the pieces, each a tensor of row indices, that each client holds
-Names = np.ndarray[Any, Any]  # text
+Pieces = list[list[Tensor]]  # the pieces, each a tensor of row indices, that each client holds
+Names = np.ndarray[Any, Any]  # text or integers
 
 
 class Parts(NamedTuple):
     """The result of a partition."""
 
-    rows: list[Tensor]  # the row indices of each client, int64
+    rows: Sequence[Tensor]  # the row indices of each client, int64
     notes: tuple[str, ...] = ()  # what a user should know, such as rows that were moved
     names: tuple[str, ...] = ()  # the clients' names, where they have names
 
@@ -254,16 +255,10 @@ def group(
     large = torch.nonzero(enough).flatten()
     kept = _largest(large, sizes, clients, min_rows)
     order = owner.argsort(stable=True)  # all rows, those of the same group side by side
-    ends = sizes.cumsum(0)
-    rows = []
-    kept_names = []
-    for number in kept.tolist():
-        end = int(ends[number])
-        start = end - int(sizes[number])
-        rows.append(order[start:end])
-        kept_names.append(names[number])
+    held = Held(order, starts(sizes.numpy()))
+    kept_names = tuple(names[number] for number in kept.tolist())
     notes = _notes_on_unused(sizes, large, kept, min_rows)
-    return Parts(rows, notes, tuple(kept_names))
+    return Parts(held.only(kept), notes, kept_names)
 
 
 def table(
@@ -395,11 +390,23 @@ def _owners(group: Names | None, rows: int) -> tuple[list[str], Tensor]:
         raise InputError(
             f"group must name the group of each of {rows} rows, got {len(group)} names"
         )
+    if group.dtype.kind in "iu":
+        return _numbered(group)
     name_of_row = list(map(str, group.tolist()))
     names = list(dict.fromkeys(name_of_row))
     number_of = {name: number for number, name in enumerate(names)}
     number_of_row = [number_of[name] for name in name_of_row]
     return names, torch.tensor(number_of_row)
+
+
+def _numbered(group: Names) -> tuple[list[str], Tensor]:
+    """The same for groups that are integers, of which there may be a million."""
+    found, first, owner = np.unique(group, return_index=True, return_inverse=True)
+    appearance = first.argsort()
+    number = np.empty_like(appearance)
+    number[appearance] = np.arange(len(appearance))
+    names = list(map(str, found[appearance].tolist()))
+    return names, torch.from_numpy(number[owner])
 
 
 def _largest(
@@ -454,7 +461,7 @@ def _notes_on_unused(
 # ---- draws ----
 
 
-def _nothing_for(clients: int) -> Held:
+def _nothing_for(clients: int) -> Pieces:
     """An empty list of pieces for each client."""
     return [[] for _ in range(clients)]
 
@@ -534,7 +541,7 @@ def _holders(
     return holders
 
 
-def _merge(held: Held, seed: int) -> list[Tensor]:
+def _merge(held: Pieces, seed: int) -> list[Tensor]:
     """Join and shuffle the pieces of each client, so that rows from its end are a fair sample.
 
     `_with_at_least` takes rows from the end of a large client. Unshuffled, these would all have

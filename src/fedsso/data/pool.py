@@ -14,14 +14,14 @@ from torch import Tensor
 class Pool(NamedTuple):
     """Rows, labels and, where the files say it, the owner of each row."""
 
-    # The samples, [rows, *sample], uint8 or float32; sparse ones in layout CSR. With
-    # `standardise`, NaN marks a gap.
+    # The samples, [rows, *sample], uint8 or float32; sparse ones in layout CSR, those that stay in
+    # files as `MappedRows`. With `standardise`, NaN marks a gap.
     x: Tensor
     # One int64 label or one floating target for each row, [rows].
     y: Tensor
     # A model sees x * affine[0] + affine[1], computed in floating point.
     affine: tuple[float, float] = (1.0, 0.0)
-    # The name of the hospital, user or speaker that each row belongs to, [rows].
+    # The name or number of the hospital, user or speaker that each row belongs to, [rows].
     group: np.ndarray[Any, Any] | None = None
     # The number of classes. 0: that of the data set, or as many as the labels show.
     classes: int = 0

@@ -6,6 +6,7 @@ rows can be prepared for the trained model in exactly the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..support.sparse import is_csr
-from .arrays import dense
+from .arrays import check_every_value, dense, pieces
+from .mapped.rows import MappedRows
+
+COLUMNS = 256 << 20  # bytes of the columns of a file that are in memory at the same time
 
 
 class Scaling(NamedTuple):
@@ -93,8 +97,7 @@ def scaling_of(x: Tensor, train: Tensor) -> Scaling:
     medians = []
     means = []
     factors = []
-    for number, column in enumerate(x.T):
-        values = column[train].double()
+    for number, values in enumerate(_columns(x, train)):
         median, mean, factor = _moments(values, number)
         medians.append(median)
         means.append(mean)
@@ -104,6 +107,48 @@ def scaling_of(x: Tensor, train: Tensor) -> Scaling:
         torch.tensor(means, dtype=torch.float64),
         torch.tensor(factors, dtype=torch.float64),
     )
+
+
+def _columns(x: Tensor, train: Tensor) -> Iterator[Tensor]:
+    """The columns of a table, of the rows that `train` lists and in that order, float64."""
+    if not isinstance(x, MappedRows):
+        for column in x.T:
+            yield column[train].double()
+        return
+    # Files are read from their beginning to their end, for as many columns at once as there is
+    # room for.
+    place = torch.full((len(x),), -1)
+    place[train] = torch.arange(len(train))
+    width = x.shape[1]
+    some = max(1, COLUMNS // (8 * len(train)))
+    raw = MappedRows(x.parts, gaps=True)
+    for low in range(0, width, some):
+        block = torch.empty(min(some, width - low), len(train), dtype=torch.float64)
+        before = 0
+        for piece in pieces(raw):
+            at = place[before : before + len(piece)]
+            known = at >= 0
+            block[:, at[known]] = piece[known, low : low + some].double().T
+            before += len(piece)
+        yield from block
+
+
+def standardised(x: Tensor, scaling: Scaling) -> Tensor:
+    """A table as models see it, float32; that of a file is scaled when its rows are taken.
+
+    InputError if a number is too large for float32 now, as in a test row far outside the range of
+    the training rows.
+    """
+    if isinstance(x, MappedRows):
+        return MappedRows(x.parts, scaling.__call__, gaps=True)
+    out = torch.empty(x.shape, dtype=torch.float32)
+    before = 0
+    for piece in pieces(x):
+        out[before : before + len(piece)] = scaling(piece)
+        before += len(piece)
+    problem = "x, standardised, has NaN or Inf"
+    check_every_value(out, torch.isfinite, problem, "remove the row")
+    return out
 
 
 def _moments(column: Tensor, number: int) -> tuple[float, float, float]:

@@ -26,6 +26,7 @@ from .images import (
     npz,
     npz_colour,
 )
+from .mapped.shards import npy
 from .options import (
     BUCKETS,
     COLUMNS,
@@ -38,6 +39,7 @@ from .options import (
     PIXEL_RANGE,
     SAMPLED_ROWS,
     SCHEMA,
+    STANDARDISE,
     TASK,
     TWEET_LENGTH,
     VECTORS,
@@ -377,6 +379,15 @@ _LIST = (
         (Form((), svmlight),),
         options=(FILES, COLUMNS, LAYOUT),
         partition="iid",
+        origin="yours",
+    ),
+    DataSet(
+        "npy",
+        "your own numpy files, which may be larger than memory: give a folder as files",
+        own_files,
+        (Form((), npy, suffix=".npy"),),
+        options=(FILES, STANDARDISE),
+        partition="group",
         origin="yours",
     ),
 )

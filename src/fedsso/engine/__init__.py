@@ -11,6 +11,9 @@ A run reads these modules in this order:
     evaluate.py    loss and metrics on rows of the federation, with metrics.py
     state.py       what a round changes, as one immutable value
     checkpoint.py  that value in a file
+    ranks.py       several processes that torchrun has started, and what they exchange
+    dealing.py     which of them computes which client
+    halting.py     how they stop together
     threads.py     switches of torch that are set while a run computes
 
 The server's arrays have the trials first, [trials, d]; those of clients have the clients before

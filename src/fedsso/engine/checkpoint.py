@@ -260,6 +260,20 @@ class Reader:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Damaged(f"the checkpoint's {name} cannot be read") from error
 
+    def clients(self, name: str, kind: str, clients: int) -> list[int]:
+        """The clients that a text tensor lists under this kind.
+
+        Earlier versions list none and hold all of them.
+        """
+        try:
+            found = json.loads(text_of(self.saved[name])).get(kind, range(clients))
+            listed = [int(one) for one in found]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Damaged(f"the checkpoint's {name} cannot be read") from error
+        if any(not 0 <= i < clients for i in listed):
+            raise Damaged(f"the checkpoint's {name} names a client beyond the {clients} there are")
+        return listed
+
 
 def of_text(text: str) -> Tensor:
     """A text as a tensor of bytes (UTF-8), since a checkpoint holds nothing but tensors."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..objective.losses import mse
 from .metrics import Metric, hits
+from .ranks import Team
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -37,11 +38,20 @@ class Evaluator:
     [clients, trials, d], `rows` is a list, and each model is evaluated on its client's part.
 
     It sets the buffers of the objective, so it must not be called while clients train.
+
+    With a team of several ranks each takes a part of the rows, and all must call it together. Of
+    models and rows in a list each rank gives its own, and gets the result for all.
     """
 
     def __init__(
-        self, f: Backend, fed: Federation, gather: Gather, metrics: dict[str, Metric]
+        self,
+        f: Backend,
+        fed: Federation,
+        gather: Gather,
+        metrics: dict[str, Metric],
+        team: Team | None = None,
     ) -> None:
+        self.team = team or Team()
         self.f = f
         self.fed = fed
         self.gather = gather
@@ -72,10 +82,31 @@ class Evaluator:
 
         It is 0 where there are no rows.
         """
+        own = self._part(rows)
+        total, n = self._over_ranks(self.total(x, buffers, own, prepare), _count(own))
+        return total / max(1, n)
+
+    def total(
+        self, x: Tensor, buffers: Tensor, rows: Rows, prepare: Prepare = as_they_are
+    ) -> Tensor:
+        """The sum of the loss over these rows, computed here alone, float64 [trials]."""
         total = x.new_zeros(x.shape[-2], dtype=torch.float64)
         for z, y in self._outputs(x, buffers, rows, prepare):
             total += self.f.loss(z, y.expand(len(z), -1)).double().sum(-1)
-        return total / max(1, _count(rows))
+        return total
+
+    def _part(self, rows: Rows) -> Rows:
+        """The rows that this rank takes; those in a list are its own already."""
+        if self.team.size == 1 or not isinstance(rows, Tensor):
+            return rows
+        return rows.tensor_split(self.team.size)[self.team.rank]
+
+    def _over_ranks(self, sums: Tensor, n: int) -> tuple[Tensor, int]:
+        """Sums over the rows of all ranks, and how many rows these are."""
+        if self.team.size == 1:
+            return sums, n
+        sums, count = self.team.sum((sums, sums.new_full((1,), n)))
+        return sums, int(count)
 
     def __call__(
         self, x: Tensor, buffers: Tensor, rows: Rows, prepare: Prepare = as_they_are
@@ -87,9 +118,7 @@ class Evaluator:
         loss have no accuracy: it is NaN.
         """
         nan = x.new_full((x.shape[-2],), torch.nan, dtype=torch.float64)
-        n = _count(rows)
-        if not n:
-            return dict.fromkeys(("loss", *self.metrics), nan)
+        rows = self._part(rows)
         total = torch.zeros_like(nan)
         right = torch.zeros_like(nan)
         collect = self.metrics.keys() - {"accuracy"}
@@ -99,14 +128,29 @@ class Evaluator:
             right += hits(z, y).sum(-1)
             if collect:
                 kept.append((z.clone(), y))
-        out = {"loss": total / n}
-        out["accuracy"] = nan if self.f.loss is mse else right / n
+        sums, n = self._over_ranks(torch.stack((total, right)), _count(rows))
+        if not n:
+            return dict.fromkeys(("loss", *self.metrics), nan)
+        out = {"loss": sums[0] / n}
+        out["accuracy"] = nan if self.f.loss is mse else sums[1] / n
         if collect:
+            kept = self._of_all(kept)
             all_z = torch.cat([z for z, _ in kept], -1)
             all_y = torch.cat([y for _, y in kept])
             for name in sorted(collect):
                 out[name] = self.metrics[name](all_z, all_y).double()
         return {name: out[name] for name in ("loss", *self.metrics)}
+
+    def _of_all(self, kept: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Outputs and targets of all ranks, in their order, on every rank."""
+        if self.team.size == 1:
+            return kept
+        device = self.fed.x.device
+        own = [(z.cpu(), y.cpu()) for z, y in kept]
+        everything = []
+        for part in self.team.share(self.team.gather(own)):
+            everything += [(z.to(device), y.to(device)) for z, y in part]
+        return everything
 
 
 def _count(rows: Rows) -> int:

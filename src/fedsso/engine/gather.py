@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm.contract import Batch
+from ..data.mapped.rows import MappedRows
 from ..support.rng import key
 from ..support.sparse import blocks, entries, transposed
 
@@ -36,6 +37,7 @@ Drawn = tuple[Tensor, Tensor]  # row numbers and weights of some batches, [batch
 MINI = 0  # kinds of batches: mini-batches, and pieces of all rows
 WHOLE = 1
 BUDGET = {"cpu": 24 << 20, "cuda": 8 << 30}  # bytes of a chunk of clients
+KEPT = 256 << 20  # bytes of row numbers that are kept; cohorts of very many clients never recur
 INDEX = 4  # bytes of a column number in a sparse matrix
 T = TypeVar("T")
 
@@ -80,7 +82,7 @@ class Gather:
         self.row_bytes = fed.sample_shape.numel() * (
             wide + fed.x.element_size()
         )  # while it is used
-        self.kept = Kept(64 * len(fed.y))
+        self.kept = Kept(min(64 * len(fed.y), KEPT))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -187,6 +189,23 @@ class SparseGather(Gather):
         return x, y[0]
 
 
+class MappedGather(Gather):
+    """The same for rows in files, which are read when they are gathered."""
+
+    def _prepare(self) -> None:
+        """Nothing is kept: the operating system keeps what was read as long as there is room."""
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `Gather`, but x is not overwritten by the next call."""
+        stored = self.fed.x[rows.reshape(-1).cpu()]
+        wide = stored.to(self.y.device).to(self.dtype)
+        if self.fed.affine != (1.0, 0.0):
+            scale, offset = self.fed.affine
+            shift = wide.new_full((), offset)
+            torch.add(shift, wide, alpha=scale, out=wide)
+        return wide.view(*rows.shape, *self.fed.x.shape[1:]), self.targets(rows)
+
+
 def _bytes(x: Tensor) -> int:
     """What a sparse matrix takes in memory."""
     return sum(part.numel() * part.element_size() for part in entries(x))
@@ -194,6 +213,8 @@ def _bytes(x: Tensor) -> int:
 
 def gathering(fed: Federation, dtype: torch.dtype) -> Gather:
     """The gather that suits the rows of a federation."""
+    if isinstance(fed.x, MappedRows):
+        return MappedGather(fed, dtype)
     return SparseGather(fed, dtype) if fed.is_sparse else Gather(fed, dtype)
 
 
@@ -229,7 +250,7 @@ class Chunk:
         self._same = rounds.constant(clients)
         self._names = clients.tobytes()
         self._drawn = self._draw(position)
-        each = torch.from_numpy(steps).to(gather.fed.x.device, gather.dtype)
+        each = torch.from_numpy(steps).to(gather.fed.y.device, gather.dtype)
         self.own_steps = each.view(-1, 1, 1)
         self.optimizer = rounds.settings.optimizer
         self._ragged = bool((steps != self.steps).any())
@@ -246,7 +267,7 @@ class Chunk:
 
     def _on_device(self, rows: Ints, weight: Floats) -> Drawn:
         """Row numbers (int64) and weights (in the run's type) on the device of the rows."""
-        device = self._gather.fed.x.device
+        device = self._gather.fed.y.device
         index = torch.from_numpy(rows).to(device)
         return index, torch.from_numpy(weight).to(device, self._gather.dtype)
 
@@ -293,7 +314,7 @@ class Chunk:
 
         Each is [pieces, M, width]. They are made when an algorithm first asks for all rows.
         """
-        device = self._gather.fed.x.device
+        device = self._gather.fed.y.device
         most = max(1, BUDGET[device.type] // (self._gather.row_bytes * len(self._clients)))
 
         def make() -> Drawn:
@@ -319,7 +340,7 @@ class Chunk:
         if n == 0:
             return self.own_steps.new_empty(len(self._clients), 0, dtype=torch.float64)
         draws = [self._rounds.own_uniform(purpose, i, self.k, n) for i in self._clients.tolist()]
-        return torch.stack(draws).to(self._gather.fed.x.device)
+        return torch.stack(draws).to(self._gather.fed.y.device)
 
 
 def _size(drawn: Drawn) -> int:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..support.rng import generator
+from ..support.shuffle import first_of_permutation
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+EPOCHS = 1 << 16  # clients whose shuffled rows are kept
 
 
 class Plan(NamedTuple):
@@ -106,29 +108,27 @@ class Rounds:
         p = self.settings
         n = len(self.sizes)
         again = (sample,) if sample else ()
-        chosen = torch.arange(n)
         size = max(1, round(p.participation * n))
         if size < n:
-            chosen = (
-                torch.randperm(n, generator=generator(p.seed, "cohort", k, *again))[:size]
-                .sort()
-                .values
-            )
+            members = first_of_permutation(n, size, p.seed, "cohort", k, *again)
+            chosen = torch.from_numpy(np.sort(members))
+        else:
+            chosen = torch.arange(n)
         answered = chosen
         if p.drop_rate:
             answered = chosen[self._uniform("drop", k, *again)[chosen] >= p.drop_rate]
         if p.local_epochs is not None:
-            tau = torch.from_numpy(self.per_epoch) * p.local_epochs
+            tau = torch.from_numpy(self.per_epoch[answered.numpy()]) * p.local_epochs
         else:
-            tau = torch.full((n,), p.local_steps or 0)
+            tau = torch.full_like(answered, p.local_steps or 0)
         # A slow client takes 1 to tau steps, all equally likely: 1 + floor(u tau) for u uniform
         # in [0, 1).
         if p.stragglers:
-            late = (
-                self._uniform("late", k) < p.stragglers
-            )  # a slow client is slow for the whole round
-            tau = torch.where(late, 1 + (self._uniform("steps", k) * tau).long(), tau)
-        return Plan(chosen, answered, tau[answered])
+            # A slow client is slow for the whole round.
+            late = self._uniform("late", k)[answered] < p.stragglers
+            share = self._uniform("steps", k)[answered]
+            tau = torch.where(late, 1 + (share * tau).long(), tau)
+        return Plan(chosen, answered, tau)
 
     def _uniform(self, purpose: str, *when: int) -> Tensor:
         """One number in [0, 1) for every client of the federation, float64 [clients].
@@ -184,8 +184,8 @@ class Rounds:
     def _shuffled(self, client: int, epoch: int) -> Ints:
         """The client's row numbers in the order of an epoch.
 
-        The newest epoch of each client is kept. Where a batch is all rows, their order does not
-        matter, and they are never shuffled.
+        The newest epoch of each client is kept, of very many clients that of the last ones. Where a
+        batch is all rows, their order does not matter, and they are never shuffled.
         """
         if self.per_epoch[client] == 1:
             epoch = 0
@@ -195,5 +195,7 @@ class Rounds:
             if self.per_epoch[client] > 1:
                 draw = generator(self.settings.seed, "rows", self.first + client, epoch)
                 own = own[torch.randperm(len(own), generator=draw).numpy()]
+            if len(self._epochs) >= EPOCHS:
+                self._epochs.clear()
             kept = self._epochs[client] = epoch, own
         return kept[1]

@@ -25,10 +25,15 @@ written in place and named so: the gather buffers of `gather.py`, and the curvat
 FedSSO.
 
 Nothing here draws random numbers. All draws come from `rounds.py`, as functions of the seed.
+
+Several processes may run the same trials together (`ranks.py`). Each computes some of those who
+answer; what follows from the uploads is summed up over all of them, and the server's step is the
+same on each. Where there is one process, nothing is added.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -41,7 +46,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..algorithm.contract import FORGOTTEN, Algorithm, Attendance, Cohort
+from ..algorithm.contract import FORGOTTEN, Algorithm, Attendance, Cohort, Reply
 from ..algorithm.records import stack
 from ..errors import InputError
 from ..objective.backend import Layout, buffers_of, ravel
@@ -49,11 +54,16 @@ from ..objective.choose import objective
 from ..support.intake import Damaged
 from ..support.trees import Scalar, Tree, leaves, named_leaves, tree_map
 from .checkpoint import Reader, of_text
+from .dealing import Dealing
 from .evaluate import Evaluator
 from .gather import BUDGET, Chunk, gathering
+from .halting import Halting
 from .ledger import Ledger
+from .per_client import Absence, PerClient
+from .ranks import Team
+from .ranks import team as team_of_ranks
 from .rounds import Ints, Rounds
-from .state import KEPT, State, choose, gathered
+from .state import BY_CLIENT, KEPT, State, choose, gathered
 from .threads import one_thread_for_small_models, plain_convolutions
 from .uplink import part_of, uplink
 
@@ -176,7 +186,7 @@ class Answering(NamedTuple):
     who: Ints
     weight: Tensor  # of each in the mean; they sum to 1
     mass: float  # their share of all clients' weights
-    shares: list[Share]
+    shares: list[Share]  # of those that this process computes
 
 
 class Trials:
@@ -186,6 +196,8 @@ class Trials:
         job: Data, initial model, loss, metrics and settings. The module gives the start and is
             not trained itself.
         records: One record for each trial. They must stack: one type, equal static fields.
+        team: The processes that run these trials together; left out: those that torchrun has
+            started, or this one alone. All of them make the same object and the same calls.
 
     `now` is the state after k rounds. `rows` has k + 1 entries: row 0 evaluates the initial
     model, row i describes round i. A row maps the names of columns to float64 tensors [trials].
@@ -193,7 +205,8 @@ class Trials:
     Callers advance it by `run`, which switches autograd off and chooses the number of threads.
     """
 
-    def __init__(self, job: Job, records: Sequence[Algorithm]) -> None:
+    def __init__(self, job: Job, records: Sequence[Algorithm], team: Team | None = None) -> None:
+        self.team = team or team_of_ranks()
         settings = job.settings
         for record in records:
             admit(record, settings)
@@ -215,14 +228,20 @@ class Trials:
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)
         self.gather = gathering(self.fed, self.dtype)
-        self.evaluator = Evaluator(self.f, self.fed, gathering(self.fed, self.dtype), job.metrics)
+        pieces = gathering(self.fed, self.dtype)
+        self.evaluator = Evaluator(self.f, self.fed, pieces, job.metrics, self.team)
         self.now = self._begin(module)
+        self._initial = {name: getattr(self.now, name) for name in BY_CLIENT}
         self.uplink = uplink(self.algorithm, self.server, self.f.layout, settings.compress)
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
         self._last = Answering(None, np.empty(0, np.int64), self.p[:0], 0.0, [])
         # Most algorithms keep nothing at the clients, and remember nothing of them.
         self._stateless = not list(leaves(self.own[0]))
         self._memoryless = not list(leaves(self._unknown))
+        keeps = not (self._stateless and self._memoryless) or self.algorithm.personal
+        keeps = keeps or settings.compress is not None
+        self.dealing = Dealing(self.team, self.rounds.sizes, keeps)
+        self._blanks: dict[int, tuple[Tree, Tensor | None]] = {}  # by the number of the exchange
         self.now, first = self._evaluate(self.now)
         self.rows: list[dict[str, Tensor]] = [first]
         # The loss of the initial model, [trials]: what later losses are compared with to find an
@@ -231,30 +250,31 @@ class Trials:
         if not len(self.fed.test_rows):
             rows = self._rows("train")
             seen = self._prepare(self.now)
-            self.start_loss = self.evaluator.loss(self.models(), self.buffers, rows, seen)
+            x = self._models_here(self.now)
+            self.start_loss = self.evaluator.loss(x, self.buffers, rows, seen)
         self._start_size = self.start_loss.abs().nan_to_num(0.0).clamp(min=SMALL)
 
     def _begin(self, module: nn.Module) -> State:
         """The state before the first round.
 
-        All trials start from the same model. The list `own` repeats one object: a client's state
-        becomes its own when it first takes part, which keeps large client states cheap until
-        then.
+        All trials start from the same model. `own` repeats one object: a client's state becomes
+        its own when it first takes part, which keeps large client states cheap until then.
         """
         x = ravel(module).expand(self.trials, -1).contiguous()
         buffers = buffers_of(module).to(self.device, self.dtype)
         # What is known of a client that has not answered: of all at first, later of the forgotten.
         self._unknown = self.algorithm.memory_init(x)
+        clients = self.job.fed.clients
         ended = torch.full((self.trials,), -1, device=self.device)
         return State(
             k=0,
             server=self.algorithm.server_init(x),
-            own=[self.algorithm.client_init(x)] * self.job.fed.clients,
-            memory=[self._unknown] * self.job.fed.clients,
+            own=PerClient.alike(clients, self.algorithm.client_init(x)),
+            memory=PerClient.alike(clients, self._unknown),
             errors={},
             buffers=buffers.expand(self.trials, -1).contiguous(),
-            position=np.zeros(self.job.fed.clients, np.int64),
-            unheard=np.zeros(self.job.fed.clients),
+            position=PerClient.alike(clients, 0),
+            absence=Absence.none(clients),
             ended=ended,
             diverged=torch.zeros_like(ended),
             first_loss=self._all(torch.nan),
@@ -290,7 +310,7 @@ class Trials:
     @property
     def position(self) -> Ints:
         """How many mini-batches each client has drawn."""
-        return self.now.position
+        return np.fromiter(self.now.position, np.int64, self.fed.clients)
 
     @property
     def ended(self) -> Tensor:
@@ -310,16 +330,30 @@ class Trials:
     def models(self, state: State | None = None) -> Tensor:
         """The models that are evaluated, [trials, d], of a given state or of the present one.
 
-        Where every client has its own model they are [clients, trials, d].
+        Where every client has its own model they are [clients, trials, d]. Several processes must
+        then ask together.
         """
         now = self.now if state is None else state
-        own = gathered(now.own) if self.algorithm.personal else ()
-        return self.algorithm.model(now.server, own)
+        x = self._models_here(now)
+        if self.team.size == 1 or not self.algorithm.personal:
+            return x
+        everywhere = _placed(x, torch.from_numpy(self.dealing.residents), self.fed.clients)
+        models: Tensor = self.team.sum(everywhere)
+        return models
+
+    def _models_here(self, state: State) -> Tensor:
+        """The same; of clients' own models those of the clients that live in this process."""
+        if not self.algorithm.personal:
+            return self.algorithm.model(state.server, ())
+        x = self.algorithm.model(state.server, gathered(state.own))
+        return (
+            x if self.team.size == 1 else x[torch.from_numpy(self.dealing.residents).to(x.device)]
+        )
 
     def _rows(self, part: str) -> Rows:
-        """Test or training rows, those of each client apart where it has a model of its own."""
+        """Test or training rows; where clients have own models, those of each that lives here."""
         if self.algorithm.personal:
-            return [self.fed.rows_of(i, part) for i in range(self.fed.clients)]
+            return [self.fed.rows_of(i, part) for i in self.dealing.residents.tolist()]
         return self.fed.test_rows if part == "test" else self.fed.train_rows
 
     def _prepare(self, state: State) -> Prepare:
@@ -343,10 +377,15 @@ class Trials:
         k = self.k + 1
         ledger = Ledger(self.fed.clients, self.trials)
         tried, loss = self._exchange_all(k, ledger)
-        new, row = self._settle(tried, loss, self._judge(tried, loss), last)
+        judged = self._judge(tried, loss)
         up = self._all(ledger.up) - ledger.unsent
+        met: dict[str, float] = {}
+        if self.team.size > 1:
+            up, judged, met = self.dealing.meet(tried, judged, up, began)
+        new, row = self._settle(tried, loss, judged, last)
         spent = {"bytes_up": up, "bytes_down": self._all(ledger.down)}
         spent["seconds"] = self._all(time.perf_counter() - began)
+        spent |= {name: self._all(value) for name, value in met.items()}
         found: dict[str, Tensor] = {}
         if last or k % self.settings.eval_every == 0:
             new, found = self._evaluate(new)
@@ -355,7 +394,7 @@ class Trials:
                 # An evaluation has found an explosion that the loss of the round, which is that
                 # before the step, could not show. The round is settled a second time, with these
                 # trials lost.
-                new, row = self._settle(tried, loss, sound & self._judge(tried, loss), last)
+                new, row = self._settle(tried, loss, sound & judged, last)
                 new, found = self._evaluate(new)
         rows = [*self.rows, row | spent | found]
         vars(self).update(now=new, rows=rows)  # one call, which no interrupt can split
@@ -366,15 +405,14 @@ class Trials:
         The loss [trials] is that of the last exchange that reported one; None if none did. An
         exchange that nobody answers ends the round: what later exchanges need has not arrived.
         """
-        # Lists and arrays that the exchanges write into are copied here, so that the present
-        # state stays as it is. The trees in them are replaced, never written into.
+        # What the exchanges write into is copied here, so that the present state stays as it is.
+        # The trees in it are replaced, never written into.
         state = self.now._replace(
             k=k,
-            own=list(self.own),
-            memory=list(self.now.memory),
+            own=self.now.own.copy(),
+            memory=self.now.memory.copy(),
             errors=dict(self.errors),
-            position=self.position.copy(),
-            unheard=self.now.unheard.copy(),
+            position=self.now.position.copy(),
         )
         loss: Tensor | None = None
         samples = 0
@@ -439,26 +477,20 @@ class Trials:
         """
         _, who, weight, mass, shares = self._answering(plan)
         steps = phase.steps(plan.steps).numpy()
-        own: Any = state.own
-        memory: Any = state.memory
+        own = state.own
+        memory = state.memory
         mean: Tree = None
         loss: Tensor | None = None
         start = state.buffers
         buffers = start
-        for part, clients, ids, w in shares:
-            position = state.position[clients]
-            local = Chunk(self.gather, self.rounds, state.k, clients, position, steps[part])
-            # Every client starts from the server's buffers and changes a copy of them while it
-            # trains.
-            self.f.buffers = start.expand(len(clients), *start.shape).clone()
-            before = own[0] if self._stateless else gathered([own[i] for i in ids])
-            told = tree_map(lambda leaf, i=part: leaf[i], message) if phase.apart else message
-            reply = phase.client(self.f, told, before, local)
+        for share in shares:
+            part, clients, ids, w = share
+            reply = self._work(phase, message, state, steps, share)
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, self.f.buffers), len(clients), reply.unsent)
             remembered = self._unknown
             if not self._memoryless:
-                remembered = gathered([memory[i] for i in ids])
+                remembered = gathered(memory.take(ids))
             received, remembered = phase.receive(state.server, upload, remembered, state.k)
             # The mean over all clients grows chunk by chunk, so that uploads of one chunk alone
             # are in memory. What is heard apart is put into its places instead.
@@ -479,17 +511,67 @@ class Trials:
             if start.numel():
                 moved = torch.tensordot(w, self.f.buffers - start, 1)
                 buffers = buffers + moved  # a difference, so that a constant stays to the bit
+        if self.team.size > 1:
+            if mean is None:
+                mean, loss = self._blank(phase, number, message, state, plan, steps)
+            mean, loss, moved = self.dealing.exchanged(phase, mean, loss, buffers - start)
+            buffers = start + moved
         taken = float((weight * torch.from_numpy(steps)).sum())
         heard = None if loss is None else loss.unsqueeze(-1)
         cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard)
-        state.position[who] += steps
-        state.unheard[:] += mass
-        state.unheard[who] = 0
+        heard_of = who.tolist()
+        before = state.position.take(heard_of)
+        moved_on = steps + np.array(before, np.int64)
+        state.position.put(heard_of, moved_on.tolist())
+        # Where nothing is remembered of clients, there is nothing to forget.
+        absence = state.absence
+        if not self._memoryless:
+            absence = absence.heard(heard_of, mass)
         server = phase.server(state.server, mean, cohort)
-        return state._replace(server=server, buffers=buffers), loss
+        return state._replace(server=server, buffers=buffers, absence=absence), loss
+
+    def _work(self, phase: Phase, message: Tree, state: State, steps: Ints, share: Share) -> Reply:
+        """What the clients of one chunk reply. Their buffers are in the objective afterwards."""
+        part, clients, ids, _ = share
+        position = np.array(state.position.take(ids), np.int64)
+        local = Chunk(self.gather, self.rounds, state.k, clients, position, steps[part])
+        # Every client starts from the server's buffers and changes a copy of them while it trains.
+        start = state.buffers
+        self.f.buffers = start.expand(len(clients), *start.shape).clone()
+        before = state.own[0] if self._stateless else gathered(state.own.take(ids))
+        told = tree_map(lambda leaf: leaf[part], message) if phase.apart else message
+        return phase.client(self.f, told, before, local)
+
+    def _blank(
+        self, phase: Phase, number: int, message: Tree, state: State, plan: Plan, steps: Ints
+    ) -> tuple[Tree, Tensor | None]:
+        """What a process without clients adds to the mean and the loss of an exchange: nothing.
+
+        Of what shape it is, is found out once for each exchange: the first client is computed here
+        as well, and its numbers are thrown away.
+        """
+        who = plan.answered.numpy()
+        ids = who[:1].tolist()
+        if number not in self._blanks:
+            w = self.p[:1].to(self.device, self.dtype)
+            share = Share(np.zeros(1, np.int64), who[:1], ids, w)
+            reply = self._work(phase, message, state, steps, share)
+            _, upload = self.uplink(phase, number, ids, reply.upload, dict(state.errors))
+            remembered = gathered(state.memory.take(ids))
+            received, _ = phase.receive(state.server, upload, remembered, state.k)
+            blank = tree_map(torch.zeros_like, phase.over_clients(w, received))
+            if phase.largest:
+                none = {name: getattr(blank, name) - torch.inf for name in phase.largest}
+                blank = blank._replace(**none)
+            loss = None if reply.loss is None else torch.zeros_like(reply.loss[0]).double()
+            self._blanks[number] = blank, loss
+        mean, loss = self._blanks[number]
+        if phase.apart:
+            mean = tree_map(lambda leaf: leaf.new_zeros(len(who), *leaf.shape), mean)
+        return mean, loss
 
     def _answering(self, plan: Plan) -> Answering:
-        """Those who answer by this plan.
+        """Those who answer by this plan, and the chunks of those that this process computes.
 
         The mean is over those who answered: weights p_i of the absent are shared out among them.
         """
@@ -497,8 +579,11 @@ class Trials:
             who = plan.answered.numpy()
             total = self.p[who].sum()
             weight = self.p[who] / total
+            # The work of a client is the number of rows that it will see.
+            mine = self.dealing.mine(who, plan.steps.numpy() * self.rounds.width[who])
             shares = []
-            for part in self._chunks(who):
+            for some in self._chunks(who[mine]):
+                part = mine[some]
                 clients = who[part]
                 own = weight[part].to(self.device, self.dtype)
                 shares.append(Share(part, clients, clients.tolist(), own))
@@ -509,22 +594,25 @@ class Trials:
         """The state without what the server remembers of clients that stay away.
 
         They are those who have not answered while the others did so `FORGOTTEN` times each, on
-        average. The lists of the given state are written into.
+        average. The memory of the given state is written into.
         """
-        memory: Any = state.memory
-        away = np.flatnonzero(state.unheard > FORGOTTEN)
-        if not len(away):
+        away = state.absence.beyond(FORGOTTEN)
+        if not away:
             return state
-        state.unheard[away] = 0
+        state = state._replace(absence=state.absence.heard(away, 0.0))
         # Of a client that has never answered there is nothing to forget.
-        gone = [int(i) for i in away if not _equal(memory[i], self._unknown)]
+        pairs = zip(away, state.memory.take(away), strict=True)
+        here = [i for i, kept in pairs if not _equal(kept, self._unknown)]
+        gone = sorted(itertools.chain(*self.team.share(self.team.gather(here))))
         if not gone:
             return state
-        p = self.p[gone].to(self.device, self.dtype)
-        of_gone = gathered([memory[i] for i in gone])
-        lost = tree_map(lambda leaf: _weighted(p, leaf), of_gone)
-        for i in gone:
-            memory[i] = self._unknown
+        lost = tree_map(torch.zeros_like, self._unknown)
+        if here:
+            p = self.p[here].to(self.device, self.dtype)
+            of_gone = gathered(state.memory.take(here))
+            lost = tree_map(lambda leaf: _weighted(p, leaf), of_gone)
+        lost = self.team.sum(lost)
+        state.memory.put(here, [self._unknown] * len(here))
         log.info("round %d: client(s) %s are forgotten", state.k, ", ".join(map(str, gone)))
         return state._replace(server=self.algorithm.forget(state.server, lost))
 
@@ -595,7 +683,7 @@ class Trials:
         A round's loss is that at the models before its step, so that it judges the step of the
         round before. Where every client has a model, all of a trial's models must be finite.
         """
-        finite = self.models(tried).isfinite().all(-1)
+        finite = self._models_here(tried).isfinite().all(-1)
         if finite.dim() > 1:
             finite = finite.all(0)
         if loss is None:
@@ -651,9 +739,8 @@ class Trials:
             return choose(alive, new, old)
 
         server = tree_map(keep, now.server, tried.server)
-        own = [tree_map(keep, *pair) for pair in zip(now.own, tried.own, strict=True)]
-        pairs = zip(now.memory, tried.memory, strict=True)
-        memory = [tree_map(keep, *pair) for pair in pairs]
+        own = tried.own.merged(now.own, partial(tree_map, keep))
+        memory = tried.memory.merged(now.memory, partial(tree_map, keep))
         errors = {}
         for name, error in tried.errors.items():
             before = now.errors.get(name, torch.zeros_like(error))
@@ -726,7 +813,8 @@ class Trials:
         dead = new.diverged > 0
         nan = torch.where(dead, torch.nan, 0.0)
         seen = self._prepare(new)
-        found = self.evaluator(self.models(new), new.buffers, self._rows("test"), seen)
+        x = self._models_here(new)
+        found = self.evaluator(x, new.buffers, self._rows("test"), seen)
         row = {f"test_{name}": value + nan for name, value in found.items()}
         # A diverged trial keeps its last sound model, so this tells if there is an accuracy at all.
         wrong = dead & ~found["accuracy"].isnan()
@@ -744,22 +832,30 @@ class Trials:
         With the default weights every row counts the same, and one pass over all rows is enough.
         With weights of the user's own each client's mean loss is needed.
         """
-        x = self.models(new)
+        x = self._models_here(new)
         seen = self._prepare(new)
         buffers = new.buffers
-        p = self.p.to(x.device)
+        personal = x.dim() > 2
+        here = self.dealing.residents if personal else np.arange(self.fed.clients)
         squares = x.double().square().sum(-1)
-        if x.dim() > 2:
-            squares = torch.tensordot(p, squares, 1)
+        if personal:
+            p = self.p[here].to(x.device)
+            squares = self.team.sum(torch.tensordot(p, squares, 1))
         penalty = self.settings.l2 / 2 * squares
         if self.job.fed.weights is None:
             return self.evaluator.loss(x, buffers, self._rows("train"), seen) + penalty
-        points = x.expand(self.fed.clients, *x.shape[-2:])
-        each = []
-        for i in range(self.fed.clients):
-            each.append(self.evaluator.loss(points[i], buffers, self.fed.rows_of(i), seen))
-        total: Tensor = torch.tensordot(p, torch.stack(each), 1)
-        return total + penalty
+        if not personal:
+            here = here[self.team.rank :: self.team.size]
+        points = x.expand(len(here), *x.shape[-2:])
+        each = [x.new_zeros(x.shape[-2], dtype=torch.float64)] * len(here)
+        for m, i in enumerate(here.tolist()):
+            rows = self.fed.rows_of(i)
+            total = self.evaluator.total(points[m], buffers, rows, seen)
+            each[m] = total / max(1, len(rows))
+        p = self.p[here].to(x.device)
+        loss = torch.stack(each) if each else x.new_zeros(0, x.shape[-2], dtype=torch.float64)
+        mean: Tensor = self.team.sum(torch.tensordot(p, loss, 1))
+        return mean + penalty
 
     # ---- checkpoints ----
 
@@ -767,21 +863,31 @@ class Trials:
         """Everything a later process needs to go on, as named tensors.
 
         No generator is among them: draws are functions of seed, client and round, and `position`
-        says how far each client is in its stream. `contents` lists the columns and the errors of
-        compression in their order, which a file of tensors does not keep.
+        says how far each client is in its stream. Several processes must ask together, and the
+        first of them gets the states of all clients. `contents` lists the columns and the errors of
+        compression in their order, which a file of tensors does not keep, and the clients whose
+        states are there: those of others are as at the start.
         """
         out: dict[str, Tensor] = {}
+        now = self.dealing.collected(self.now, self._initial)
         for name in KEPT:
-            out |= dict(named_leaves(getattr(self.now, name), name))
-        for name, error in self.errors.items():
+            out |= dict(named_leaves(getattr(now, name), name))
+        names: dict[str, list[str]] = {}
+        for name in BY_CLIENT:
+            held = getattr(now, name)
+            changed = held.changed_from(self._initial[name])
+            names[name] = [str(i) for i in changed]
+            for i, tree in zip(changed, held.take(changed), strict=True):
+                out |= dict(named_leaves(tree, f"{name}.{i}"))
+        for name, error in now.errors.items():
             out[f"errors.{name}"] = error
         out["position"] = torch.from_numpy(self.position)
-        out["unheard"] = torch.from_numpy(self.now.unheard)
+        out["unheard"] = torch.from_numpy(self.now.absence.each())
         out["k"] = torch.tensor(self.k)
         columns = self.columns()
         for name, column in columns.items():
             out[f"rows.{name}"] = column
-        names = {"rows": list(columns), "errors": list(self.errors)}  # in their order
+        names |= {"rows": list(columns), "errors": list(now.errors)}  # in their order
         out["contents"] = of_text(json.dumps(names))
         return out
 
@@ -829,12 +935,15 @@ class Trials:
         if "unheard" in saved:
             unheard = read.tensor("unheard", unheard.shape, unheard.dtype)
         trees = {name: read.tree(name, getattr(self.now, name)) for name in KEPT}
-        trees["own"] = list(trees["own"])
-        trees["memory"] = list(trees["memory"])
-        steps = position.cpu().numpy().copy()
-        absence = unheard.cpu().numpy().copy()
-        state = self.now._replace(k=k, errors=errors, position=steps, unheard=absence, **trees)
-        if not self.models(state).isfinite().all():
+        for name in BY_CLIENT:
+            trees[name] = self._initial[name].copy()
+            for i in read.clients("contents", name, self.fed.clients):
+                trees[name].put([i], [read.tree(f"{name}.{i}", trees[name][i])])
+        steps = PerClient(position.tolist())
+        absence = Absence.of(unheard.cpu().numpy())
+        state = self.now._replace(k=k, errors=errors, position=steps, absence=absence, **trees)
+        state = self.dealing.dispersed(state, self._initial)
+        if not self._models_here(state).isfinite().all():
             raise Damaged("the checkpoint's model holds NaN or infinite numbers")
         ended = state.ended
         diverged = state.diverged
@@ -861,10 +970,10 @@ def _weighted(weights: Tensor, leaf: Tensor) -> Tensor:
     return total
 
 
-def _keep_parts(kept: Any, ids: Sequence[int], tree: Tree) -> None:
+def _keep_parts(kept: PerClient[Tree], ids: Sequence[int], tree: Tree) -> None:
     """Give each client its own part of a tree with leaves [clients, ...]."""
-    for m, i in enumerate(ids):
-        kept[i] = tree_map(lambda leaf, m=m: part_of(leaf, m), tree)
+    parts = [tree_map(lambda leaf, m=m: part_of(leaf, m), tree) for m in range(len(ids))]
+    kept.put(ids, parts)
 
 
 def _placed(leaf: Tensor, places: Tensor, clients: int) -> Tensor:
@@ -890,10 +999,16 @@ def run(simulation: Trials, until: int, after: Callable[[Trials], None] = lambda
     It ends early when no trial is left. The last round that the settings ask for is evaluated in
     any case. Autograd is off meanwhile: back ends that need it switch it on for themselves. An
     exception in `after`, such as an interrupt, leaves the simulation between two rounds.
+
+    Several processes stop together: a signal to one of them takes effect on all behind the round
+    that is under way, or behind the next.
     """
     rounds = simulation.settings.rounds
     threads = one_thread_for_small_models(simulation)
-    with torch.no_grad(), threads, plain_convolutions(simulation.job.module):
+    halting = Halting(simulation.team)
+    with torch.no_grad(), threads, plain_convolutions(simulation.job.module), halting:
         while simulation.k < until and not simulation.finished:
             simulation.round(last=simulation.k + 1 == rounds)
-            after(simulation)
+            with halting.deferred():
+                after(simulation)
+            halting.stop_if_agreed()

@@ -19,28 +19,30 @@ from torch import Tensor
 from ..support.trees import Tree, tree_map
 
 if TYPE_CHECKING:
-    from .rounds import Floats, Ints
+    from .per_client import Absence, PerClient
     from .uplink import Errors
 
-KEPT = ("server", "own", "memory", "buffers", "ended", "diverged", "first_loss")
+KEPT = ("server", "buffers", "ended", "diverged", "first_loss")
 """The fields of a state that are trees of tensors with the trials as their first axis."""
+BY_CLIENT = ("own", "memory")
+"""The fields that hold such a tree for each client."""
 
 
 class State(NamedTuple):
     """What is known after round k. Trees have leaves [trials, ...].
 
-    `own`, `memory`, `position` and `unheard` are in the order of the federation's clients.
+    `own`, `memory`, `position` and `absence` are in the order of the federation's clients.
     `errors` is empty without compression.
     """
 
     k: int
     server: Any  # the algorithm's server state
-    own: Sequence[Tree]  # each client's own state; shared by all until a client's first round
-    memory: Sequence[Tree]  # what the server remembers of each client; shared likewise
+    own: PerClient[Tree]  # each client's own state; shared by all until a client's first round
+    memory: PerClient[Tree]  # what the server remembers of each client; shared likewise
     errors: Errors  # what compression has held back so far
     buffers: Tensor  # BatchNorm statistics and the like, [trials, b]
-    position: Ints  # how many mini-batches each client has drawn
-    unheard: Floats  # how often the others have answered since each client did, on average
+    position: PerClient[int]  # how many mini-batches each client has drawn
+    absence: Absence  # how often the others have answered since each client did, on average
     ended: Tensor  # the round in which a trial diverged or stopped, [trials]; -1: it is running
     diverged: Tensor  # the round in which it diverged, [trials]; 0: it has not
     first_loss: Tensor  # the loss of the first round that somebody answered, [trials]

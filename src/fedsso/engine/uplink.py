@@ -91,6 +91,11 @@ def part_of(leaf: Tensor, m: int) -> Tensor:
     return leaf[m].clone() if len(leaf) > 1 else leaf[0]
 
 
+def client_of(name: str) -> int:
+    """The client whose error goes by this name."""
+    return int(name.rpartition(".")[2])
+
+
 def _like(tree: Tree, parts: Iterator[Tensor]) -> Any:
     """A tree of the same shape, with these leaves in order.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..engine.ranks import team
 from ..engine.settings import with_options
 from ..errors import integer
 from ..support.lock import locked
@@ -314,6 +315,19 @@ def resume(
     Results(1 runs, 1 settings of fedavg)
     """
     folder = path_of(folder)
+    ours = team()
+    found, unfinished = ours.told(lambda: _look_into(folder))
+    if unfinished:
+        with locked([folder] if ours.is_first else []):
+            planned = _planned_again(unfinished, found, federation, model)
+            execute(planned, progress, CHECKPOINT_EVERY)
+    else:
+        log.info("%s: every run is finished", folder)
+    return Results(ours.told(lambda: [load_run(one) for one in found]))
+
+
+def _look_into(folder: Path) -> tuple[dict[Path, Spec], list[list[Path]]]:
+    """The settings of the runs of a folder, and the batches that are not finished."""
     complete_plan(folder)
     check_no_sweep(folder)
     found = {one: Spec.load(one / SPEC) for one in run_folders(folder)}
@@ -321,16 +335,11 @@ def resume(
     for one, spec in found.items():
         key = repr((spec.digest, spec.model, spec.start, spec.options))
         batches.setdefault(key, []).append(one)
-    unfinished = [
-        batch for batch in batches.values() if not all(is_done(one, found[one]) for one in batch)
-    ]
-    if unfinished:
-        with locked([folder]):
-            planned = _planned_again(unfinished, found, federation, model)
-            execute(planned, progress, CHECKPOINT_EVERY)
-    else:
-        log.info("%s: every run is finished", folder)
-    return Results(load_run(one) for one in found)
+    unfinished = []
+    for batch in batches.values():
+        if not all(is_done(one, found[one]) for one in batch):
+            unfinished.append(batch)
+    return found, unfinished
 
 
 def _planned_again(

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..algorithm.records import signature, stack
 from ..engine import checkpoint
+from ..engine.ranks import team
 from ..engine.simulate import Trials, attendance_of, fitted
 from ..engine.simulate import run as advance
 from ..errors import InputError
@@ -34,6 +36,7 @@ from ..support.lock import locked
 from ..support.trees import nbytes
 from .run import Run, Weights, is_done, load_run
 from .spec import CHECKPOINT, TRACE, Spec
+from .together import announce, lead_or_follow
 from .trace import ACCURACY, COLUMNS, INTEGERS, Trace
 
 if TYPE_CHECKING:
@@ -106,6 +109,16 @@ def execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -
     Returns:
         All runs. Those that were finished are read from their folders.
     """
+
+    def lead() -> list[Run]:
+        return [replace(run, live=None) for run in _execute(planned, progress, every)]
+
+    runs = lead_or_follow(planned, lead, follow)
+    return [replace(run, live=one.problem) for run, one in zip(runs, planned, strict=True)]
+
+
+def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) -> list[Run]:
+    """As `execute`, in the process that looks into folders and writes."""
     show = printer(progress)
     look = begin(show, [run.spec for run in planned])
     done: dict[int, Run] = {}
@@ -212,12 +225,14 @@ def run_chunk(
         look: Shown the traces now and then, or None.
 
     Raises:
-        InputError: A single run does not fit into the GPU's memory.
+        InputError: A single run does not fit into the GPU's memory, or several do not with several
+            processes, which cannot halve them together.
     """
+    announce(chunk, every)
     try:
         return _run_batched(chunk, show, every, look)
     except torch.OutOfMemoryError as error:
-        if len(chunk) == 1:
+        if len(chunk) == 1 or team().size > 1:
             raise InputError(
                 f"{chunk[0].spec.label} does not fit into the GPU's memory; use device='cpu', a "
                 f"smaller batch_size or "
@@ -227,6 +242,11 @@ def run_chunk(
     torch.cuda.empty_cache()
     half = len(chunk) // 2
     return run_chunk(chunk[:half], show, every, look) + run_chunk(chunk[half:], show, every, look)
+
+
+def follow(chunk: Sequence[Planned], every: int) -> None:
+    """Train along with the process that leads, and keep nothing."""
+    _run_batched(chunk, None, every, None)
 
 
 def _run_batched(
@@ -242,8 +262,9 @@ def _run_batched(
     log.info("%s: %d trial(s), %s", specs[0].algorithm, len(chunk), simulation.reason)
     # Only a single run has checkpoints: the state of a batch belongs to no folder.
     alone = first.folder if len(chunk) == 1 else None
+    keeps = simulation.team.share(alone is not None)
     rounds = first.settings.rounds
-    if alone is not None:
+    if keeps:
         _go_on(simulation, alone, specs[0].identity, rounds)
     label = (
         specs[0].label
@@ -252,9 +273,13 @@ def _run_batched(
     )
 
     def save() -> None:
-        """Write a checkpoint and the trace so far, if this is a single run with a folder."""
+        """Write a checkpoint and the trace so far, if this is a single run with a folder.
+
+        All processes take part, and the one that has the folder writes.
+        """
+        state = simulation.state() if keeps else {}
         if alone is not None:
-            checkpoint.save(alone / CHECKPOINT, simulation.state(), specs[0].identity)
+            checkpoint.save(alone / CHECKPOINT, state, specs[0].identity)
             traces(simulation, specs)[0].save(alone / TRACE)
 
     glance = None if look is None else _Glance(look, simulation, specs)
@@ -284,19 +309,23 @@ def _run_batched(
     return runs
 
 
-def _go_on(simulation: Trials, folder: Path, identity: str, rounds: int) -> None:
+def _go_on(simulation: Trials, folder: Path | None, identity: str, rounds: int) -> None:
     """Take up a run where its folder left it.
 
     Without a usable checkpoint it begins anew.
 
     Args:
         simulation: The run at its start, which is brought to the checkpoint's round.
-        folder: The run's folder.
+        folder: The run's folder; None in a process that is told by the one that has it.
         identity: The identity of the settings, which the checkpoint must have.
         rounds: The rounds that the run has, which the checkpoint must not exceed.
     """
-    path = folder / CHECKPOINT
-    saved = checkpoint.recover(path, identity) if checkpoint.exists(path) else None
+    path = Path(CHECKPOINT) if folder is None else folder / CHECKPOINT
+
+    def recover() -> dict[str, Tensor] | None:
+        return checkpoint.recover(path, identity) if checkpoint.exists(path) else None
+
+    saved = simulation.team.told(recover)
     if saved is None:
         return
     try:

@@ -22,6 +22,7 @@ from ..algorithm import Algorithm
 from ..algorithm.records import OTHER_NAMES, fields_of
 from ..algorithms import ALGORITHMS, make
 from ..engine import checkpoint
+from ..engine.ranks import team
 from ..engine.settings import Settings, options
 from ..engine.simulate import admit, attendance_of, fitted
 from ..engine.uplink import uplink
@@ -234,7 +235,7 @@ def seeds_of(seeds: Iterable[int] | None, given: Mapping[str, Any]) -> tuple[int
 
 
 def folder_of(out: Any) -> Path | None:
-    """Where results go; None: nowhere.
+    """Where results go; None: nowhere. Of several processes the first alone keeps them.
 
     Raises:
         InputError: It is no name that a folder can have.
@@ -243,7 +244,7 @@ def folder_of(out: Any) -> Path | None:
         return None
     if not isinstance(out, str | Path) or not str(out) or "\0" in str(out):
         raise InputError(f"out must name a folder, got out={out!r}")
-    return Path(out)
+    return Path(out) if team().is_first else None
 
 
 # ---- sweeps ----

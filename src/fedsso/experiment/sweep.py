@@ -10,6 +10,7 @@ trials are there and trains the others.
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 import time
@@ -18,12 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..engine.ranks import team
 from ..errors import InputError, integer, number
 from ..support.files import check_writable
 from ..support.lock import Lock
-from .execute import Counter, Progress, Standing, begin, chunks
+from .execute import Counter, Progress, Standing, begin, chunks, follow
 from .plan import VARIED, Planned, Question, check, judging, plan
 from .results import Results
+from .run import Run
 from .store import (
     Held,
     add_settings,
@@ -31,12 +34,14 @@ from .store import (
     put_aside_damaged,
     read,
 )
+from .together import lead_or_follow
 from .workers import in_order, in_processes
 
 if TYPE_CHECKING:
     from .spec import Spec
 
 
+log = logging.getLogger("fedsso")
 CHOSEN = "chosen settings"  # the second phase of a sweep that chooses by held-out rows
 
 
@@ -86,7 +91,7 @@ def answer(
         The runs of the grid. With "val", `judged` has those of the chosen settings.
     """
     grid = question._replace(fed=judging(question.fed, select))
-    runs = carry_out(grid, planned, means, judged_by=select)
+    runs = _with_all(grid, planned, means, judged_by=select)
     results = Results(runs, target=target)
     if select == "test":
         return results
@@ -97,7 +102,7 @@ def answer(
     own = [{name: setting.spec.options[name] for name in VARIED} for setting in winners]
     again = question._replace(records=[records[one.spec.point] for one in winners], own=own)
     last = means._replace(phase=CHOSEN)
-    return Results(runs, target=target, judged=carry_out(again, plan(*again), last))
+    return Results(runs, target=target, judged=_with_all(again, plan(*again), last))
 
 
 def run_grid(question: Question, means: Means) -> Results:
@@ -107,7 +112,23 @@ def run_grid(question: Question, means: Means) -> Results:
     """
     planned = plan(*question)
     check(planned)
-    return carry_out(question, planned, means)
+    return _with_all(question, planned, means)
+
+
+def _with_all(
+    question: Question, planned: Sequence[Planned], means: Means, judged_by: str = "test"
+) -> Results:
+    """As `carry_out`, by all processes that torchrun has started, one batch after the other."""
+    ours = team()
+    if ours.size > 1 and means.jobs > 1:
+        if ours.is_first:
+            log.warning("jobs=%d is left out: torchrun has started the processes", means.jobs)
+        means = means._replace(jobs=1)
+
+    def lead() -> list[Run]:
+        return list(carry_out(question, planned, means, judged_by))
+
+    return Results(lead_or_follow(planned, lead, follow))
 
 
 def carry_out(
