@@ -167,6 +167,7 @@ OTHERS = {
     "flower-supernode": "a server",
     "flwr": "needs a server",
     "examples/hospitals/deploy.sh": "takes minutes, tests_deploy runs it",
+    "torchrun": "starts processes, test_ranks.py does",
 }
 PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
 TRAINING, ROUNDS = ("run", "compare", "sweep"), 2

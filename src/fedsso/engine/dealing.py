@@ -50,17 +50,48 @@ class Dealing:
         # The clients that live in this process, in their order.
         self.residents = everybody if self.homes is None else everybody[self.homes == team.rank]
 
-    def mine(self, who: Ints, work: Ints) -> Ints:
-        """The places among `who` of the clients that this process computes.
+    def ranks(self, who: Ints, work: Ints) -> Ints:
+        """The process that computes each of these clients.
 
         Clients without a home are dealt by their work.
         """
         if self.team.size == 1:
-            return np.arange(len(who))
-        ranks = deal(work, self.team.size) if self.homes is None else self.homes[who]
-        return np.flatnonzero(ranks == self.team.rank)
+            return np.zeros(len(who), np.int64)
+        return deal(work, self.team.size) if self.homes is None else self.homes[who]
+
+    def lender(self, ranks: Ints) -> int | None:
+        """The first process that has clients, if another one has none; else None."""
+        busy = np.unique(ranks)
+        return int(busy[0]) if 0 < len(busy) < self.team.size else None
 
     # ---- sums ----
+
+    def filled(
+        self,
+        phase: Phase,
+        mean: Tree,
+        loss: Tensor | None,
+        lender: int | None,
+        device: torch.device,
+    ) -> tuple[Tree, Tensor | None]:
+        """Mean and loss of this process; where it has no clients, what adds nothing to others'.
+
+        Only who has clients knows the shape of their uploads, which may change from round to round.
+        The lender tells it.
+        """
+        if lender is None:
+            return mean, loss
+        mine: Tree = ()
+        if mean is not None:
+            mine = tree_map(_shape_of, (mean, () if loss is None else loss))
+        shape = self.team.share(mine, lender)
+        if mean is not None:
+            return mean, loss
+        mean, told = tree_map(lambda leaf: torch.zeros_like(leaf, device=device), shape)
+        if phase.largest:
+            least = {name: getattr(mean, name) - torch.inf for name in phase.largest}
+            mean = mean._replace(**least)
+        return mean, told if isinstance(told, Tensor) else None
 
     def exchanged(
         self, phase: Phase, mean: Tree, loss: Tensor | None, moved: Tensor
@@ -160,6 +191,11 @@ class Dealing:
             if self.homes[client_of(name)] == self.team.rank:
                 errors[name] = error
         return state._replace(errors=errors, **own)
+
+
+def _shape_of(leaf: Tensor) -> Tensor:
+    """A leaf without its numbers."""
+    return leaf.to("meta")
 
 
 def _on_cpu(tree: Tree) -> list[Tensor]:

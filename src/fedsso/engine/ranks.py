@@ -89,8 +89,8 @@ class Team:
         """A leaf as a row of its own, [ranks, ...]: after `sum` row r is what rank r gave."""
         return leaf.unsqueeze(0)
 
-    def share(self, thing: T) -> T:
-        """What the first rank gives; whatever the others give is left alone."""
+    def share(self, thing: T, source: int = 0) -> T:  # noqa: ARG002
+        """What one rank gives, the first by default; what the others give is left alone."""
         return thing
 
     def gather(self, thing: T) -> list[T]:
@@ -162,11 +162,11 @@ class Ranks(Team):
         room[self.rank] = leaf
         return room
 
-    def share(self, thing: T) -> T:
+    def share(self, thing: T, source: int = 0) -> T:
         """As in `Team`. The thing is pickled."""
-        box = [thing if self.is_first else None]
+        box = [thing if self.rank == source else None]
         with _together():
-            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+            dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
         return box[0]  # type: ignore[return-value]
 
     def gather(self, thing: T) -> list[T]:

@@ -187,6 +187,7 @@ class Answering(NamedTuple):
     weight: Tensor  # of each in the mean; they sum to 1
     mass: float  # their share of all clients' weights
     shares: list[Share]  # of those that this process computes
+    lender: int | None  # a process with clients, where another one has none
 
 
 class Trials:
@@ -234,14 +235,13 @@ class Trials:
         self._initial = {name: getattr(self.now, name) for name in BY_CLIENT}
         self.uplink = uplink(self.algorithm, self.server, self.f.layout, settings.compress)
         self._columns: dict[str, Tensor] = {}  # of the first rows, as far as they were asked for
-        self._last = Answering(None, np.empty(0, np.int64), self.p[:0], 0.0, [])
+        self._last = Answering(None, np.empty(0, np.int64), self.p[:0], 0.0, [], None)
         # Most algorithms keep nothing at the clients, and remember nothing of them.
         self._stateless = not list(leaves(self.own[0]))
         self._memoryless = not list(leaves(self._unknown))
         keeps = not (self._stateless and self._memoryless) or self.algorithm.personal
         keeps = keeps or settings.compress is not None
         self.dealing = Dealing(self.team, self.rounds.sizes, keeps)
-        self._blanks: dict[int, tuple[Tree, Tensor | None]] = {}  # by the number of the exchange
         self.now, first = self._evaluate(self.now)
         self.rows: list[dict[str, Tensor]] = [first]
         # The loss of the initial model, [trials]: what later losses are compared with to find an
@@ -475,7 +475,7 @@ class Trials:
         A client that answers moves on in its stream of mini-batches by the steps of this
         exchange. One that does not answer stays where it is in its stream and keeps its state.
         """
-        _, who, weight, mass, shares = self._answering(plan)
+        _, who, weight, mass, shares, lender = self._answering(plan)
         steps = phase.steps(plan.steps).numpy()
         own = state.own
         memory = state.memory
@@ -512,8 +512,7 @@ class Trials:
                 moved = torch.tensordot(w, self.f.buffers - start, 1)
                 buffers = buffers + moved  # a difference, so that a constant stays to the bit
         if self.team.size > 1:
-            if mean is None:
-                mean, loss = self._blank(phase, number, message, state, plan, steps)
+            mean, loss = self.dealing.filled(phase, mean, loss, lender, self.device)
             mean, loss, moved = self.dealing.exchanged(phase, mean, loss, buffers - start)
             buffers = start + moved
         taken = float((weight * torch.from_numpy(steps)).sum())
@@ -542,34 +541,6 @@ class Trials:
         told = tree_map(lambda leaf: leaf[part], message) if phase.apart else message
         return phase.client(self.f, told, before, local)
 
-    def _blank(
-        self, phase: Phase, number: int, message: Tree, state: State, plan: Plan, steps: Ints
-    ) -> tuple[Tree, Tensor | None]:
-        """What a process without clients adds to the mean and the loss of an exchange: nothing.
-
-        Of what shape it is, is found out once for each exchange: the first client is computed here
-        as well, and its numbers are thrown away.
-        """
-        who = plan.answered.numpy()
-        ids = who[:1].tolist()
-        if number not in self._blanks:
-            w = self.p[:1].to(self.device, self.dtype)
-            share = Share(np.zeros(1, np.int64), who[:1], ids, w)
-            reply = self._work(phase, message, state, steps, share)
-            _, upload = self.uplink(phase, number, ids, reply.upload, dict(state.errors))
-            remembered = gathered(state.memory.take(ids))
-            received, _ = phase.receive(state.server, upload, remembered, state.k)
-            blank = tree_map(torch.zeros_like, phase.over_clients(w, received))
-            if phase.largest:
-                none = {name: getattr(blank, name) - torch.inf for name in phase.largest}
-                blank = blank._replace(**none)
-            loss = None if reply.loss is None else torch.zeros_like(reply.loss[0]).double()
-            self._blanks[number] = blank, loss
-        mean, loss = self._blanks[number]
-        if phase.apart:
-            mean = tree_map(lambda leaf: leaf.new_zeros(len(who), *leaf.shape), mean)
-        return mean, loss
-
     def _answering(self, plan: Plan) -> Answering:
         """Those who answer by this plan, and the chunks of those that this process computes.
 
@@ -580,14 +551,16 @@ class Trials:
             total = self.p[who].sum()
             weight = self.p[who] / total
             # The work of a client is the number of rows that it will see.
-            mine = self.dealing.mine(who, plan.steps.numpy() * self.rounds.width[who])
+            ranks = self.dealing.ranks(who, plan.steps.numpy() * self.rounds.width[who])
+            mine = np.flatnonzero(ranks == self.team.rank)
             shares = []
             for some in self._chunks(who[mine]):
                 part = mine[some]
                 clients = who[part]
                 own = weight[part].to(self.device, self.dtype)
                 shares.append(Share(part, clients, clients.tolist(), own))
-            self._last = Answering(plan, who, weight, float(total), shares)
+            lender = self.dealing.lender(ranks)
+            self._last = Answering(plan, who, weight, float(total), shares, lender)
         return self._last
 
     def _forget(self, state: State) -> State:
