@@ -687,7 +687,7 @@ def test_out_that_holds_a_run(name: str, whole: Path) -> None:
     before = contents(whole.parent)
     for out in (whole, whole.parent):
         told = fedsso(name, *SMALL, "--out", out, code=2).stderr
-        assert mentions(told, "holds a run already … another folder … `fedsso resume")
+        assert mentions(told, "already holds a run … another folder … `fedsso resume")
     assert contents(whole.parent) == before
 
 

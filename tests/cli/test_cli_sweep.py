@@ -299,7 +299,7 @@ BAD = {
     "option": (["--alhpa", "1"], "--alpha"),
     "not its option": (
         ["--algorithms", "fedavg", "--form", "bfgs,dfp"],
-        "--form is no option of fedavg",
+        "--form is not an option of fedavg",
     ),
     "jobs": (["--jobs", "0"], "0 is not in the range x>=1"),
     "a column": (["--target", "ill"], "'ill' is not a valid float"),
@@ -386,7 +386,7 @@ def test_out_that_is_a_file_or_holds_a_run(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["run", *SMALL, "--out", str(tmp_path / "runs" / "a")])
     for out in (tmp_path / "runs", tmp_path / "runs" / "a"):
         assert (
-            "holds a run already; choose another folder"
+            "already holds a run; choose another folder"
             in sweep(*GRID, "--out", out, code=2).stderr
         )
 

@@ -352,8 +352,8 @@ def test_a_file_read_keeps_its_bytes(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no y": ({"y": None}, "has no array 'y', only x: fetch it again"),
-    "no x": ({"x": None}, "has no array 'x', only y: fetch it again"),
+    "no y": ({"y": None}, "has no array 'y', only x: download it again"),
+    "no x": ({"x": None}, "has no array 'x', only y: download it again"),
     "float x": ({"x": np.zeros((120, 28, 28))}, r"x must be uint8 \[rows, 28, 28\], got float64"),
     "flat x": ({"x": np.zeros((120, 784), np.uint8)}, r"got uint8 \[120, 784\]"),
     "colour x": ({"x": np.zeros((120, 32, 32, 3), np.uint8)}, r"got uint8 \[120, 32, 32, 3\]"),

@@ -500,7 +500,7 @@ def test_a_packed_file_cut_short_is_an_error(pack: str, keep: int, tmp_path: Pat
     noise = np.random.default_rng(0).random(200)
     data = PACK[pack]("".join(f"1 1:{value}\n" for value in noise).encode())
     path = file(tmp_path, data[:keep])
-    with pytest.raises(InputError, match=f"{pack}.*cut short.*fetch it again"):
+    with pytest.raises(InputError, match=f"{pack}.*cut short.*download it again"):
         svmlight([path])
     middle = len(data) // 2
     file(tmp_path, data[:middle] + bytes(20) + data[middle + 20 :])

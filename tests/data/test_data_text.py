@@ -312,9 +312,12 @@ BAD_VECTORS = {
         "line 2: .*b'x'.*expected a word and its numbers",
     ),
     "two spaces": ("great 1 2\nday 1 \n", "line 2: could not convert"),
-    "infinite": ("great 1 inf\n", "line 1: has a number that is no finite float32"),
-    "not a number": ("else 1 2\ngreat nan 2\n", "line 2: has a number that is no finite float32"),
-    "too large": ("great 1e39 2\n", "line 1: has a number that is no finite float32"),
+    "infinite": ("great 1 inf\n", "line 1: has a number that is not a finite float32"),
+    "not a number": (
+        "else 1 2\ngreat nan 2\n",
+        "line 2: has a number that is not a finite float32",
+    ),
+    "too large": ("great 1e39 2\n", "line 1: has a number that is not a finite float32"),
     "nothing known": ("tree 1 2\n", "has none of the 15 words of the tweets"),
     "empty": ("", "has none of the 15 words"),
 }

@@ -72,7 +72,7 @@ def test_a_folder_holds_one_kind(first: str, second: str, fed: Federation, tmp_p
 @pytest.mark.parametrize("name", ["table.md", "trials.csv"])
 def test_a_sweep_leaves_tables_of_others(fed: Federation, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("my own")
-    with pytest.raises(InputError, match=f"{name} is there already and would be replaced"):
+    with pytest.raises(InputError, match=f"{name} already exists and would be overwritten"):
         sweep(fed, "mclr", [FedAvg()], out=tmp_path, **FAST)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(name, "my own")]
 

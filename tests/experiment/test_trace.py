@@ -100,7 +100,7 @@ ROW = "0,0,{},1.5,1.5,0.5,1.5,1.5,0,0,1.5,8,8,0.1"
     [
         ("", "line 1: the column trial is missing"),
         (HEADER.replace("ys,", "") + "\n", "line 1: the column ys is missing"),
-        (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file breaks off"),
+        (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file is truncated"),
         (f"{HEADER}\n{ROW.format(0)}\n0,0,1,1.5\n", "line 3: 4 values for 14 columns"),
         (f"{HEADER}\n{ROW.format('x')}\n", "line 2: round must be a 64-bit integer, got 'x'"),
         (

@@ -185,13 +185,13 @@ def test_an_empty_hospital_takes_no_part() -> None:
     room = hospitals(study, only=["east", "north", "west", "empty"])
     found = fit(asking(room), toml(study), study.family)
     assert [one.hospital for one in found.refusals] == ["empty"]
-    assert "empty takes no part" in found.notes[0]
+    assert "empty is excluded" in found.notes[0]
     np.testing.assert_allclose(found.coefficients, usual().coefficients, rtol=1e-9)
 
 
 def test_no_hospital_at_all() -> None:
     study = small()
-    with pytest.raises(InputError, match=r"no hospital takes part.*north: fewer than 999 rows"):
+    with pytest.raises(InputError, match=r"all hospitals are excluded.*north: fewer than 999 rows"):
         fit(asking(hospitals(study, Limits(min_rows=999))), toml(study), study.family)
     with pytest.raises(InputError, match="None was asked"):
         fit(asking({}), toml(study), study.family)

@@ -218,7 +218,7 @@ def test_text_among_numbers_is_refused_and_hidden_from_others() -> None:
         InputError, match=r"1 cells of other text such as '<5'.*--ignore a"
     ) as caught:
         type_of([str(i) for i in range(39)] + ["<5"])
-    assert caught.value.public == "column 'a': 1 of 40 cells are no numbers"
+    assert caught.value.public == "column 'a': 1 of 40 cells are not numbers"
 
 
 def test_medians_are_written_where_gaps_take_them() -> None:
@@ -271,7 +271,7 @@ def test_the_command_writes_a_schema_once(tmp_path: Path) -> None:
     assert [column.type for column in schema.columns] == ["ignore", "number", "category"]
     assert schema.columns[2].levels == ("I", "II", "III")
     again = command("data", "schema", path, "--column", "ill", "--out", out, code=2)
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     printed = command("data", "schema", path, "--target", "ill", "--ignore", "age,stage").stdout
     assert [column.type for column in parse(printed).columns] == ["ignore"] * 3
     wrong = command("data", "schema", path, "--outcome", "ill", "--missing", "mean", code=2)

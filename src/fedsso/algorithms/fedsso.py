@@ -368,7 +368,7 @@ def _form(
         log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wanted, d, held)
     was_reset = record.R is not None and k >= record.R
     if k == held + 2 and not was_reset and record.form in ("bfgs", "dfp"):
-        log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, held)
+        log.info("round %d: %d pairs are held at most, from now on the oldest is dropped", k, held)
     held = max(1, held)
     return qn.form(record.form, held, held, gamma)
 

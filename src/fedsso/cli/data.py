@@ -229,7 +229,7 @@ def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
     # A smaller form, such as a sample, does not stand for the whole data set.
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
-        return f" is there already: {here or 'it needs no files'}"
+        return f" already exists: {here or 'it needs no files'}"
     with _bars() as progress:
         paths = fetch(
             dataset.name,
@@ -335,7 +335,10 @@ def make_schema(
     weights: Annotated[str, _column("Weights of the rows.")] = "",
     offset: Annotated[str, _column("What is added to the linear predictor.")] = "",
     missing: Annotated[
-        str, typer.Option(help="complete: a gap drops its row; median: with an indicator.")
+        str,
+        typer.Option(
+            help="complete: drop rows with missing values; median: impute, with an indicator."
+        ),
     ] = RULES[0],
     ignore: Annotated[str, typer.Option(help="Columns to leave out, commas between.")] = "",
     categories: Annotated[
@@ -350,14 +353,14 @@ def make_schema(
     holds no row. Of dates and of numbers with text among them an error tells the remedy.
     """
     if out is not None and out.exists():
-        raise InputError(f"{out} is there already; give --out another name, or remove it")
+        raise InputError(f"{out} already exists; choose another name for --out, or remove it")
     schema, notes = infer(
         read_table(table, outcome),
         outcome,
         time=time,
         weights=weights,
         offset=offset,
-        missing=one_of("rule for gaps", missing, RULES),
+        missing=one_of("rule for missing values", missing, RULES),
         ignore=comma_names(ignore),
         categories=comma_names(categories),
     )

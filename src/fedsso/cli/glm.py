@@ -60,7 +60,10 @@ SchemaFile = Annotated[
     typer.Option(help="What the columns mean (`fedsso data schema`); left out: inferred."),
 ]
 Gaps = Annotated[
-    str, typer.Option(help="complete: a gap drops its row; median: with an indicator.")
+    str,
+    typer.Option(
+        help="complete: drop rows with missing values; median: impute, with an indicator."
+    ),
 ]
 Names = Annotated[str, typer.Option(help="Columns to leave out, commas between.")]
 Codes = Annotated[str, typer.Option(help="Columns of codes that are levels, commas between.")]
@@ -132,7 +135,7 @@ def glm(
         time=time,
         weights=weights,
         offset=offset,
-        missing=one_of("rule for gaps", missing, RULES),
+        missing=one_of("rule for missing values", missing, RULES),
         ignore=comma_names(ignore),
         categories=comma_names(categories),
         ties=ties,
@@ -208,14 +211,15 @@ def predict(
     absent = sum(cell != cell for cell in predictions.prediction.tolist())
     if absent:
         say(
-            f"note: {absent} of {len(patients.rows)} patients have no prediction: a gap, or a "
+            f"note: {absent} of {len(patients.rows)} patients have no prediction: a missing "
+            "value, or a "
             f"level that no hospital had"
         )
     if out is None:
         tell(text.rstrip())
         return
     if out.exists():
-        raise InputError(f"{out} is there already; give --out another name, or remove it")
+        raise InputError(f"{out} already exists; choose another name for --out, or remove it")
     write_atomic(out, text)
     say(f"predictions: {out}")
 

@@ -168,11 +168,11 @@ def _runs_below(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise InputError(
-            f"there is no folder {folder}; give the --out folder of a run or a comparison"
+            f"folder {folder} does not exist; give the --out folder of a run or a comparison"
         )
     if (folder / SETTINGS).is_file():
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
-        raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
+        raise InputError(f"{folder} holds a sweep, which the same command continues: `{again}`")
     complete_plan(folder)
     check_no_sweep(folder)  # one of Python's, which has no settings file
     return run_folders(folder)

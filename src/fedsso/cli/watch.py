@@ -271,7 +271,7 @@ def _in_words(numbers: dict[str, float]) -> str:
 def _left_alone(error: InputError) -> bool:
     """Whether a sweep's processes are gone: a signal to the whole group ends them before us.
 
-    Then the error is that of a process that ended without a word, but what it means is the
+    Then the error is that of a process that ended unexpectedly, but what it means is the
     signal.
     """
     return isinstance(error.__cause__, EOFError | ConnectionError)

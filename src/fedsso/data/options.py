@@ -345,7 +345,7 @@ SCHEMA = Option(
     "schema",
     Path,
     None,
-    "A file that says what the columns are, for tables with text and gaps. "
+    "A file that says what the columns are, for tables with text and missing values. "
     "`fedsso data schema` writes one.",
     also=("schema_file", "dictionary", "codebook"),
 )
@@ -394,8 +394,8 @@ STANDARDISE = Option(
     "standardise",
     str,
     "no",
-    "Whether to fill gaps in a table and to scale its columns, by the training rows. Rows stay in "
-    "their files and are scaled when they are read.",
+    "Whether to impute missing values and scale the columns, using the training rows. Rows stay in "
+    "their files and are scaled as they are read.",
     choices=("no", "yes"),
     also=("standardize", "normalise", "normalize", "scale"),
 )

@@ -397,7 +397,7 @@ def device_of(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "device 'cuda' was asked for but torch sees no GPU; use device='cpu' or install the "
+            "device 'cuda' was requested, but torch sees no GPU; use device='cpu' or install the "
             "CUDA build"
         )
     if device.type not in ("cpu", "cuda"):

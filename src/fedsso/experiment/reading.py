@@ -72,7 +72,7 @@ def read_sweep(folder: Path) -> Kept:
     runs = read_all(parts)
     if not runs:
         raise InputError(
-            f"{parts} holds no finished trial of this version of fedsso; run the sweep to its end"
+            f"{parts} holds no finished trial of this version of fedsso; run the sweep to the end"
         )
     finished = is_file(folder / TRIALS)
     target = _asked(folder / SETTINGS)
@@ -101,7 +101,7 @@ def _listed(path: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
     if not names or not all(names):
         raise InputError(
             f"{path} was written by an earlier version; run the same sweep again: it is rewritten "
-            f"without training anything anew"
+            f"without training again"
         )
     return names
 

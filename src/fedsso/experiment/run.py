@@ -387,7 +387,8 @@ def load_run(
     folder = path_of(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
-            f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
+            f"{folder} holds several runs: use load_runs, or load_run with one of the folders "
+            "below it"
         )
     spec = Spec.load(folder / SPEC)
     path = folder / CHECKPOINT

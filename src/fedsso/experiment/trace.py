@@ -309,7 +309,7 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
     if len(set(names)) < len(names):
         raise InputError("line 1: a column is there twice")
     if not text.endswith("\n"):
-        raise InputError(f"line {len(lines) + 1}: the file breaks off")
+        raise InputError(f"line {len(lines) + 1}: the file is truncated")
     columns = {name: array("q" if name in INTEGERS else "d") for name in names}
     for place, line in enumerate(lines, 2):
         _parse_line(place, line, columns)

@@ -213,8 +213,8 @@ def _alive() -> Iterator[None]:
         # A new process imports the script that started it. Without the guard it would call the
         # sweep again, which Python forbids: it dies, and its traceback is on standard error.
         raise InputError(
-            "a process of the sweep ended without a word; finished parts are kept. If it was for "
-            "want of memory, use fewer jobs; a script of your own must call the sweep below "
+            "a process of the sweep ended unexpectedly; finished parts are kept. If "
+            "memory ran out, use fewer jobs; your own script must call the sweep below "
             '`if __name__ == "__main__":`, or use jobs=1'
         ) from error
 

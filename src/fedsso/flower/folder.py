@@ -103,7 +103,7 @@ class Folder:
             return
         if k == 0:
             raise InputError(
-                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() "
+                f"{self.path} already holds a run; give start() initial_arrays=strategy.resume() "
                 "to go on with it, or another checkpoint_dir"
             )
         saved = self.load()

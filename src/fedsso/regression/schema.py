@@ -56,14 +56,15 @@ COMMENTS = {
     "time": "the time at risk",
     "weights": "the weights of the rows",
     "offset": "is added to the linear predictor, such as log(exposure)",
-    "missing": '"complete": a gap drops its row; "median": it takes `fill`, with an indicator',
-    "marks": "further texts of a gap",
+    "missing": '"complete": drop rows with missing values; "median": impute `fill`, add an '
+    "indicator",
+    "marks": "further texts that mean missing",
     "type": "number, yesno, category or ignore",
     "unit": "for the tables of results",
     "levels": "the first is the reference, unless `reference` names another",
     "scale": "false: the fit takes the numbers as they are",
-    "fill": "what a gap takes",
-    "gaps": "true: a gap has an indicator; false: it drops the row",
+    "fill": "replaces missing values",
+    "gaps": "true: an indicator for missing values; false: drop such rows",
     IGNORE: "identifiers, names, free text: never read",
 }
 """What `write` says about a key, where it first comes."""
@@ -283,7 +284,7 @@ def _check_column(column: Column, missing: str, where: str) -> None:
         remedy = DATES if column.type in ("date", "time", "datetime") else ""
         raise wrong(f"{where}: {unknown('type', column.type, TYPES)}{remedy}")
     if any(is_gap(level) for level in column.levels):
-        raise wrong(f"{where}: levels must be texts other than those of a gap")
+        raise wrong(f"{where}: levels must not be texts that mean missing")
     if column.type == CATEGORY and len(column.levels) < 2:
         raise wrong(
             f'{where}: a category needs at least 2 levels, such as levels = ["I", "II"], got '
@@ -298,7 +299,8 @@ def _check_column(column: Column, missing: str, where: str) -> None:
         raise wrong(f"{where}: {unknown('reference', column.reference, column.levels)}")
     if column.type == NUMBER and missing == MEDIAN and column.gaps and column.fill is None:
         raise wrong(
-            f"{where}: say what a gap takes, such as fill = 50.0, or gaps = false where there is "
+            f"{where}: say what replaces a missing value, such as fill = 50.0, or gaps = false "
+            "where there is "
             f"none"
         )
 

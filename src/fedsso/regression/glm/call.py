@@ -163,7 +163,7 @@ def asking(hospitals: Sequence[Hospital]) -> Ask:
                 found.append(Refusal(one.name, error.public))
                 # Who calls this holds all tables, so the message that quotes cells may be shown.
                 if one.name not in told:
-                    log.warning("%s takes no part: %s", one.name, error)
+                    log.warning("%s is excluded: %s", one.name, error)
                     told.add(one.name)
         return found
 

@@ -96,10 +96,12 @@ def _cards(result: Regression) -> list[str]:
     told = []
     if isfinite(fit.events):
         told.append(f"{fit.events:,.0f} events")
-    told.append(f"{fit.dropped:,} left out because of gaps" if fit.dropped else "none left out")
+    told.append(
+        f"{fit.dropped:,} left out because of missing values" if fit.dropped else "none left out"
+    )
     cards = [_card("Rows", f"{fit.rows:,}", "; ".join(told))]
     refused = len(fit.refusals)
-    said = f"{refused} took no part" if refused else "all took part"
+    said = f"{refused} were excluded" if refused else "all took part"
     cards.append(_card("Hospitals", str(len(fit.hospitals)), said))
     for name, title in (("auc", "AUC"), ("concordance", "Concordance"), ("r_squared", "R²")):
         values = [getattr(one, name) for one in fit.hospitals]
