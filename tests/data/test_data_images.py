@@ -107,16 +107,16 @@ def swapped(paths: list[Path]) -> None:
 IDX: dict[str, tuple[Damage, str]] = {
     "swapped": (
         swapped,
-        r"train-images\S*: .*no idx file of images.*0x00000803",
+        r"train-images\S*: .*not an idx file of images.*0x00000803",
     ),
     "images as labels": (
         lambda p: p[1].write_bytes(p[0].read_bytes()),
-        r"train-labels\S*: .*no idx file of labels.*0x00000801",
+        r"train-labels\S*: .*not an idx file of labels.*0x00000801",
     ),
     "empty": (lambda p: p[2].write_bytes(b""), r"t10k-images\S*: is not an idx file of images"),
     "half a header": (
         lambda p: p[2].write_bytes(idx_bytes(grey(1))[:10]),
-        r"t10k-images\S*: is no idx file",
+        r"t10k-images\S*: is not an idx file",
     ),
     "another size": (
         lambda p: p[0].write_bytes(idx_bytes(np.zeros((7, 32, 28), np.uint8))),

@@ -460,7 +460,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many": ({"name": "digits", "clients": 225}, "use at most 224 clients"),
     "test": ({"name": "digits", "test_fraction": 1}, r"test_fraction must be in \[0, 1\)"),
-    "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
+    "own clients": ({"name": "synthetic", "partition": "iid"}, "defines its own clients"),
     "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
     "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
     "dim type": ({"name": "synthetic", "dim": 2.5}, "dim.*integer >= 1.*dim=2.5"),

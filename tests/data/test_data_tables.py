@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "lonely": ("y\n1\n", "line 1: need at least 1 feature column"),
     "text": (
         "a,y\n1,0\nfew,1\n",
-        "line 3: has 'few' in column 'a'.*number such as -1.5.*gap.*'NA'",
+        "line 3: has 'few' in column 'a'.*number such as -1.5.*missing value.*'NA'",
     ),
     "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a'.*number such as -1.5"),
     "thousands": ("a;y\n1.000,5;0\n", "line 2: has '1.000,5' in column 'a'"),

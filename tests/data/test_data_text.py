@@ -422,7 +422,7 @@ def test_a_damaged_file_is_an_error_that_names_it(kind: str, tmp_path: Path) -> 
         path.write_bytes(data[:keep])
         with pytest.raises(
             InputError,
-            match=rf"t\.csv: .*{kind}.*cut short.*fetch it",
+            match=rf"t\.csv: .*{kind}.*cut short.*download it",
         ):
             sentiment140([path])
     failed = 0

@@ -233,7 +233,7 @@ def test_saving_again_replaces_the_model_but_nothing_of_somebody_else(tmp_path: 
     changed.save(tmp_path)
     assert load_model(tmp_path).notes == ("another",)
     (tmp_path / "model.json").write_text('{"weights": [1, 2]}')
-    with pytest.raises(InputError, match="no model of fedsso"):
+    with pytest.raises(InputError, match="not a model written by fedsso"):
         MODEL.save(tmp_path)
 
 

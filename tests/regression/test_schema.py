@@ -69,7 +69,7 @@ WRONG = {
     "text": (HEAD + "time = true", "time must be a text"),
     "flag": (HEAD + "intercept = 1", "true or false, got 1"),
     "levels": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I']", "at least 2 levels"),
-    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "those of a gap"),
+    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "texts that mean missing"),
     "twice": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'I']", "each once"),
     "reference": (
         HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'II']\nreference = 'III'",
@@ -275,7 +275,7 @@ def test_the_command_writes_a_schema_once(tmp_path: Path) -> None:
     printed = command("data", "schema", path, "--target", "ill", "--ignore", "age,stage").stdout
     assert [column.type for column in parse(printed).columns] == ["ignore"] * 3
     wrong = command("data", "schema", path, "--outcome", "ill", "--missing", "mean", code=2)
-    assert "unknown rule for gaps 'mean'" in wrong.stderr
+    assert "unknown rule for missing values 'mean'" in wrong.stderr
 
 
 def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:
