@@ -310,7 +310,7 @@ def test_data_get_then_run(tmp_path: Path, mirror: str) -> None:
     said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror).stderr
     assert "phishing: " in said
     assert [path.name for path in folder.iterdir()] == ["phishing"]
-    assert "there already" in fedsso("data", "get", "phishing", "--data-dir", folder).stderr
+    assert "already on this machine" in fedsso("data", "get", "phishing", "--data-dir", folder).stderr
     done = fedsso("run", "--dataset", "phishing", "--data-dir", folder, "--rounds", 1, "--json")
     assert json.loads(done.stdout)["results"]
 
@@ -330,7 +330,7 @@ def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "there already")],
+    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "already on this machine")],
 )
 def test_data_get_of_something_else(name: str, message: str, tmp_path: Path) -> None:
     assert (
@@ -573,7 +573,7 @@ BAD = {
     "a wrong word": (["--alpha", "outo"], "auto"),
     "a word for another": (
         ["--algorithm", "fedavg", "--alpha", "auto"],
-        "alpha='auto': only FedSSO's",
+        "alpha='auto': only FedSSO can",
     ),
     "no such option": (["--alhpa", "1"], "--alpha"),
     "no file": (["--config", "nowhere.toml"], "nowhere.toml"),

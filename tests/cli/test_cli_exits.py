@@ -336,7 +336,7 @@ def test_a_picture_replaces_pictures_of_ours_alone(suffix: str, tmp_path: Path) 
         fedsso("data", "show", "--clients", 3, "--out", picture)
     picture.write_bytes(b"mine")
     told = fedsso("data", "show", "--clients", 3, "--out", picture, code=2).stderr
-    assert "already exists and is not a picture of fedsso's" in told
+    assert "already exists and is not a picture written by fedsso" in told
     assert picture.read_bytes() == b"mine"
 
 

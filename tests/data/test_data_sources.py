@@ -414,7 +414,7 @@ def test_a_missing_file_names_the_place_and_the_remedy(
 ) -> None:
     get = f"`fedsso data get mnist --data-dir {tmp_path}`"
     remedy = (
-        rf"{get} fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+        rf"{get} downloads it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
     )
     with pytest.raises(InputError, match=rf"'mnist' is not in {tmp_path} \(data_dir\): {remedy}"):
         load("mnist", data_dir=tmp_path)

@@ -227,7 +227,7 @@ def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
     # A smaller form, such as a sample, does not stand for the whole data set.
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
-        return f" already exists: {here or 'it needs no files'}"
+        return f" is already on this machine: {here or 'it needs no files'}"
     with _bars() as progress:
         paths = fetch(
             dataset.name,
