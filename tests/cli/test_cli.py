@@ -310,7 +310,8 @@ def test_data_get_then_run(tmp_path: Path, mirror: str) -> None:
     said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror).stderr
     assert "phishing: " in said
     assert [path.name for path in folder.iterdir()] == ["phishing"]
-    assert "already on this machine" in fedsso("data", "get", "phishing", "--data-dir", folder).stderr
+    again = fedsso("data", "get", "phishing", "--data-dir", folder)
+    assert "already on this machine" in again.stderr
     done = fedsso("run", "--dataset", "phishing", "--data-dir", folder, "--rounds", 1, "--json")
     assert json.loads(done.stdout)["results"]
 
@@ -330,7 +331,7 @@ def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "already on this machine")],
+    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "already on")],
 )
 def test_data_get_of_something_else(name: str, message: str, tmp_path: Path) -> None:
     assert (

@@ -191,7 +191,7 @@ def test_an_empty_hospital_takes_no_part() -> None:
 
 def test_no_hospital_at_all() -> None:
     study = small()
-    with pytest.raises(InputError, match=r"all hospitals are excluded.*north: fewer than 999 complete rows"):
+    with pytest.raises(InputError, match=r"all hospitals are excluded.*north: fewer than 999"):
         fit(asking(hospitals(study, Limits(min_rows=999))), toml(study), study.family)
     with pytest.raises(InputError, match="None was asked"):
         fit(asking({}), toml(study), study.family)

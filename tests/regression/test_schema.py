@@ -69,7 +69,7 @@ WRONG = {
     "text": (HEAD + "time = true", "time must be a text"),
     "flag": (HEAD + "intercept = 1", "true or false, got 1"),
     "levels": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I']", "at least 2 levels"),
-    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "texts that mean missing"),
+    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "that mean missing"),
     "twice": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'I']", "each once"),
     "reference": (
         HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'II']\nreference = 'III'",
