@@ -292,7 +292,7 @@ def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     if missing:
         raise InputError(
             f"the saved state lacks {', '.join(missing)}; it belongs to another form, algorithm or "
-            "version of fedsso: go on with that one, or start over"
+            "version of fedsso: use that one, or start over"
         )
     todo = iter(names)
 

@@ -766,7 +766,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "stopped after round " in said
-    assert f"; `fedsso resume {out}` goes on" in said
+    assert f"; `fedsso resume {out}` continues" in said
     assert "Traceback" not in said
     assert len((out / "trace.csv").read_text().splitlines()) < 150
     fedsso("resume", out)

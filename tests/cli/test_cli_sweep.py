@@ -451,7 +451,7 @@ def test_when_the_time_is_up_the_same_command_goes_on(tmp_path: Path) -> None:
         said.append(result.stderr)
         assert not (tmp_path / "trials.csv").exists()
     assert seen == {0, 75}
-    assert all("parts are left; the same command goes on" in text for text in said)
+    assert all("parts are left; the same command continues" in text for text in said)
     assert len(trials(tmp_path)) == 48
 
 
@@ -516,7 +516,7 @@ def test_a_signal_while_the_processes_start(number: signal.Signals, tmp_path: Pa
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
-    assert "; the same command goes on" in said
+    assert "; the same command continues" in said
     assert "Traceback" not in said
     wait_for(lambda: not any(map(lives, others)))
 

@@ -392,7 +392,7 @@ def test_a_run_with_an_own_metric_says_so_when_it_is_resumed(
 
     simulate(fed, "mclr", "fedavg", out=tmp_path, metrics=(largest,), **FAST)
     (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(InputError, match=r"used metrics of your own.*compare goes on.*another"):
+    with pytest.raises(InputError, match=r"used metrics of your own.*compare continues.*another"):
         resume(tmp_path, federation=fed)
     # What the message says is true: `simulate` refuses the folder, `compare` goes on in its own.
     with pytest.raises(InputError, match="already holds a run"):
@@ -934,7 +934,7 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"seed": 1.5}, r"seed.*integer.*seed=1.5"),
         (
             {"algorithm": FedAvg},
-            r"a name or a record such as FedAvg\(alpha=0.01\).*got <class",
+            r"a name or an object such as FedAvg\(alpha=0.01\).*got <class",
         ),
         ({"model": nn.Linear(5, 3)}, r"the model cannot process samples of shape \(4,\)"),
         (

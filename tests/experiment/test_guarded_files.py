@@ -164,7 +164,7 @@ def test_a_run_without_a_whole_checkpoint_begins_again(
     path.write_bytes(b"nonsense")
     before(path).write_bytes(b"")
     (run,) = resume(tmp_path, federation=fed)
-    assert "the run begins again" in caplog.text
+    assert "the run starts over" in caplog.text
     same(run, simulate(fed, "mclr", FedSSO(), **SMALL))
 
 

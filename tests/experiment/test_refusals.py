@@ -241,11 +241,11 @@ WRONG: dict[str, tuple[Callable[[Federation], Any], str]] = {
     ),
     "no algorithm": (
         lambda fed: Simulation(fed, "mclr", None),  # type: ignore[arg-type]
-        "an algorithm is a name or a record .*got None",
+        "an algorithm must be a name or an object .*got None",
     ),
     "a class": (
         lambda fed: Simulation(fed, "mclr", FedAvg),  # type: ignore[arg-type]
-        "an algorithm is a name or a record .*got <class",
+        "an algorithm must be a name or an object .*got <class",
     ),
     "an empty list": (
         lambda fed: Simulation(fed, "mclr", []),

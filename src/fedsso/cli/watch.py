@@ -257,7 +257,7 @@ def watching(
 
 def _way_on(again: str | None) -> str:
     """How the work goes on, by a command or not at all."""
-    return "nothing is kept without --out" if again is None else f"{again} goes on"
+    return "nothing is kept without --out" if again is None else f"{again} continues"
 
 
 def _in_words(numbers: dict[str, float]) -> str:
@@ -298,7 +298,7 @@ def in_time() -> Iterator[None]:
     try:
         yield
     except OutOfTime as error:
-        say(f"time is up: {error}; {AGAIN} goes on")
+        say(f"time is up: {error}; {AGAIN} continues")
         raise typer.Exit(TIME_IS_UP) from error
 
 

@@ -268,8 +268,8 @@ def sweep(
         try:
             results = answer(question, planned, means, target, select)
         except OutOfTime as late:
-            later = "out= to keep what is done and go on later"
-            how = "call it again to go on" if root else f"give it more minutes, or {later}"
+            later = "out= to keep finished work and continue later"
+            how = "call it again to continue" if root else f"give it more minutes, or {later}"
             raise OutOfTime(f"{late}; {how}") from None
         if root is not None:
             # The room `report` imports this one, so it can only be imported when it is needed.

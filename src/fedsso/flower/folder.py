@@ -104,7 +104,7 @@ class Folder:
         if k == 0:
             raise InputError(
                 f"{self.path} already holds a run; give start() initial_arrays=strategy.resume() "
-                "to go on with it, or another checkpoint_dir"
+                "to continue it, or use another checkpoint_dir"
             )
         saved = self.load()
         if saved is not None and saved.k != k:

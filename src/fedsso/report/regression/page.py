@@ -226,7 +226,7 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
             line += f"<td{marks.get(place, '')}>{escape(text)}</td>"
         body.append(f"<tr>{line}</tr>")
     joined = "\n".join(body)
-    hint = '<p class="hint sideways">The table goes on to the right: scroll it sideways →</p>'
+    hint = '<p class="hint sideways">The table continues to the right: scroll sideways →</p>'
     return (
         f'{hint}<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{joined}\n</tbody></table></div>"
