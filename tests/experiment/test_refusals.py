@@ -296,7 +296,10 @@ def test_data_and_models_of_a_folder_are_of_their_kind(fed: Federation, tmp_path
 
 
 def test_a_sweep_whose_time_is_up_says_how_to_go_on(fed: Federation, tmp_path: Path) -> None:
-    for out, how in ((None, "give it more minutes, or out="), (tmp_path, "call it again to go on")):
+    for out, how in (
+        (None, "give it more minutes, or out="),
+        (tmp_path, "call it again to continue"),
+    ):
         with pytest.raises(OutOfTime, match=f"1 of 1 parts are left; {how}"):
             sweep(fed, "mclr", [FedAvg()], minutes=1e-9, out=out, **FAST)
 
