@@ -424,7 +424,7 @@ def test_data_are_opened_only_when_asked(tmp_path: Path) -> None:
         "the data are no set by name; --with-data (in Python with_data=True) reads them."
     )
     (note,) = content([tmp_path / "run"], with_data=True).notes
-    assert note == "Who holds which labels is not shown: a file that cannot be read."
+    assert note == "The data per client are not shown: a file that cannot be read."
 
 
 # ---- runs that are moved, data that are fewer ----

@@ -77,7 +77,7 @@ def plan(
     Runs with the same seed and run options share one problem, and so can be batched.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name or a module.
         records: The algorithms with their hyper-parameters.
         seeds: The seeds; None: the run option `seed`.

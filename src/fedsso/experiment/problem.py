@@ -222,7 +222,7 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     """The problem that a user's names and objects describe; the user's module is copied.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name, or a module, which is left as it is.
         settings: The run options: loss, metrics, start, seed, floating-point type.
 

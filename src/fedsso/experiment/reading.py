@@ -20,7 +20,7 @@ from .store import DIGITS, PARTS, SETTINGS, TRIALS, read_all
 
 
 def load_runs(folder: str | Path) -> Results:
-    """Read a run's folder, a folder of such folders, or the folder of a sweep.
+    """Load the runs of a folder: a single run, several runs, or a sweep.
 
     The runs of a sweep have settings and traces, but no models. An unfinished sweep is read as
     far as its parts go; unfinished runs are an error.

@@ -42,7 +42,7 @@ class Tally(Protocol):
 
 
 class OutOfTime(Exception):
-    """A sweep stopped because its time was up; the same call goes on where it stopped.
+    """A sweep stopped because its time was up; the same call continues it.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -50,7 +50,7 @@ class OutOfTime(Exception):
     ...     results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=2, minutes=1e-9)
     ... except OutOfTime as late:
     ...     print(late)
-    1 of 1 parts are left; give it more minutes, or out= to keep what is done and go on later
+    1 of 1 parts are left; give it more minutes, or out= to keep finished work and continue later
     """
 
 
