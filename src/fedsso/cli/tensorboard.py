@@ -33,9 +33,7 @@ def check_tensorboard(folder: Path | None) -> Path | None:
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
-        message = (
-            f"--tensorboard needs a package that is not there: `pip install tensorboard` ({error})"
-        )
+        message = ("--tensorboard needs a package that is not installed: `pip install " f"tensorboard` ({error})")
         raise InputError(message) from error
     return folder
 

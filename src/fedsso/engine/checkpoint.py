@@ -114,7 +114,7 @@ def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], 
     except Damaged as damage:
         with suppress(Damaged):
             tensors = _read(before(path), identity)
-            log.warning("%s; the checkpoint before it is used", damage)
+            log.warning("%s; the previous checkpoint is used", damage)
             return tensors, before(path)
         raise Damaged(f"{damage}, and there is no whole checkpoint before it") from damage
 

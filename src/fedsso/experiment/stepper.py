@@ -135,7 +135,9 @@ class Simulation(Trials):
             return f"stop_at={self.settings.stop_at:g} was reached in round {self.k}; leave it out"
         which = "it" if self.trials == 1 else f"{len(lost)} of {self.trials} trials"
         rounds = ", ".join(str(k) for k in sorted(set(lost)))
-        return f"{which} diverged in round {rounds}; nothing is left to train: take a smaller step"
+        return (
+            f"{which} diverged in round {rounds}; nothing is left to train: use a smaller step size"
+        )
 
     def model(self, trial: int = 0) -> nn.Module:
         """The model as it is now, a new copy on the CPU, in evaluation mode.

@@ -345,6 +345,6 @@ def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     hospitals = len(job.talk.answers)
     if cluster and hospitals < FEW:
         notes.append(
-            f"Errors clustered by hospital are too small with few hospitals; here are {hospitals}."
+            f"Errors clustered by hospital are too small with few hospitals; there are {hospitals}."
         )
     return tuple(notes)

@@ -50,7 +50,7 @@ TEXTS = ("outcome", "positive", "negative", "time", "weights", "offset")
 """The keys of a schema that are texts."""
 DATES = "; make a number of a date, such as an age in years or days since the first visit"
 COMMENTS = {
-    "outcome": "the column to explain",
+    "outcome": "the column to model",
     "positive": "the level of the outcome that counts as an event",
     "negative": "the other level",
     "time": "the time at risk",
@@ -256,7 +256,7 @@ def wrong(message: str) -> InputError:
 def check(schema: Schema, where: str = "schema") -> None:
     """Raise InputError for a schema that contradicts itself. `where` begins the message."""
     if not schema.outcome:
-        raise wrong(f'{where}: name the column to explain, such as outcome = "disease"')
+        raise wrong(f'{where}: name the outcome column, such as outcome = "disease"')
     if schema.missing not in RULES:
         raise wrong(f"{where}: missing must be one of {', '.join(RULES)}, got {schema.missing!r}")
     if schema.positive and schema.positive == schema.negative:
@@ -337,7 +337,7 @@ def _written(column: Column) -> dict[str, object]:
 def _commented(line: str, told: set[str]) -> str:
     """A line with a comment on its key, if the key was not told about before."""
     if line == "[columns]":
-        return "# The columns to explain it with, in the order of the coefficients."
+        return "# The explanatory columns, in the order of the coefficients."
     key = line.partition(" = ")[0]
     if line.endswith(f'type = "{IGNORE}"'):
         key = IGNORE

@@ -211,7 +211,7 @@ def _schema(
 def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
     """A schema from all tables together, which only who holds all of them can make."""
     if not tabled.outcome:
-        raise InputError("name the column to explain: --outcome NAME (in Python outcome=)")
+        raise InputError("name the outcome column: --outcome NAME (in Python outcome=)")
     table, others = shared(tabled.tables)
     absent = [name for name in (tabled.outcome, wish.time) if name in others]
     if absent:
