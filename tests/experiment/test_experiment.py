@@ -1124,7 +1124,7 @@ def test_a_simulation_that_diverged_is_done_and_says_so(
     assert wild.done
     assert wild.k == len(rows) < 20
     assert f"it diverged in round {wild.k}" in caplog.text
-    with pytest.raises(InputError, match=rf"it diverged in round {wild.k}.*take a smaller step"):
+    with pytest.raises(InputError, match=rf"it diverged in round {wild.k}.*use a smaller step"):
         wild.step()
     assert len(wild.rows) == len(rows) + 1
     assert list(wild) == []

@@ -186,8 +186,8 @@ def test_a_run_that_ended_worse_than_it_began_says_so() -> None:
         )
 
     assert ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 42.3]).worse_than_start() == (
-        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or take a "
-        "smaller step"
+        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or use a "
+        "smaller step size"
     )
     assert "train loss 0.7 -> 40" in str(ended([NAN, 0.7, 20, 40], [NAN] * 4).worse_than_start())
     for fine in (

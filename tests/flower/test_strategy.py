@@ -367,7 +367,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(
     arrays = strategy.resume()
     assert arrays is not None
     assert strategy.rounds_left(3) == 1
-    assert "the checkpoint before it is used" in caplog.text
+    assert "the previous checkpoint is used" in caplog.text
     again = strategy.start(federation(), arrays, num_rounds=1)
     assert (
         vector(again.arrays) == vector(sso().start(federation(), initial(), num_rounds=3).arrays)

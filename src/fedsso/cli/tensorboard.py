@@ -33,7 +33,10 @@ def check_tensorboard(folder: Path | None) -> Path | None:
     try:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
-        message = ("--tensorboard needs a package that is not installed: `pip install " f"tensorboard` ({error})")
+        message = (
+            "--tensorboard needs a package that is not installed: `pip install "
+            f"tensorboard` ({error})"
+        )
         raise InputError(message) from error
     return folder
 

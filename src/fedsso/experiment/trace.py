@@ -197,7 +197,10 @@ class Trace:
             return None
         name, (first, last) = list(known.items())[-1]
         shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"
-        return (f"ended worse than it began: {shown}; standardise the columns, or use a smaller " "step size")
+        return (
+            f"ended worse than it began: {shown}; standardise the columns, or use a smaller "
+            "step size"
+        )
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
         """Bytes of the whole federation, both ways, to the end of the first round that reaches the
