@@ -110,9 +110,7 @@ class FedSSO(Stepping, Remembering):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step | Auto = param(
-        default="auto", doc="client step size α; auto: chosen in the first rounds"
-    )
+    alpha: Step | Auto = param(default="auto", doc="client step size α; auto: chosen early on")
     eta: Step = param(default=1.0, doc="server step size η")
     R: int | None = param(default=None, doc="reset B every R rounds; none: never (paper: 200)")
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
@@ -121,9 +119,7 @@ class FedSSO(Stepping, Remembering):
     guard: str = param(default="adaptive", doc="adaptive, cautious (any clients) or none (paper)")
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
-    memory: str = param(
-        default="auto", doc="auto (if clients may be absent), clients or none (paper)"
-    )
+    memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
     drift: str = param(default="auto", doc="with alpha=auto: auto, small, steady or fading")
 
     def __post_init__(self) -> None:
