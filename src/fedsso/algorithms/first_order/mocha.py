@@ -299,20 +299,14 @@ class MOCHA(Algorithm):
     personal = True
 
     lam: Scalar = param(default=1e-3, doc="regularisation λ")
-    dual: str = param(
-        default="hinge", doc="loss whose dual problem is solved: hinge, squared or logistic"
-    )
+    dual: str = param(default="hinge", doc="loss of the dual problem: hinge, squared or logistic")
     inner: int = param(default=100, doc="rounds between updates of the task relations Σ")
     frac: float = param(default=0.5, doc="fraction of its rows that a client processes per round")
-    least: float = param(
-        default=1.0, doc="smallest part of that fraction, drawn in each round; 1: all of it"
-    )
+    least: float = param(default=1.0, doc="smallest part of `frac`, drawn in each round; 1: all")
     outputs: int = param(default=0, doc="number of outputs; 0: that of the model")
     inputs: int = param(default=0, doc="number of inputs; 0: that of the model")
     tasks: int = param(default=0, doc="number m of clients; 0: that of the federation")
-    most_rows: int = param(
-        default=0, doc="largest number of rows of a client; 0: that of the federation"
-    )
+    most_rows: int = param(default=0, doc="most rows of a client; 0: those of the federation")
 
     def __post_init__(self) -> None:
         positive(self, "lam", schedules=False)

@@ -128,14 +128,10 @@ class BL1(Base):
     eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
     compressor: str = param(default="topk:100", doc="of r x r matrices: none, rank:R or topk:K")
     basis: str = param(default="data", doc="data (basis of the client's rows) or standard")
-    p: float = param(
-        default=1.0, doc="probability that a round has gradients, drawn for all clients together"
-    )
-    down: int = param(
-        default=0, doc="entries of the model's change sent to clients; 0: the whole model"
-    )
+    p: float = param(default=1.0, doc="probability that a round has gradients (of all clients)")
+    down: int = param(default=0, doc="entries of the model change sent to clients; 0: all")
     mu: Scalar | None = param(
-        default=None, doc="lower bound μ of the curvature; None: l2, or 0.1 if there is none"
+        default=None, doc="lower bound μ of the curvature; None: l2, or else 0.1"
     )
     a: Scalar = param(default=1.0, doc="Hessian learning rate α")
     lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")

@@ -95,9 +95,7 @@ class DiSCO(Algorithm):
 
     precondition: str = param(default="lead", doc="lead, bfgs or none")
     products: int = param(default=5, doc="Hessian products per round, one exchange each")
-    mu: Scalar = param(
-        default=1e-3, doc="damping μ of the leading client's Hessian; B starts from μ I"
-    )
+    mu: Scalar = param(default=1e-3, doc="damping μ of the leader's Hessian; B starts from μ I")
     beta: Scalar = param(default=0.1, doc="relative residual β at which a system is solved")
     pairs: int = param(default=60, doc="number of stored pairs (bfgs)")
     cg_steps: int = param(default=100, doc="conjugate-gradient steps of the leading client")
