@@ -13,29 +13,29 @@ help:  ## show this list
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-demo: .venv/.complete  ## install, compare FedSSO, FedAvg and FedSGD on embedded data: demo/index.html (a minute, and minutes for the install)
+demo: .venv/.complete  ## install, then compare FedSSO, FedAvg and FedSGD on bundled data: demo/index.html (a minute, plus minutes to install)
 	$(BIN)/python examples/demo.py
 
-test: .venv/.complete  ## install and run the tests, a sample of those with many variants (minutes)
+test: .venv/.complete  ## install and run the tests, with a sample of the variants (minutes)
 	$(BIN)/python -m pytest -m "not slow and not full" -n 2 --dist loadfile
 
-test-full: .venv/.complete  ## what `make test` leaves out: the other variants, killed processes, the campaign in short
+test-full: .venv/.complete  ## what `make test` leaves out: other variants, killed processes, a short campaign
 	$(BIN)/python -m pytest -m full -n 2 --dist loadfile
 
 test-slow: .venv/.complete  ## the long tests: the paper's numbers on MNIST (needs FEDSSO_DATA)
 	$(BIN)/python -m pytest -m slow
 
-test-kernels: .venv/.complete  ## the numerical tests under other CPU kernels and thread counts, as a table (an hour)
+test-kernels: .venv/.complete  ## numerical tests with other CPU kernels and thread counts, as a table (an hour)
 	$(BIN)/python tests/kernels.py
 
-test-kernels-short: .venv/.complete  ## four of those settings, on the suites nearest to the arithmetic (minutes)
+test-kernels-short: .venv/.complete  ## four of these settings, on the most numerical test suites (minutes)
 	$(BIN)/python tests/kernels.py --short
 
 test-deploy: .venv/.complete  ## a real federation on this machine: SuperLink and SuperNodes over TLS, with authentication (minutes)
 	command -v openssl > /dev/null && command -v ssh-keygen > /dev/null || apt-get install --yes --quiet openssl openssh-client
 	$(BIN)/python -m pytest tests_deploy
 
-browser:  ## Debian's chromium with its driver, in which the tests open the report (else they skip)
+browser:  ## install Debian's chromium and its driver, with which the tests open the report (otherwise skipped)
 	command -v chromium > /dev/null && command -v chromedriver > /dev/null || { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver; }
 
 FRAMEWORKS := build/frameworks
@@ -55,32 +55,32 @@ check: .venv/.complete  ## ruff, ruff format, mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-figures: .venv/.complete  ## how easily the code reads: files in a folder, documentation, density
+figures: .venv/.complete  ## readability of the code: files per folder, documentation, density
 	$(BIN)/python docs/figures.py
 
-format: .venv/.complete  ## let ruff repair and format the code
+format: .venv/.complete  ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: .venv/.complete  ## time and memory against a plain loop and a hand-stacked reference: build/bench.json
 	$(BIN)/python -m benchmarks
 
-robustness: .venv/.complete  ## FedSSO's default against tuned rivals on ten tasks, resumable: docs/robustness.json (long; half an hour on one H200)
+robustness: .venv/.complete  ## FedSSO's default against tuned rivals on all tasks, resumable: docs/robustness.json (long; half an hour on one H200)
 	$(BIN)/python -m benchmarks.robustness
 	$(BIN)/python -m benchmarks.robustness_report
 
-smoke: .venv/.complete  ## FedAvg and FedSSO on every data set that is there, with each of its models (long)
+smoke: .venv/.complete  ## FedAvg and FedSSO on every data set on this machine, with each of its models (long)
 	$(BIN)/python docs/smoke.py
 
-campaign: .venv/.complete  ## kills, damaged files, faults, hostile replies and odd numbers against the library: build/campaign.json (half an hour)
+campaign: .venv/.complete  ## test campaign with kills, damaged files, faults, hostile replies and odd numbers: build/campaign.json (half an hour)
 	$(BIN)/python -m campaign
 
-docs: .venv/.complete  ## write what the docs take from the code and from results/, then the site: build/site/index.html
+docs: .venv/.complete  ## update generated tables and figures, then build the documentation site: build/site/index.html
 	$(BIN)/python docs/build.py --figures
 	$(MAKE) site
 
-site: .venv/.complete  ## the docs as a site that needs no network, strictly: build/site/index.html
+site: .venv/.complete  ## build the documentation site, which works offline: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-clean:  ## remove what the other targets made
+clean:  ## remove everything that the other targets made
 	rm -rf .venv build demo .pytest_cache .mypy_cache .ruff_cache

@@ -30,6 +30,8 @@ from .robustness_score import ACCURACY, DECIMALS, Goal, Score
 DOCS = Path(__file__).parents[1] / "docs"
 WITH_CURVES = "25% of the clients"
 CLOSE = 0.01  # relative: an end so far behind the best rival's is told apart from one further back
+TASKS = {"finding": "development", "judging": "held-out"}
+"""What the two halves of the tasks are called on the page."""
 
 
 # ---- the numbers ----
@@ -126,7 +128,7 @@ def shares(found: Iterable[Score]) -> str:
     """In how many cells FedSSO leads, by half and by what is changed, as Markdown."""
     groups: dict[str, list[Score]] = {}
     for one in judged(found):
-        groups.setdefault(f"{one['half']} half", []).append(one)
+        groups.setdefault(f"{TASKS[one['half']]} tasks", []).append(one)
     for one in judged(found):
         groups.setdefault(_change(one), []).append(one)
     rows = []
@@ -135,8 +137,10 @@ def shares(found: Iterable[Score]) -> str:
         rows.append(
             {
                 "cells": name,
-                "end at least the best rival's": _of(sum(leads(c, "final") for c in cells), n),
-                "end at most 1 % behind": _of(sum(behind(c) <= CLOSE for c in cells), n),
+                "final result as good as the best rival's": _of(
+                    sum(leads(c, "final") for c in cells), n
+                ),
+                "at most 1 % behind": _of(sum(behind(c) <= CLOSE for c in cells), n),
                 "no more rounds than the best rival": _of(
                     sum(leads(c, "rounds") for c in cells), n
                 ),
@@ -154,7 +158,7 @@ def duels(found: Iterable[Score]) -> str:
         if name == OURS or not met:
             continue
         row = {"rival, tuned in each cell": NAMES.get(name, name)}
-        for what, title in (("final", "end at least as good"), ("rounds", "no more rounds")):
+        for what, title in (("final", "final result as good"), ("rounds", "no more rounds")):
             won = sum(
                 rank(one, what, one["methods"][OURS][what]["mean"])
                 <= rank(one, what, one["methods"][name][what]["mean"])

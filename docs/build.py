@@ -184,7 +184,7 @@ def layers() -> str:
         (str(i), " ".join(f"`{room}`" for room in one["rooms"]), one["knows"])
         for i, one in enumerate(table)
     ]
-    return markdown(("layer", "rooms", "what they know"), rows)
+    return markdown(("layer", "packages", "contents"), rows)
 
 
 def run_options() -> str:

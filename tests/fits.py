@@ -88,8 +88,8 @@ def binomial(**changes: Any) -> Fit:
         "hospitals": tuple(
             assessment(name, one.x @ w, one.y) for name, one in zip(HOSPITALS, every, strict=True)
         ),
-        "refusals": (Refusal("Wels", "fewer than 10 rows without a gap"),),
-        "notes": ("Wels takes no part: fewer than 10 rows without a gap.",),
+        "refusals": (Refusal("Wels", "fewer than 10 complete rows"),),
+        "notes": ("Wels is excluded: fewer than 10 complete rows.",),
         "converged": True,
         "distance": 1e-9,
     }

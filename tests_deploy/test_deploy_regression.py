@@ -155,7 +155,7 @@ def test_the_script_runs_ones_own_tables_and_leaves_nothing(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     table = load_model(out).coefficients()
     np.testing.assert_allclose(table["estimate"], pooled().params, rtol=1e-6)
-    assert "fewer than 1000 rows" in done.stdout
+    assert "fewer than 1000 complete rows" in done.stdout
     assert not list(home.iterdir())
     assert not left(home)
 

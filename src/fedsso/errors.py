@@ -19,7 +19,7 @@ MOST = 10**9
 
 
 class InputError(ValueError):
-    """The user's input is wrong. The command line prints the message and exits with code 2.
+    """Invalid input. The command line prints the message and exits with code 2.
 
     The message is written for the person who holds the data, so it may quote values from a row.
     The attribute `public` is for everybody else, for example the server that a client answers to.

@@ -113,8 +113,8 @@ class ServerBFGS(Optimizer):
         """
         if closure is not None:
             raise InputError(
-                "step() takes no closure: it would put gradients where the clients' mean of x - v "
-                "is; call step()"
+                "step() takes no closure: it would overwrite the clients' mean of x - v "
+                "with gradients; call step()"
             )
         trained = self._trained()
         group = self.param_groups[0]

@@ -67,8 +67,8 @@ class Server:
     def __init__(self, record: FedSSO, local_steps: float) -> None:
         if isinstance(record.alpha, str):
             raise InputError(
-                "alpha='auto' needs clients that are told their step; give the number that yours "
-                "use, as in alpha=0.01"
+                "alpha='auto' needs clients that receive their step size from the server; "
+                "give the one that yours use, as in alpha=0.01"
             )
         self.record = record
         self.local_steps = number("local_steps", local_steps)
@@ -292,7 +292,7 @@ def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     if missing:
         raise InputError(
             f"the saved state lacks {', '.join(missing)}; it belongs to another form, algorithm or "
-            "version of fedsso: go on with that one, or start anew"
+            "version of fedsso: use that one, or start over"
         )
     todo = iter(names)
 

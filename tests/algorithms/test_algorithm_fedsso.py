@@ -1068,8 +1068,10 @@ def test_leaving_pairs_are_logged_once(quad: Federation, caplog: pytest.LogCaptu
             fly(quad, FedSSO(alpha=0.1, guard="none", pairs=3, **extra), 9)
         return [r.message for r in caplog.records if "oldest" in r.message]
 
-    assert told() == ["round 5: 3 pairs are held at most, from now on the oldest leaves"]
-    assert told(form="dfp") == ["round 5: 3 pairs are held at most, from now on the oldest leaves"]
+    assert told() == ["round 5: 3 pairs are held at most, from now on the oldest is dropped"]
+    assert told(form="dfp") == [
+        ("round 5: 3 pairs are held at most, from now on the oldest is dropped")
+    ]
     assert told(R=4) == []
     assert told(form="bfgs-dense") == told(form="lbfgs") == []
 

@@ -310,7 +310,8 @@ def test_data_get_then_run(tmp_path: Path, mirror: str) -> None:
     said = fedsso("data", "get", "phishing", "--data-dir", folder, "--mirror", mirror).stderr
     assert "phishing: " in said
     assert [path.name for path in folder.iterdir()] == ["phishing"]
-    assert "there already" in fedsso("data", "get", "phishing", "--data-dir", folder).stderr
+    again = fedsso("data", "get", "phishing", "--data-dir", folder)
+    assert "already on this machine" in again.stderr
     done = fedsso("run", "--dataset", "phishing", "--data-dir", folder, "--rounds", 1, "--json")
     assert json.loads(done.stdout)["results"]
 
@@ -330,7 +331,7 @@ def test_data_get_refuses_what_is_not_the_data_set(tmp_path: Path, mirror: str) 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "there already")],
+    [("mnst", "did you mean 'mnist'"), ("csv", "no files to fetch"), ("digits", "already on")],
 )
 def test_data_get_of_something_else(name: str, message: str, tmp_path: Path) -> None:
     assert (
@@ -573,7 +574,7 @@ BAD = {
     "a wrong word": (["--alpha", "outo"], "auto"),
     "a word for another": (
         ["--algorithm", "fedavg", "--alpha", "auto"],
-        "alpha='auto': only FedSSO's",
+        "alpha='auto': only FedSSO can",
     ),
     "no such option": (["--alhpa", "1"], "--alpha"),
     "no file": (["--config", "nowhere.toml"], "nowhere.toml"),
@@ -687,7 +688,7 @@ def test_out_that_holds_a_run(name: str, whole: Path) -> None:
     before = contents(whole.parent)
     for out in (whole, whole.parent):
         told = fedsso(name, *SMALL, "--out", out, code=2).stderr
-        assert mentions(told, "holds a run already … another folder … `fedsso resume")
+        assert mentions(told, "already holds a run … another folder … `fedsso resume")
     assert contents(whole.parent) == before
 
 
@@ -765,7 +766,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "stopped after round " in said
-    assert f"; `fedsso resume {out}` goes on" in said
+    assert f"; `fedsso resume {out}` continues" in said
     assert "Traceback" not in said
     assert len((out / "trace.csv").read_text().splitlines()) < 150
     fedsso("resume", out)

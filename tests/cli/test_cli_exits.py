@@ -291,7 +291,7 @@ def test_files_of_others_in_the_folder(args: list[str], name: str, tmp_path: Pat
     file.write_text("mine = 1")
     saved = tmp_path / "saved.toml"
     told = fedsso(*args, *SMALL, "--out", tmp_path / "out", "--save-config", saved, code=2).stderr
-    assert mentions(told, f"{file} is there already … another folder for --out")
+    assert mentions(told, f"{file} already exists … another folder for --out")
     assert contents(tmp_path) == {f"out/{name}": b"mine = 1"}
 
 
@@ -307,7 +307,7 @@ def test_a_settings_file_that_is_there(tmp_path: Path) -> None:
     told = fedsso(
         "run", *SMALL, *CALM, "--save-config", saved, "--out", tmp_path / "out", code=2
     ).stderr
-    assert mentions(told, f"{saved} is there already … --save-config another name")
+    assert mentions(told, f"{saved} already exists … another name for --save-config")
     assert contents(tmp_path) == {"my.csv": b"a,b\n"}
     saved.unlink()
     for _ in range(2):  # the second time it would stay as it is
@@ -322,7 +322,9 @@ def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
         fedsso("report", tmp_path / "run", "--out", page)
     page.write_text("<p>mine</p>")
     told = fedsso("report", tmp_path / "run", "--out", page, code=2).stderr
-    assert mentions(told, f"{page} is there already … not a page of fedsso's … --out another name")
+    assert mentions(
+        told, f"{page} already exists … not a page written by fedsso … another name for --out"
+    )
     assert page.read_text() == "<p>mine</p>"
 
 
@@ -334,7 +336,7 @@ def test_a_picture_replaces_pictures_of_ours_alone(suffix: str, tmp_path: Path) 
         fedsso("data", "show", "--clients", 3, "--out", picture)
     picture.write_bytes(b"mine")
     told = fedsso("data", "show", "--clients", 3, "--out", picture, code=2).stderr
-    assert "is there already and is not a picture of fedsso's" in told
+    assert "already exists and is not a picture written by fedsso" in told
     assert picture.read_bytes() == b"mine"
 
 

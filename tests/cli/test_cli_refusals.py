@@ -20,7 +20,7 @@ def test_a_run_is_not_written_beside_a_sweep(name: str, tmp_path: Path) -> None:
     sweep(load("digits", clients=3), "mclr", [FedAvg()], out=tmp_path, **FAST)
     before = sorted(tmp_path.rglob("*"))
     told = command(name, *SMALL, "--out", tmp_path, code=2).stderr
-    assert "holds a sweep already; choose another folder" in told
+    assert "already holds a sweep; choose another folder" in told
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -67,7 +67,7 @@ def test_a_sweep_of_python_is_told_and_taken_over(tmp_path: Path) -> None:
     listed = (tmp_path / "trials.csv").read_bytes()
     for other in ("--alpha", 0.1, "--target", 0.2), ("--alpha", "0.1,0.3", "--target", 0.3):
         told = command(*same, *other, code=2).stderr
-        assert "table.md is there already" in told
+        assert "table.md already exists" in told
     assert (tmp_path / "trials.csv").read_bytes() == listed
     command(*same, "--alpha", "0.1,0.3", "--target", 0.2)
     assert (tmp_path / "trials.csv").read_bytes() == listed

@@ -299,7 +299,7 @@ BAD = {
     "option": (["--alhpa", "1"], "--alpha"),
     "not its option": (
         ["--algorithms", "fedavg", "--form", "bfgs,dfp"],
-        "--form is no option of fedavg",
+        "--form is not an option of fedavg",
     ),
     "jobs": (["--jobs", "0"], "0 is not in the range x>=1"),
     "a column": (["--target", "ill"], "'ill' is not a valid float"),
@@ -386,7 +386,7 @@ def test_out_that_is_a_file_or_holds_a_run(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["run", *SMALL, "--out", str(tmp_path / "runs" / "a")])
     for out in (tmp_path / "runs", tmp_path / "runs" / "a"):
         assert (
-            "holds a run already; choose another folder"
+            "already holds a run; choose another folder"
             in sweep(*GRID, "--out", out, code=2).stderr
         )
 
@@ -451,7 +451,7 @@ def test_when_the_time_is_up_the_same_command_goes_on(tmp_path: Path) -> None:
         said.append(result.stderr)
         assert not (tmp_path / "trials.csv").exists()
     assert seen == {0, 75}
-    assert all("parts are left; the same command goes on" in text for text in said)
+    assert all("parts are left; the same command continues" in text for text in said)
     assert len(trials(tmp_path)) == 48
 
 
@@ -516,7 +516,7 @@ def test_a_signal_while_the_processes_start(number: signal.Signals, tmp_path: Pa
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
-    assert "; the same command goes on" in said
+    assert "; the same command continues" in said
     assert "Traceback" not in said
     wait_for(lambda: not any(map(lives, others)))
 

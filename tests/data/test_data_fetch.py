@@ -735,7 +735,7 @@ def test_a_link_in_a_zip_is_no_regular_file(tmp_path: Path) -> None:
 def test_a_missing_member_is_named_and_nothing_is_written(packer: str, tmp_path: Path) -> None:
     archive = PACKERS[packer](tmp_path / "archive", FILES)
     message = refused(archive, tmp_path / "out", (*WANTED, ("in/d.txt", "d.txt")))
-    assert re.search("no member 'in/d.txt'.*fetch it again", message)
+    assert re.search("no member 'in/d.txt'.*download it again", message)
     assert left(tmp_path) == ["archive"]
 
 
@@ -749,7 +749,7 @@ def test_a_cut_archive_is_an_error_at_every_length(packer: str, tmp_path: Path) 
     for size in range(0, end, 331):
         (tmp_path / "archive").write_bytes(data[:size])
         message = refused(tmp_path / "archive", tmp_path / "out")
-        assert message.endswith("fetch it again")
+        assert message.endswith("download it again")
 
 
 @pytest.mark.parametrize("packer", ["zip", "tar.gz"])
@@ -805,7 +805,7 @@ def test_a_zip_that_lies_about_a_size_is_refused(tmp_path: Path) -> None:
 )
 def test_what_is_no_archive_says_so(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(data)
-    assert "fetch it again" in refused(tmp_path / "archive", tmp_path / "out")
+    assert "download it again" in refused(tmp_path / "archive", tmp_path / "out")
 
 
 def test_a_zip_whose_directory_points_before_the_file_is_refused(tmp_path: Path) -> None:

@@ -107,16 +107,16 @@ def swapped(paths: list[Path]) -> None:
 IDX: dict[str, tuple[Damage, str]] = {
     "swapped": (
         swapped,
-        r"train-images\S*: .*no idx file of images.*0x00000803",
+        r"train-images\S*: .*not an idx file of images.*0x00000803",
     ),
     "images as labels": (
         lambda p: p[1].write_bytes(p[0].read_bytes()),
-        r"train-labels\S*: .*no idx file of labels.*0x00000801",
+        r"train-labels\S*: .*not an idx file of labels.*0x00000801",
     ),
-    "empty": (lambda p: p[2].write_bytes(b""), r"t10k-images\S*: is no idx file of images"),
+    "empty": (lambda p: p[2].write_bytes(b""), r"t10k-images\S*: is not an idx file of images"),
     "half a header": (
         lambda p: p[2].write_bytes(idx_bytes(grey(1))[:10]),
-        r"t10k-images\S*: is no idx file",
+        r"t10k-images\S*: is not an idx file",
     ),
     "another size": (
         lambda p: p[0].write_bytes(idx_bytes(np.zeros((7, 32, 28), np.uint8))),
@@ -148,7 +148,7 @@ IDX: dict[str, tuple[Damage, str]] = {
     ),
     "cut gzip": (
         lambda p: p[0].write_bytes(gzip.compress(idx_bytes(grey(7)))[:-20]),
-        r"train-images\S*: .*gzip.*cut short.*fetch it again",
+        r"train-images\S*: .*gzip.*cut short.*download it again",
     ),
     "corrupt gzip": (
         lambda p: p[0].write_bytes(b"\x1f\x8b" + bytes(50)),
@@ -302,7 +302,7 @@ BINARY: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "has 0 bytes, need records of 3073 bytes"),
     "cut": (
         records(X, Y)[:-1],
-        "has 12291 bytes.*records of 3073 bytes.*fetch it again",
+        "has 12291 bytes.*records of 3073 bytes.*download it again",
     ),
     "label": (records(X, Y + 7), r"row 3 has label 10, need 0\.\.9"),
 }
@@ -373,11 +373,11 @@ def test_an_archive_must_have_all_batches(tmp_path: Path) -> None:
     del files["data_batch_2.bin"], files["test_batch.bin"]
     with pytest.raises(
         InputError,
-        match=r"cifar\.tar\.gz: .*data_batch_2\.bin, test_batch\.bin.*fetch it again",
+        match=r"cifar\.tar\.gz: .*data_batch_2\.bin, test_batch\.bin.*download it again",
     ):
         cifar_tar(archive(tmp_path, files))
     with pytest.raises(
-        InputError, match=r"data_batch_1, data_batch_2, .*, test_batch.*fetch it again"
+        InputError, match=r"data_batch_1, data_batch_2, .*, test_batch.*download it again"
     ):
         cifar_tar(archive(tmp_path, {"readme.html": b"read me"}))
 

@@ -272,7 +272,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda f: np.save(f / "x-0001.npy", np.zeros((0, 5), np.float32)),
         r"got shape \(0, 5\)",
     ),
-    "name": (lambda f: np.save(f / "z-0001.npy", np.zeros(1)), "z-0001.npy: its name tells no"),
+    "name": (lambda f: np.save(f / "z-0001.npy", np.zeros(1)), "z-0001.npy: its name does not say"),
     "pipe": (_pipe, "x-0000.npy is missing"),
 }
 

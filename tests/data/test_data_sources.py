@@ -352,8 +352,8 @@ def test_a_file_read_keeps_its_bytes(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no y": ({"y": None}, "has no array 'y', only x: fetch it again"),
-    "no x": ({"x": None}, "has no array 'x', only y: fetch it again"),
+    "no y": ({"y": None}, "has no array 'y', only x: download it again"),
+    "no x": ({"x": None}, "has no array 'x', only y: download it again"),
     "float x": ({"x": np.zeros((120, 28, 28))}, r"x must be uint8 \[rows, 28, 28\], got float64"),
     "flat x": ({"x": np.zeros((120, 784), np.uint8)}, r"got uint8 \[120, 784\]"),
     "colour x": ({"x": np.zeros((120, 32, 32, 3), np.uint8)}, r"got uint8 \[120, 32, 32, 3\]"),
@@ -414,7 +414,7 @@ def test_a_missing_file_names_the_place_and_the_remedy(
 ) -> None:
     get = f"`fedsso data get mnist --data-dir {tmp_path}`"
     remedy = (
-        rf"{get} fetches it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
+        rf"{get} downloads it; or put there mnist/train-images.* or mnist\.npz, or set FEDSSO_DATA"
     )
     with pytest.raises(InputError, match=rf"'mnist' is not in {tmp_path} \(data_dir\): {remedy}"):
         load("mnist", data_dir=tmp_path)
@@ -460,7 +460,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too many": ({"name": "digits", "clients": 225}, "use at most 224 clients"),
     "test": ({"name": "digits", "test_fraction": 1}, r"test_fraction must be in \[0, 1\)"),
-    "own clients": ({"name": "synthetic", "partition": "iid"}, "makes its own clients"),
+    "own clients": ({"name": "synthetic", "partition": "iid"}, "defines its own clients"),
     "kind": ({"name": "synthetic", "kind": "logistc"}, "did you mean 'logistic'"),
     "dim": ({"name": "synthetic", "dim": 0}, "dim=0"),
     "dim type": ({"name": "synthetic", "dim": 2.5}, "dim.*integer >= 1.*dim=2.5"),

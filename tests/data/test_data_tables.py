@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "lonely": ("y\n1\n", "line 1: need at least 1 feature column"),
     "text": (
         "a,y\n1,0\nfew,1\n",
-        "line 3: has 'few' in column 'a'.*number such as -1.5.*gap.*'NA'",
+        "line 3: has 'few' in column 'a'.*number such as -1.5.*missing value.*'NA'",
     ),
     "comma": ('a,y\n"1,5",0\n', "line 2: has '1,5' in column 'a'.*number such as -1.5"),
     "thousands": ("a;y\n1.000,5;0\n", "line 2: has '1.000,5' in column 'a'"),
@@ -500,7 +500,7 @@ def test_a_packed_file_cut_short_is_an_error(pack: str, keep: int, tmp_path: Pat
     noise = np.random.default_rng(0).random(200)
     data = PACK[pack]("".join(f"1 1:{value}\n" for value in noise).encode())
     path = file(tmp_path, data[:keep])
-    with pytest.raises(InputError, match=f"{pack}.*cut short.*fetch it again"):
+    with pytest.raises(InputError, match=f"{pack}.*cut short.*download it again"):
         svmlight([path])
     middle = len(data) // 2
     file(tmp_path, data[:middle] + bytes(20) + data[middle + 20 :])

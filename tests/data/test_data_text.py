@@ -312,9 +312,12 @@ BAD_VECTORS = {
         "line 2: .*b'x'.*expected a word and its numbers",
     ),
     "two spaces": ("great 1 2\nday 1 \n", "line 2: could not convert"),
-    "infinite": ("great 1 inf\n", "line 1: has a number that is no finite float32"),
-    "not a number": ("else 1 2\ngreat nan 2\n", "line 2: has a number that is no finite float32"),
-    "too large": ("great 1e39 2\n", "line 1: has a number that is no finite float32"),
+    "infinite": ("great 1 inf\n", "line 1: has a number that is not a finite float32"),
+    "not a number": (
+        "else 1 2\ngreat nan 2\n",
+        "line 2: has a number that is not a finite float32",
+    ),
+    "too large": ("great 1e39 2\n", "line 1: has a number that is not a finite float32"),
     "nothing known": ("tree 1 2\n", "has none of the 15 words of the tweets"),
     "empty": ("", "has none of the 15 words"),
 }
@@ -419,7 +422,7 @@ def test_a_damaged_file_is_an_error_that_names_it(kind: str, tmp_path: Path) -> 
         path.write_bytes(data[:keep])
         with pytest.raises(
             InputError,
-            match=rf"t\.csv: .*{kind}.*cut short.*fetch it",
+            match=rf"t\.csv: .*{kind}.*cut short.*download it",
         ):
             sentiment140([path])
     failed = 0

@@ -47,7 +47,7 @@ def test_text_becomes_columns(folder: Path) -> None:
     assert fed.client_names == ("north", "south")
     assert fed.train_sizes.tolist() == [ROWS - 1, ROWS]
     assert fed.class_names == ("well", "sick")
-    assert fed.notes == (f"north.csv: 1 of {ROWS} rows are left out because of a gap",)
+    assert fed.notes == (f"north.csv: 1 of {ROWS} rows are left out because of missing values",)
     assert fed.scaling is not None
     assert fed.scaling.columns == ("age", "stage: II", "stage: III")
     assert fed.scaling.units == ("years", "", "")

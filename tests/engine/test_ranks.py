@@ -318,7 +318,7 @@ def killed(folder: Path, draw: random.Random) -> None:
         print(f"the others ended after {took:.1f} s, exit code {process.returncode}")
         assert took < 120
     if process.returncode != 0:
-        assert "goes on" in printed, printed
+        assert "continues" in printed, printed
         assert "fedsso resume" in printed
     done(draw.choice((1, 2, 3)), "resume", "dead", cwd=folder)
 
@@ -341,6 +341,6 @@ def test_a_signal_stops_all_after_a_round(
         until((out / "trace.csv").exists, process)
         process.send_signal(number)
         printed = finished(process)
-    assert re.search(r"stopped after round \d+; `fedsso resume dead` goes on", printed), printed
+    assert re.search(r"stopped after round \d+; `fedsso resume dead` continues", printed), printed
     done(2, "resume", "dead", cwd=tmp_path)
     same_runs(out, uninterrupted)

@@ -392,10 +392,10 @@ def test_a_run_with_an_own_metric_says_so_when_it_is_resumed(
 
     simulate(fed, "mclr", "fedavg", out=tmp_path, metrics=(largest,), **FAST)
     (tmp_path / CHECKPOINT).unlink()
-    with pytest.raises(InputError, match=r"used metrics of your own.*compare goes on.*another"):
+    with pytest.raises(InputError, match=r"used metrics of your own.*compare continues.*another"):
         resume(tmp_path, federation=fed)
     # What the message says is true: `simulate` refuses the folder, `compare` goes on in its own.
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a run"):
         simulate(fed, "mclr", "fedavg", out=tmp_path, metrics=(largest,), **FAST)
     for _ in range(2):
         (run,) = compare(fed, "mclr", ["fedavg"], out=tmp_path / "c", metrics=(largest,), **FAST)
@@ -568,18 +568,18 @@ def test_a_killed_sweep_knows_what_is_left(fed: Federation, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", [TRACE, CHECKPOINT])
 def test_files_of_others_are_not_overwritten(fed: Federation, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("somebody else's")
-    with pytest.raises(InputError, match=f"{name} is there already"):
+    with pytest.raises(InputError, match=f"{name} already exists"):
         simulate(fed, "mclr", "fedavg", out=tmp_path, **FAST)
     assert files(tmp_path) == {name: b"somebody else's"}
 
 
 def test_folders_are_not_overwritten(fed: Federation, tmp_path: Path) -> None:
     simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
-    with pytest.raises(InputError, match=r"a holds a run already; choose another folder"):
+    with pytest.raises(InputError, match=r"a already holds a run; choose another folder"):
         simulate(fed, "mclr", "fedavg", out=tmp_path / "a", **FAST)
     compare(fed, "mclr", ["fedavg"], out=tmp_path / "s", **FAST)
     for change in ({"local_steps": 3}, {"rounds": 5}, {"seed": 0, "dtype": "float64"}):
-        with pytest.raises(InputError, match="holds a run already"):
+        with pytest.raises(InputError, match="already holds a run"):
             compare(fed, "mclr", ["fedavg"], out=tmp_path / "s", **{**FAST, **change})
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*file"):
@@ -653,7 +653,7 @@ def test_a_sweep_is_done_only_if_nothing_of_it_has_changed(
 ) -> None:
     first, second = CHANGES[name]
     done = compare(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **first})
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a run"):
         compare(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **second})
     equal(compare(fed, algorithms="fedavg", out=tmp_path, **{**FAST, **first})[0], done[0])
 
@@ -934,12 +934,12 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
         ({"seed": 1.5}, r"seed.*integer.*seed=1.5"),
         (
             {"algorithm": FedAvg},
-            r"a name or a record such as FedAvg\(alpha=0.01\).*got <class",
+            r"a name or an object such as FedAvg\(alpha=0.01\).*got <class",
         ),
-        ({"model": nn.Linear(5, 3)}, r"the model does not take samples of shape \(4,\)"),
+        ({"model": nn.Linear(5, 3)}, r"the model cannot process samples of shape \(4,\)"),
         (
             {"model": nn.Sequential(nn.Linear(5, 3), nn.GELU())},
-            r"the model does not take samples of shape \(4,\)",
+            r"the model cannot process samples of shape \(4,\)",
         ),
         (
             {"model": nn.Linear(4, 2)},
@@ -1124,7 +1124,7 @@ def test_a_simulation_that_diverged_is_done_and_says_so(
     assert wild.done
     assert wild.k == len(rows) < 20
     assert f"it diverged in round {wild.k}" in caplog.text
-    with pytest.raises(InputError, match=rf"it diverged in round {wild.k}.*take a smaller step"):
+    with pytest.raises(InputError, match=rf"it diverged in round {wild.k}.*use a smaller step"):
         wild.step()
     assert len(wild.rows) == len(rows) + 1
     assert list(wild) == []

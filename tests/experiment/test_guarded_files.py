@@ -151,7 +151,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(
     assert int(checkpoint.load(path)["k"]) == 4
     path.write_bytes(flipped(path.read_bytes(), 9000))
     (run,) = resume(tmp_path, federation=fed)
-    assert "the checkpoint before it is used" in caplog.text
+    assert "the previous checkpoint is used" in caplog.text
     same(run, simulate(fed, "mclr", FedSSO(), **SMALL))
     assert path.with_name("checkpoint.damaged.safetensors").exists()
 
@@ -164,7 +164,7 @@ def test_a_run_without_a_whole_checkpoint_begins_again(
     path.write_bytes(b"nonsense")
     before(path).write_bytes(b"")
     (run,) = resume(tmp_path, federation=fed)
-    assert "the run begins again" in caplog.text
+    assert "the run starts over" in caplog.text
     same(run, simulate(fed, "mclr", FedSSO(), **SMALL))
 
 

@@ -72,7 +72,7 @@ def test_a_folder_holds_one_kind(first: str, second: str, fed: Federation, tmp_p
 @pytest.mark.parametrize("name", ["table.md", "trials.csv"])
 def test_a_sweep_leaves_tables_of_others(fed: Federation, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("my own")
-    with pytest.raises(InputError, match=f"{name} is there already and would be replaced"):
+    with pytest.raises(InputError, match=f"{name} already exists and would be overwritten"):
         sweep(fed, "mclr", [FedAvg()], out=tmp_path, **FAST)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(name, "my own")]
 
@@ -241,11 +241,11 @@ WRONG: dict[str, tuple[Callable[[Federation], Any], str]] = {
     ),
     "no algorithm": (
         lambda fed: Simulation(fed, "mclr", None),  # type: ignore[arg-type]
-        "an algorithm is a name or a record .*got None",
+        "an algorithm must be a name or an object .*got None",
     ),
     "a class": (
         lambda fed: Simulation(fed, "mclr", FedAvg),  # type: ignore[arg-type]
-        "an algorithm is a name or a record .*got <class",
+        "an algorithm must be a name or an object .*got <class",
     ),
     "an empty list": (
         lambda fed: Simulation(fed, "mclr", []),
@@ -296,7 +296,10 @@ def test_data_and_models_of_a_folder_are_of_their_kind(fed: Federation, tmp_path
 
 
 def test_a_sweep_whose_time_is_up_says_how_to_go_on(fed: Federation, tmp_path: Path) -> None:
-    for out, how in ((None, "give it more minutes, or out="), (tmp_path, "call it again to go on")):
+    for out, how in (
+        (None, "give it more minutes, or out="),
+        (tmp_path, "call it again to continue"),
+    ):
         with pytest.raises(OutOfTime, match=f"1 of 1 parts are left; {how}"):
             sweep(fed, "mclr", [FedAvg()], minutes=1e-9, out=out, **FAST)
 

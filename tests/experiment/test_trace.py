@@ -100,7 +100,7 @@ ROW = "0,0,{},1.5,1.5,0.5,1.5,1.5,0,0,1.5,8,8,0.1"
     [
         ("", "line 1: the column trial is missing"),
         (HEADER.replace("ys,", "") + "\n", "line 1: the column ys is missing"),
-        (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file breaks off"),
+        (f"{HEADER}\n{ROW.format(0)}\n{ROW.format(1)}", "line 3: the file is truncated"),
         (f"{HEADER}\n{ROW.format(0)}\n0,0,1,1.5\n", "line 3: 4 values for 14 columns"),
         (f"{HEADER}\n{ROW.format('x')}\n", "line 2: round must be a 64-bit integer, got 'x'"),
         (
@@ -186,8 +186,8 @@ def test_a_run_that_ended_worse_than_it_began_says_so() -> None:
         )
 
     assert ended([NAN, 0.7, 20, 40], [0.7, 9, 21, 42.3]).worse_than_start() == (
-        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or take a "
-        "smaller step"
+        "ended worse than it began: test loss 0.7 -> 42.3; standardise the columns, or use a "
+        "smaller step size"
     )
     assert "train loss 0.7 -> 40" in str(ended([NAN, 0.7, 20, 40], [NAN] * 4).worse_than_start())
     for fine in (

@@ -108,7 +108,7 @@ def test_a_killed_process_is_told(fed: Federation, tmp_path: Path) -> None:
 
     with pytest.raises(
         InputError,
-        match=r"without a word; finished parts are kept.*memory, use fewer jobs",
+        match=r"unexpectedly; finished parts are kept.*memory ran out, use fewer jobs",
     ):
         in_processes(arguments(fed, rounds=3000), PARTS, tmp_path, 1, np.inf, Tally(kill))
     assert active_children() == []

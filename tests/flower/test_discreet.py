@@ -153,6 +153,6 @@ def test_a_hospitals_bad_cell_stays_in_the_hospital(tmp_path: Path) -> None:
     messages = FedAvg().configure_train(1, ArrayRecord([start()]), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
         assert reply.error.reason.startswith(
-            "RowsError: cells that are no numbers, by column: trestbps 2, age 1"
+            "RowsError: cells that are not numbers, by column: trestbps 2, age 1"
         )
         assert str(tmp_path) not in reply.error.reason

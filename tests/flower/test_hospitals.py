@@ -114,9 +114,9 @@ def test_a_run_that_nobody_answers_ends_with_a_sentence(
 ) -> None:
     for path in Path(study["files"]).iterdir():
         path.write_text("age,ill\n50,yes\n")
-    with pytest.raises(InputError, match="no hospital takes part"):
+    with pytest.raises(InputError, match="all hospitals are excluded"):
         fitted(SIMULATED, **study)
-    assert "there is no result: no hospital takes part" in caplog.text
+    assert "there is no result: all hospitals are excluded" in caplog.text
     assert not Path(study["out"]).exists()
 
 

@@ -403,7 +403,7 @@ def test_what_cannot_be_resumed(fed: Federation, tmp_path: Path) -> None:
         strategy_of("scaffold", checkpoint_dir=tmp_path).resume()
     with pytest.raises(InputError, match="other settings"):
         strategy_of("scaffold", checkpoint_dir=tmp_path, alpha=0.5).resume()
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a run"):
         strategy_of("scaffold", checkpoint_dir=tmp_path).start(
             grid_of(module, fed), start_of(module)
         )

@@ -110,15 +110,15 @@ def test_a_name_cannot_forge_lines_of_the_log() -> None:
 
 
 def test_a_refusal_tells_its_public_part_alone(caplog: pytest.LogCaptureFixture) -> None:
-    why = InputError(f"line 7: {clinics.SECRET}", public="column 'age': 2 cells are no numbers")
+    why = InputError(f"line 7: {clinics.SECRET}", public="column 'age': 2 cells are not numbers")
     nodes, grid = echoes(Echo("a"), Echo("b", why))
     arrived: list[Message] = []
     grid.tamper = lambda reply: arrived.append(reply) or reply
     with caplog.at_level(logging.INFO, "flwr"):
         answers = nodes(QUESTION)
-    assert answers[1] == Refusal("b", "column 'age': 2 cells are no numbers")
+    assert answers[1] == Refusal("b", "column 'age': 2 cells are not numbers")
     sent = b"".join(message_to_proto(reply).SerializeToString() for reply in arrived)
-    assert b"2 cells are no numbers" in sent
+    assert b"2 cells are not numbers" in sent
     assert b"Miller" not in sent
     assert clinics.SECRET in caplog.text  # the hospital's own log has it, in this one process
 

@@ -367,7 +367,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_round_before(
     arrays = strategy.resume()
     assert arrays is not None
     assert strategy.rounds_left(3) == 1
-    assert "the checkpoint before it is used" in caplog.text
+    assert "the previous checkpoint is used" in caplog.text
     again = strategy.start(federation(), arrays, num_rounds=1)
     assert (
         vector(again.arrays) == vector(sso().start(federation(), initial(), num_rounds=3).arrays)
@@ -425,7 +425,7 @@ def test_a_loop_of_the_users_own_cannot_overwrite_a_run(tmp_path: Path) -> None:
 
     sso(checkpoint_dir=tmp_path).start(federation(), initial(), num_rounds=3)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
-    with pytest.raises(fedsso.InputError, match="holds a run already"):
+    with pytest.raises(fedsso.InputError, match="already holds a run"):
         Own(eta_l=ALPHA, local_steps=STEPS, checkpoint_dir=tmp_path).start(
             federation(), initial(), num_rounds=1
         )

@@ -199,7 +199,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
         "": "is empty",
         "1,2,3\n": "line 1: 1 rows have not 14 cells",
         f"{good}1,2\n": "line 2: 1 rows have not 14 cells",
-        good.replace("63", "inf"): "line 1, column age: 'inf'; cells that are no numbers",
+        good.replace("63", "inf"): "line 1, column age: 'inf'; cells that are not numbers",
         good.replace(",2\n", ",?\n"): "line 1, column diagnosis: '?'",
         good.replace("63", "old"): "line 1, column age: 'old'",
     }

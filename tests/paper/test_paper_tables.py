@@ -144,7 +144,7 @@ def test_a_block_that_the_paper_has_shows_its_numbers(lab: Lab, block: Block) ->
         task=Task("mnist-mclr", "x", SMALL.data, "mclr", TABLE2["mnist-mclr"].targets, 0.88)
     )
     text = "\n".join(_section(lab, known))
-    assert "FedNL, the paper (last below)" in text
+    assert "FedNL, the paper (last time below)" in text
     assert "| 14 | 14 | 17 | 20 | 24 |" in text
 
 

@@ -94,7 +94,7 @@ def test_rows_with_gaps_are_dropped() -> None:
     assert made.offset.tolist() == [0, 0]
     assert made.time.tolist() == []
     assert made.dropped == 3
-    assert made.notes == ("the table: 3 of 5 rows are left out because of a gap",)
+    assert made.notes == ("the table: 3 of 5 rows are left out because of missing values",)
 
 
 def test_gaps_are_filled_and_told() -> None:

@@ -196,7 +196,7 @@ def test_information_comes_with_the_score() -> None:
 @pytest.mark.parametrize(
     ("limits", "public"),
     [
-        (Limits(min_rows=241), "fewer than 241 rows"),
+        (Limits(min_rows=241), "fewer than 241 complete rows"),
         (Limits(min_events=121), "fewer than 121 rows with the event or without it"),
         (Limits(max_share=0.01), "more than 0.01 coefficients for each row"),
     ],

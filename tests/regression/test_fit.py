@@ -185,13 +185,13 @@ def test_an_empty_hospital_takes_no_part() -> None:
     room = hospitals(study, only=["east", "north", "west", "empty"])
     found = fit(asking(room), toml(study), study.family)
     assert [one.hospital for one in found.refusals] == ["empty"]
-    assert "empty takes no part" in found.notes[0]
+    assert "empty is excluded" in found.notes[0]
     np.testing.assert_allclose(found.coefficients, usual().coefficients, rtol=1e-9)
 
 
 def test_no_hospital_at_all() -> None:
     study = small()
-    with pytest.raises(InputError, match=r"no hospital takes part.*north: fewer than 999 rows"):
+    with pytest.raises(InputError, match=r"all hospitals are excluded.*north: fewer than 999"):
         fit(asking(hospitals(study, Limits(min_rows=999))), toml(study), study.family)
     with pytest.raises(InputError, match="None was asked"):
         fit(asking({}), toml(study), study.family)
@@ -226,7 +226,7 @@ def test_an_outcome_without_any_rest() -> None:
 
 def test_more_coefficients_than_rows() -> None:
     study = small(rows=4)
-    with pytest.raises(InputError, match="cannot be told from 4 rows"):
+    with pytest.raises(InputError, match="cannot be estimated from 4 rows"):
         fitted(study)
 
 
@@ -311,7 +311,7 @@ def test_limits_are_checked_in_every_question() -> None:
 
     found = fit(ask, toml(study), study.family)
     assert [one.hospital for one in found.hospitals] == ["east", "north"]
-    assert "fewer than 10000 rows" in found.refusals[0].reason
+    assert "fewer than 10000 complete rows" in found.refusals[0].reason
 
 
 # ---- hard data ----

@@ -121,7 +121,7 @@ def test_a_federation_is_fitted_in_the_units_of_its_table() -> None:
     assert plain.fit.rows == 240  # training and test rows
     assert plain.schema.outcome == "outcome"
     # Standardising fills gaps, and nobody can tell afterwards whether there were any.
-    assert any("filled with medians" in note for note in scaled.notes)
+    assert any("replaced by medians" in note for note in scaled.notes)
     assert not any("median" in note for note in plain.notes)
 
 
@@ -166,7 +166,7 @@ def test_who_refuses_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "fedsso"):
         result = glm(tables, outcome="ill")
     assert [one.hospital for one in result.fit.refusals] == ["tiny"]
-    assert any("tiny" in note and "10 rows" in note for note in result.notes)
+    assert any("tiny" in note and "10 complete rows" in note for note in result.notes)
     assert len([one for one in caplog.records if "tiny" in one.message]) == 1
     assert glm(tables, outcome="ill", limits=LOOSE).fit.rows == 164
 

@@ -115,13 +115,13 @@ def test_the_summary_says_what_r_says_and_what_a_federation_adds() -> None:
     assert age.split()[:4] == ["age", "years", f"{row.estimate:.5f}", f"{row.std_error:.5f}"]
     for words in (
         "Logistic regression of ill (yes) over 3 hospitals",
-        f"{FIT.rows} rows, {FIT.events:.0f} events; 2 more left out because of gaps",
+        f"{FIT.rows} rows, {FIT.events:.0f} events; 2 more left out because of missing values",
         "odds ratio",
         f"Log-likelihood {FIT.loglik:.4f}",
         f"AIC {FIT.aic:.2f}",
         "Reference levels: stage: I, smoker: no",
         "Converged after 9 rounds; 1.5 kB up and 12 kB down",
-        "Note: Wels takes no part",
+        "Note: Wels is excluded",
     ):
         assert words in text, words
     assert str(MODEL) == text
@@ -233,7 +233,7 @@ def test_saving_again_replaces_the_model_but_nothing_of_somebody_else(tmp_path: 
     changed.save(tmp_path)
     assert load_model(tmp_path).notes == ("another",)
     (tmp_path / "model.json").write_text('{"weights": [1, 2]}')
-    with pytest.raises(InputError, match="no model of fedsso"):
+    with pytest.raises(InputError, match="not a model written by fedsso"):
         MODEL.save(tmp_path)
 
 

@@ -69,7 +69,7 @@ WRONG = {
     "text": (HEAD + "time = true", "time must be a text"),
     "flag": (HEAD + "intercept = 1", "true or false, got 1"),
     "levels": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I']", "at least 2 levels"),
-    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "those of a gap"),
+    "a gap": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'NA']", "that mean missing"),
     "twice": (HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'I']", "each once"),
     "reference": (
         HEAD + "[columns.a]\ntype = 'category'\nlevels = ['I', 'II']\nreference = 'III'",
@@ -218,7 +218,7 @@ def test_text_among_numbers_is_refused_and_hidden_from_others() -> None:
         InputError, match=r"1 cells of other text such as '<5'.*--ignore a"
     ) as caught:
         type_of([str(i) for i in range(39)] + ["<5"])
-    assert caught.value.public == "column 'a': 1 of 40 cells are no numbers"
+    assert caught.value.public == "column 'a': 1 of 40 cells are not numbers"
 
 
 def test_medians_are_written_where_gaps_take_them() -> None:
@@ -271,11 +271,11 @@ def test_the_command_writes_a_schema_once(tmp_path: Path) -> None:
     assert [column.type for column in schema.columns] == ["ignore", "number", "category"]
     assert schema.columns[2].levels == ("I", "II", "III")
     again = command("data", "schema", path, "--column", "ill", "--out", out, code=2)
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     printed = command("data", "schema", path, "--target", "ill", "--ignore", "age,stage").stdout
     assert [column.type for column in parse(printed).columns] == ["ignore"] * 3
     wrong = command("data", "schema", path, "--outcome", "ill", "--missing", "mean", code=2)
-    assert "unknown rule for gaps 'mean'" in wrong.stderr
+    assert "unknown rule for missing values 'mean'" in wrong.stderr
 
 
 def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:

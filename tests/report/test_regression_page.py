@@ -39,7 +39,7 @@ def test_the_page_shows_forest_calibration_roc_hospitals_and_ends_with_convergen
     ]
     for name in fits.HOSPITALS:
         assert name in outline.text
-    assert "Wels takes no part" in outline.text
+    assert "Wels is excluded" in outline.text
 
 
 def test_the_forest_plot_is_drawn_to_scale() -> None:

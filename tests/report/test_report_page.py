@@ -756,7 +756,7 @@ def test_data_that_are_gone_leave_a_sentence(tmp_path: Path) -> None:
     found = content([tmp_path / "run"], with_data=True)
     assert found.holdings == []
     (note,) = found.notes
-    assert note.startswith("Who holds which labels is not shown: ")
+    assert note.startswith("The data per client are not shown: ")
 
 
 GRID = ("--algorithms", "fedsso,fedavg", "--alpha", "0.03,0.3", "--eta", "0.3,1")

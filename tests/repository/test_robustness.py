@@ -248,7 +248,7 @@ def test_tables_count_and_mark_leads() -> None:
         made(change="50% of the clients", auto=(20.0, 0.80), fedavg=(30.0, 0.92)),
         made(change=QUARTER, fedavg=(30.0, 0.92)),  # FedSSO is missing
     ]
-    assert "| finding half | 1 of 2 | 1 of 2 | 1 of 2 |" in shares(found)
+    assert "| development tasks | 1 of 2 | 1 of 2 | 1 of 2 |" in shares(found)
     assert "| FedAvg | 1 of 2 | 2 of 2 |" in duels(found)
     assert "| MIFA | 1 of 1 | 0 of 1 |" in duels(found)
     rows = table(found, "finding").splitlines()[2:]

@@ -356,11 +356,11 @@ def test_large_labels_stay_apart(tmp_path: Path) -> None:
 LEAKS = {
     "a feature": (
         "age,y\n1,0\n" + f"{SECRET},1\n" * 3,
-        "column 'age': 3 cells are neither numbers nor gaps",
+        "column 'age': 3 cells are neither numbers nor missing values",
     ),
     "the target": (
         f"age,y\n1,0\n2,{SECRET}\n3,{SECRET}\n",
-        "column 'y', the target: 2 cells are no numbers, 3 rows",
+        "column 'y', the target: 2 cells are not numbers, 3 rows",
     ),
     "no target": (
         f"age,y\n1,\n2,0\n{SECRET},1\n".replace(SECRET, "3"),
@@ -424,7 +424,7 @@ def test_data_are_opened_only_when_asked(tmp_path: Path) -> None:
         "the data are no set by name; --with-data (in Python with_data=True) reads them."
     )
     (note,) = content([tmp_path / "run"], with_data=True).notes
-    assert note == "Who holds which labels is not shown: a file that cannot be read."
+    assert note == "The data per client are not shown: a file that cannot be read."
 
 
 # ---- runs that are moved, data that are fewer ----
@@ -467,7 +467,9 @@ def test_a_data_set_with_fewer_rows_says_so(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (400, 28, 28), np.uint8)
     np.savez(tmp_path / "mnist.npz", x=x, y=np.arange(400) % 10)
     fed = fedsso.load("mnist", data_dir=tmp_path, partition="iid", clients=4)
-    assert fed.notes[0] == "mnist.npz holds 400 of 70000 rows; `fedsso data get mnist` fetches all"
+    assert fed.notes[0] == (
+        "mnist.npz holds 400 of 70000 rows; `fedsso data get mnist` downloads all"
+    )
 
 
 def test_a_limit_holds_at_every_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def _check(path: Path, lines: list[tuple[int, list[str]]]) -> None:
             f"{name} {count}" for name, count in Counter(name for _, name in bad).items()
         )
         remedy = "write a gap as ?, the diagnosis as 0 or more"
-        wrong = f"cells that are no numbers, by column: {columns}; {remedy}"
+        wrong = f"cells that are not numbers, by column: {columns}; {remedy}"
         number, name = bad[0]
         cell = dict(lines)[number][names.index(name)]
         raise RowsError(f"{path}, line {number}, column {name}: {cell!r}; {wrong}", wrong)

@@ -32,7 +32,7 @@ def positive(record: Any, *names: str, schedules: bool = True) -> None:
             continue
         if schedules and isinstance(value, str) and value == "auto":
             raise InputError(
-                f"{name}='auto': only FedSSO's alpha is chosen by itself; give a number, as in "
+                f"{name}='auto': only FedSSO can choose alpha by itself; give a number, as in "
                 f"{name}=0.1"
             )
         _bound(record, name, lambda v: v > 0, "> 0 and finite")

@@ -188,7 +188,8 @@ def _types_of(cls: Any) -> dict[str, Any]:
         return get_type_hints(cls)
     except NameError as error:
         raise InputError(
-            f"the types of {cls.__name__}'s fields cannot be read ({error}), so nobody knows which "
+            f"the types of {cls.__name__}'s fields cannot be read ({error}), so it is unclear "
+            "which "
             "of them a sweep may vary; import that name at run time, or give every field "
             "param(..., swept=True) or swept=False"
         ) from error

@@ -26,7 +26,7 @@ from .records import fields_of, hyper, param
 
 @hyper
 class Decay:
-    """A step size that falls with the rounds: scale / (k + shift)^power in round k = 1, 2, ...
+    """A decaying step size: scale / (k + shift)^power in round k = 1, 2, ...
 
     Give it wherever an algorithm takes a step size, such as `FedAvg(alpha=Decay(scale=0.5))`. In
     a settings file it is a table of its fields: `alpha = {scale = 0.5, shift = 1.0}`. With power

@@ -110,17 +110,17 @@ class FedSSO(Stepping, Remembering):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step | Auto = param(default="auto", doc="client step α; auto: chosen at the start")
-    eta: Step = param(default=1.0, doc="server step η")
-    R: int | None = param(default=None, doc="resets B every R rounds; none: never (paper: 200)")
+    alpha: Step | Auto = param(default="auto", doc="client step size α; auto: chosen early on")
+    eta: Step = param(default=1.0, doc="server step size η")
+    R: int | None = param(default=None, doc="reset B every R rounds; none: never (paper: 200)")
     lam: Scalar = param(default=1e-4, doc="lower bound λ of the curvature")
     Lam: Scalar = param(default=9999.0, doc="upper bound Λ of the curvature")
     form: str = param(default="bfgs", doc="bfgs, bfgs-dense, dfp, dfp-dense or lbfgs")
-    guard: str = param(default="adaptive", doc="adaptive, cautious (any client), none (paper)")
-    pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
-    m: int = param(default=20, doc="window of form lbfgs")
+    guard: str = param(default="adaptive", doc="adaptive, cautious (any clients) or none (paper)")
+    pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
+    m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="for alpha auto: small, steady or fading (networks)")
+    drift: str = param(default="auto", doc="with alpha=auto: auto, small, steady or fading")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -368,7 +368,7 @@ def _form(
         log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wanted, d, held)
     was_reset = record.R is not None and k >= record.R
     if k == held + 2 and not was_reset and record.form in ("bfgs", "dfp"):
-        log.info("round %d: %d pairs are held at most, from now on the oldest leaves", k, held)
+        log.info("round %d: %d pairs are held at most, from now on the oldest is dropped", k, held)
     held = max(1, held)
     return qn.form(record.form, held, held, gamma)
 

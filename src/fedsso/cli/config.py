@@ -35,7 +35,8 @@ from ..models import MODELS
 TYPED = {
     "loss": ("mse, bce or your own function", "mse or bce"),
     "metrics": ("auc, f1 or your own functions", "auc or f1"),
-    "init": ("own draw), a flat tensor or", "own draw) or"),
+    "init": ("random weights), a flat tensor or", "random weights) or"),
+    "batch_size": ("None (in files and on the command line: full)", "full"),
 }
 OWN_TABLES = "csv"  # the data set of a user's own tables, whose options are on the command line
 
@@ -59,10 +60,10 @@ class Table(BaseModel):
 class Head(Table):
     """The keys at the top of the file that are no run options."""
 
-    model: str = Field("mclr", description=", ".join(MODELS))
-    algorithm: str = Field("fedsso", description="`fedsso algorithms` shows them")
+    model: str = Field("mclr", description=f"Model: {', '.join(MODELS)}.")
+    algorithm: str = Field("fedsso", description="Algorithm; `fedsso algorithms` lists them.")
     algorithms: list[str] = Field(
-        ["fedsso", "fedavg", "fedsgd"], description="names with commas between, or all"
+        ["fedsso", "fedavg", "fedsgd"], description="Comma-separated names, or all."
     )
 
 
@@ -70,13 +71,13 @@ class Base(Head):
     """The keys at the top of a file for `run` and `compare`; run options are added to it."""
 
     targets: list[float] | None = Field(
-        None, description="accuracies of the table; left out: four that suit"
+        None, description="Accuracies in the table. By default four suitable ones."
     )
     out: str | None = Field(
-        None, description="folder for the results; left out: nothing is written"
+        None, description="Folder for the results. By default nothing is written."
     )
     checkpoint_every: int = Field(
-        10, ge=1, description="rounds between checkpoints of a run with --out"
+        10, ge=1, description="Rounds between checkpoints of a run with --out."
     )
 
     @property
@@ -112,12 +113,13 @@ class Sweep(Base):
 
     target: float | None = Field(
         None,
-        description="accuracy to reach in few rounds; left out: the accuracy at the end counts",
+        description="Accuracy to reach in as few rounds as possible. By default the final accuracy "
+        "counts.",
     )
     select: str = Field(
         "test",
-        description="rows to choose settings by: test, or val, a quarter of each client's training "
-        "rows",
+        description="Rows to select settings on: test, or val (a quarter of each client's training "
+        "rows).",
     )
 
 
@@ -135,17 +137,13 @@ def run_fields() -> dict[str, Any]:
         default = list(one.default) if isinstance(one.default, tuple) else one.default
         more: dict[str, Any] = {}
         doc = one.doc
-        # On the command line a sentence becomes a phrase: no capital, no full stop.
-        if doc[:2].istitle():
-            doc = doc[0].lower() + doc[1:]
-        doc = doc.rstrip(".")
         in_python, in_files = TYPED.get(one.name, ("", ""))
         doc = doc.replace(in_python, in_files)
         if one.name == "seed":
             more["validation_alias"] = AliasChoices("seed", "seeds")
-            doc += "; several with commas between: one run each"
-        if one.choices:
-            doc += f": {', '.join(one.choices)}"
+            doc += " Several, separated by commas, give one run each."
+        if not all(choice in doc for choice in one.choices):
+            doc += f" One of {', '.join(one.choices)}."
         made[one.name] = (one.in_files, Field(default, description=doc, **more))
     return made
 
@@ -196,7 +194,7 @@ def _explained(option: Option, owners: Sequence[str]) -> str:
 class _Named(Table):
     """The key of table [data] that is no option but the name of the data set."""
 
-    dataset: str = Field("digits", description="The data set. `fedsso data list` shows them.")
+    dataset: str = Field("digits", description="Data set; `fedsso data list` lists them.")
 
 
 with warnings.catch_warnings():

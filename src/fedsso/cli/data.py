@@ -46,13 +46,13 @@ from .settings import read_settings
 # The group of commands; `main` adds it to the program under the name data.
 app = typer.Typer(
     no_args_is_help=True,
-    help="Data sets: what there is, fetching it, looking at a federation, a schema of a table.",
+    help="List, download and inspect data sets; describe your own tables in a schema.",
 )
 
 
 @app.command("list")
 def list_data(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets: what is there, how large, under which licence, where it is looked for.
+    """List all data sets: size, licence, which are on this machine, where they are searched for.
 
     Example: fedsso data list --data-dir ~/data
     """
@@ -178,19 +178,17 @@ def _size(count: float) -> str:
 def get_data(
     names: Annotated[
         list[str],
-        typer.Argument(help="Data sets; `fedsso data list` shows them.", metavar="NAME..."),
+        typer.Argument(help="Data sets; `fedsso data list` lists them.", metavar="NAME..."),
     ],
     data_dir: DataDir = None,
-    mirror: Annotated[
-        str, typer.Option(help="Take the files from this address instead, by their names.")
-    ] = "",
+    mirror: Annotated[str, typer.Option(help="Download the files from this address instead.")] = "",
 ) -> None:
-    """Fetch the official files of data sets.
+    """Download the official files of data sets.
 
     Example: fedsso data get mnist fashion_mnist --data-dir ~/data
 
-    A download that was cut off goes on where it stopped. Every file is checked, by its SHA-256
-    where a public source gives one and by its structure, before it is put into the data folder.
+    An interrupted download continues where it stopped. Every file is checked before it is put into
+    the data folder: by its SHA-256, where a public source gives one, and by its structure.
     """
     # All names are checked before anything is fetched.
     known = {dataset.name: dataset for dataset in datasets()}
@@ -229,7 +227,7 @@ def _get(dataset: DataSet, data_dir: Path | None, mirror: str) -> str:
     # A smaller form, such as a sample, does not stand for the whole data set.
     if not dataset.remotes or (found and found[0].rows >= dataset.forms[0].rows):
         here = ", ".join(map(str, found[1] if found else ()))
-        return f" is there already: {here or 'it needs no files'}"
+        return f" is already on this machine: {here or 'it needs no files'}"
     with _bars() as progress:
         paths = fetch(
             dataset.name,
@@ -283,12 +281,12 @@ def _bars() -> Iterator[Any]:
 def show_data(
     ctx: typer.Context,
     out: Annotated[
-        Path | None, typer.Option(help="File of the picture; left out: DATASET-PARTITION.png here.")
+        Path | None,
+        typer.Option(help="File of the picture. By default DATASET-PARTITION.png, here."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw who holds what: clients and labels as a picture, here and in a file, and figures of the
-    skew.
+    """Show the data of each client: a table and a picture of clients and labels, and their skew.
 
     Example: fedsso data show --dataset mnist --partition paper-20
     """
@@ -326,38 +324,41 @@ def _column(help: str, *names: str) -> Any:
 
 @app.command("schema")
 def make_schema(
-    table: Annotated[Path, typer.Argument(help="One hospital's CSV table.", metavar="TABLE")],
-    outcome: Annotated[str, _column("The column to explain.", "--outcome", "--column", "--target")],
+    table: Annotated[Path, typer.Argument(help="CSV table of one hospital.", metavar="TABLE")],
+    outcome: Annotated[str, _column("Outcome column.", "--outcome", "--column", "--target")],
     out: Annotated[
-        Path | None, typer.Option(help="File of the schema; left out: it is printed.")
+        Path | None, typer.Option(help="File of the schema. By default it is printed.")
     ] = None,
-    time: Annotated[str, _column("Of survival data: the time at risk.")] = "",
+    time: Annotated[str, _column("Time at risk, for survival data.")] = "",
     weights: Annotated[str, _column("Weights of the rows.")] = "",
-    offset: Annotated[str, _column("What is added to the linear predictor.")] = "",
+    offset: Annotated[str, _column("Offset, added to the linear predictor.")] = "",
     missing: Annotated[
-        str, typer.Option(help="complete: a gap drops its row; median: with an indicator.")
+        str,
+        typer.Option(
+            help="complete: drop rows with missing values; median: impute, with an indicator."
+        ),
     ] = RULES[0],
-    ignore: Annotated[str, typer.Option(help="Columns to leave out, commas between.")] = "",
+    ignore: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
     categories: Annotated[
-        str, typer.Option(help="Columns of codes that are levels, commas between.")
+        str, typer.Option(help="Columns whose numbers are category codes, separated by commas.")
     ] = "",
 ) -> None:
-    """Make a schema of one hospital's table: what its columns are, which levels, which outcome.
+    """Generate a schema from one hospital's table: its columns, their levels, and the outcome.
 
     Example: fedsso data schema north.csv --outcome disease --out schema.toml
 
-    Read it and correct it: all hospitals use the same. It names columns, levels and units, and
-    holds no row. Of dates and of numbers with text among them an error tells the remedy.
+    Check and correct it by hand: all hospitals use the same schema. It names columns, levels and
+    units, and contains no rows. Dates, and numbers mixed with text, give an error with a fix.
     """
     if out is not None and out.exists():
-        raise InputError(f"{out} is there already; give --out another name, or remove it")
+        raise InputError(f"{out} already exists; choose another name for --out, or remove it")
     schema, notes = infer(
         read_table(table, outcome),
         outcome,
         time=time,
         weights=weights,
         offset=offset,
-        missing=one_of("rule for gaps", missing, RULES),
+        missing=one_of("rule for missing values", missing, RULES),
         ignore=comma_names(ignore),
         categories=comma_names(categories),
     )

@@ -16,19 +16,19 @@ from .tensorboard import check_tensorboard
 # A settings file, for `run`, `compare` and `sweep`. Its form is that of `config.py`.
 Config = Annotated[
     Path | None,
-    typer.Option(help="TOML file with settings; options given here win."),
+    typer.Option(help="TOML file with settings. Options on the command line take precedence."),
 ]
 # The other way round: the file has every setting, those at their defaults as well.
 SaveConfig = Annotated[
     Path | None,
-    typer.Option(
-        help="Write the settings in force to this TOML file, which must not be there yet."
-    ),
+    typer.Option(help="Write all settings of this command to a new TOML file."),
 ]
 # For commands without the options of the data, where it is one of them.
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder of the data files; left out: $FEDSSO_DATA, else ~/.cache/fedsso."),
+    typer.Option(
+        help="Folder of the data files. By default $FEDSSO_DATA, or else ~/.cache/fedsso."
+    ),
 ]
 # For other programs. Messages go to standard error, so nothing else is in the output.
 Json = Annotated[
@@ -38,7 +38,7 @@ Json = Annotated[
 # Where standard error is no terminal it changes nothing.
 Live = Annotated[
     bool,
-    typer.Option("--live", help="On a terminal: a dashboard of all runs while they train."),
+    typer.Option("--live", help="Show a live dashboard of all runs (in a terminal)."),
 ]
 # The callback refuses it at once if the package is missing, before any data are loaded.
 TensorBoard = Annotated[
@@ -46,16 +46,16 @@ TensorBoard = Annotated[
     typer.Option(
         metavar="DIR",
         callback=check_tensorboard,
-        help="Write every round's numbers there for TensorBoard, while the runs train.",
+        help="Write the numbers of every round to this folder, for TensorBoard.",
     ),
 ]
 # For queues that kill a job after some time. The exit code is then 75.
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Stop after the part under way; the same command goes on."),
+    typer.Option(help="Time limit: stop after the current part. The same command continues."),
 ]
 # Shows the messages of level INFO of the logger "fedsso"; warnings are always shown.
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", "-v", help="Say what is done and why."),
+    typer.Option("--verbose", "-v", help="Print more about what is done and why."),
 ]

@@ -46,36 +46,45 @@ def _column(help: str, *names: str) -> Any:
 Files = Annotated[
     Any,
     typer.Option(
-        help="A folder of CSV files, or files: one for each hospital, or one with --hospital.",
+        help="Folder of CSV files, or files: one per hospital, or a single one with --hospital.",
         click_type=Several(click.STRING),
     ),
 ]
 Outcome = Annotated[
     str,
-    _column("The column to explain; left out: the schema's.", "--outcome", "--column", "--target"),
+    _column(
+        "Outcome column. By default the one in the schema.", "--outcome", "--column", "--target"
+    ),
 ]
 FamilyName = Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option(help="What the columns mean (`fedsso data schema`); left out: inferred."),
+    typer.Option(help="Describes the columns (see `fedsso data schema`). By default inferred."),
 ]
 Gaps = Annotated[
-    str, typer.Option(help="complete: a gap drops its row; median: with an indicator.")
+    str,
+    typer.Option(
+        help="complete: drop rows with missing values; median: impute, with an indicator."
+    ),
 ]
-Names = Annotated[str, typer.Option(help="Columns to leave out, commas between.")]
-Codes = Annotated[str, typer.Option(help="Columns of codes that are levels, commas between.")]
-Ties = Annotated[str, typer.Option(help="Survival data: efron (the default) or breslow.")]
+Names = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
+Codes = Annotated[
+    str, typer.Option(help="Columns whose numbers are category codes, separated by commas.")
+]
+Ties = Annotated[str, typer.Option(help="Ties in survival data: efron (default) or breslow.")]
 Cluster = Annotated[
     bool, typer.Option("--cluster", help="Sandwich standard errors, clustered by hospital.")
 ]
 NoLimits = Annotated[
     bool,
-    typer.Option("--no-limits", help="Also take hospitals with few rows, few events, many terms."),
+    typer.Option(
+        "--no-limits", help="Include hospitals with few rows, few events or many coefficients."
+    ),
 ]
-Level = Annotated[float, typer.Option(help="Of the intervals.")]
+Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help=f"Folder for the model, its tables, and a page ({REPORT})."),
+    typer.Option(help=f"Folder for the model, its tables and a report ({REPORT})."),
 ]
 
 
@@ -84,10 +93,10 @@ def glm(
     outcome: Outcome = "",
     family: FamilyName = FAMILIES[0],
     schema: SchemaFile = None,
-    hospital: Annotated[str, _column("Says which hospital a row belongs to.")] = "",
-    time: Annotated[str, _column("Survival data: the time at risk.")] = "",
+    hospital: Annotated[str, _column("Hospital of each row, for a single table.")] = "",
+    time: Annotated[str, _column("Time at risk, for survival data.")] = "",
     weights: Annotated[str, _column("Weights of the rows.")] = "",
-    offset: Annotated[str, _column("What is added to the linear predictor.")] = "",
+    offset: Annotated[str, _column("Offset, added to the linear predictor.")] = "",
     missing: Gaps = RULES[0],
     ignore: Names = "",
     categories: Codes = "",
@@ -99,14 +108,14 @@ def glm(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Fit a regression over hospitals: coefficients with standard errors, as in one pooled table.
+    """Fit a regression across hospitals: the coefficients and standard errors of the pooled fit.
 
     Example: fedsso glm --files hospitals/ --outcome disease --out model
 
     Example: fedsso glm --files lung.csv --hospital inst --family cox --outcome died --time days
 
-    Every hospital is asked for sums alone, as over a network, and refuses where these could tell
-    of single patients. The exit code is 1 if the fit did not reach its tolerance.
+    Each hospital sends only sums, as over a network, and refuses if these could reveal single
+    patients. The exit code is 1 if the fit did not reach its tolerance.
     """
     from ..regression.glm import glm as fit
     from ..regression.glm.sources import check_apart
@@ -132,7 +141,7 @@ def glm(
         time=time,
         weights=weights,
         offset=offset,
-        missing=one_of("rule for gaps", missing, RULES),
+        missing=one_of("rule for missing values", missing, RULES),
         ignore=comma_names(ignore),
         categories=comma_names(categories),
         ties=ties,
@@ -185,18 +194,18 @@ def _finite(value: Any) -> Any:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="The folder of a saved model.", metavar="MODEL")],
-    table: Annotated[Path, typer.Argument(help="A CSV file of new patients.", metavar="TABLE")],
-    out: Annotated[Path | None, typer.Option(help="CSV file; left out: standard output.")] = None,
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model.", metavar="MODEL")],
+    table: Annotated[Path, typer.Argument(help="CSV file of new patients.", metavar="TABLE")],
+    out: Annotated[Path | None, typer.Option(help="CSV file. By default standard output.")] = None,
     level: Level = 0.95,
 ) -> None:
-    """Predict the outcome of new patients by a saved model, with intervals.
+    """Predict the outcome of new patients with a saved model, with intervals.
 
     Example: fedsso predict model/ new_patients.csv --out predictions.csv
 
-    The new table needs the columns that explain, in any order; all its columns are repeated, and
-    the predictions follow: a probability, mean or rate, or the hazard ratio to a patient with
-    average numbers and reference levels. The model needs neither the hospitals nor their tables.
+    The new table needs the columns of the model, in any order. The output repeats all its columns
+    and adds the predictions: a probability, mean or rate, or the hazard ratio relative to a patient
+    with average numbers and reference levels. Neither the hospitals nor their tables are needed.
     """
     from ..regression.result import load_model
     from ..regression.result.predict import table_of
@@ -208,14 +217,15 @@ def predict(
     absent = sum(cell != cell for cell in predictions.prediction.tolist())
     if absent:
         say(
-            f"note: {absent} of {len(patients.rows)} patients have no prediction: a gap, or a "
+            f"note: {absent} of {len(patients.rows)} patients have no prediction: a missing "
+            "value, or a "
             f"level that no hospital had"
         )
     if out is None:
         tell(text.rstrip())
         return
     if out.exists():
-        raise InputError(f"{out} is there already; give --out another name, or remove it")
+        raise InputError(f"{out} already exists; choose another name for --out, or remove it")
     write_atomic(out, text)
     say(f"predictions: {out}")
 

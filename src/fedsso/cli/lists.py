@@ -36,7 +36,8 @@ SHAPE = Several(click.INT)
 
 def algorithms(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Only these; left out: all.", metavar="[NAME]...")
+        list[str] | None,
+        typer.Argument(help="Only these algorithms. By default all.", metavar="[NAME]..."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,24 +94,24 @@ def _fields_table(row: dict[str, Any]) -> Table:
 def costs(
     model: Annotated[str, typer.Option(help=f"{', '.join(MODELS)}.")] = "mclr",
     algorithms: Annotated[
-        Any, typer.Option(help="Names with commas between, or all.", click_type=NAMES)
+        Any, typer.Option(help="Comma-separated names, or all.", click_type=NAMES)
     ] = "all",
     sample: Annotated[
         Any, typer.Option(help="Shape of one row of the data.", click_type=SHAPE)
     ] = "1,28,28",
-    classes: Annotated[int, typer.Option(help="Outputs of the model.")] = 10,
+    classes: Annotated[int, typer.Option(help="Number of model outputs.")] = 10,
     compress: Annotated[
-        str | None, typer.Option(help="Of the uploads: topk:SHARE, int8 or rank:R.")
+        str | None, typer.Option(help="Compression of uploads: topk:SHARE, int8 or rank:R.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a round costs: bytes sent and bytes kept, measured beside theory.
+    """Show the cost of a round: bytes sent and stored, measured and in theory.
 
     Example: fedsso costs --model cnn --algorithms fedsso,fedavg --compress int8
 
-    Upper lines are measured: what the algorithm's own functions send and keep,
-    in bytes of float32, for each client that takes part. Lower lines are theory:
-    the papers' counts without compression, for a model of d parameters.
+    Upper lines are measured: what the algorithm's own functions send and store,
+    in float32 bytes per participating client. Lower lines are theory: the
+    papers' counts without compression, for a model with d parameters.
 
     n_c: multiples of a FedAvg round, down and up (8 d bytes).
     n_m: multiples of a model (4 d bytes), which is all that FedAvg's server keeps.

@@ -82,9 +82,7 @@ class Program(TyperGroup):
             )
             raise typer.Exit(WRONG_INPUT) from error
         except MemoryError as error:
-            complain(
-                "there is not enough memory; take a smaller model, smaller data or fewer --jobs"
-            )
+            complain("not enough memory; use a smaller model, less data or fewer --jobs")
             raise typer.Exit(WRONG_INPUT) from error
 
 
@@ -174,6 +172,6 @@ def _run() -> int:
         return end.code if isinstance(end.code, int) else FINISHED
     except Exception:
         traceback.print_exc()
-        say("this is a fault in fedsso: please report it with the lines above")
+        say("this is a bug in fedsso: please report it with the lines above")
         return BUG
     return FINISHED

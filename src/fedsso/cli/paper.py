@@ -38,18 +38,17 @@ from .watch import AGAIN, check_minutes, in_time, set_logging, watching
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Regenerate a table or figure of the paper. "
+    help="Reproduce a table or figure of the paper. "
     "Start with: fedsso paper table2 --quick --out quick",
 )
 # The help that all commands have in common, below their own sentence.
 TEACH = """
 
-Writes {name}.md, .csv and pictures (PNG, PDF) into --out; older files of
-these names are replaced. All runs are
-kept in its folder sweeps, which the commands share, so that nothing runs
-twice. Killed or stopped, the same command goes on. --quick is a look of
-about two minutes on a CPU: one seed, fewer rounds and settings. The whole
-is meant for a GPU.
+Writes {name}.md, .csv and pictures (PNG, PDF) into --out and overwrites
+older files with these names. All runs are kept in its folder sweeps, which
+the commands share, so nothing runs twice. If it was interrupted, the same
+command continues. --quick takes about two minutes on a CPU: one seed, fewer
+rounds and settings. The full version is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
 """
@@ -63,17 +62,18 @@ PLAIN = ("table3", "theory")
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder of the results; left out: results, or quick with --quick."),
+    typer.Option(help="Folder for the results. By default results, or quick with --quick."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes to share the work; left out: one a core, at most 4."),
+    typer.Option(min=1, help="Parallel processes. By default one per core, at most 4."),
 ]
 Blocks = Annotated[
-    Any, typer.Option(help=f"Left out: all. {', '.join(TABLE2)}.", click_type=Several(click.STRING))
+    Any,
+    typer.Option(help=f"By default all of {', '.join(TABLE2)}.", click_type=Several(click.STRING)),
 ]
-Slow = Annotated[bool, typer.Option("--slow", help=f"Also {SLOW}: for a GPU.")]
+Slow = Annotated[bool, typer.Option("--slow", help=f"Also run {SLOW}, meant for a GPU.")]
 
 
 class How(NamedTuple):

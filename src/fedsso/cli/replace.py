@@ -39,7 +39,8 @@ def check_file(path: Path, mark: str, what: str) -> None:
         ) from error
     if mark.encode() not in start:
         raise InputError(
-            f"{path} is there already and is not {what} of fedsso's; give --out another name"
+            f"{path} already exists and is not {what} written by fedsso; choose another name "
+            "for --out"
         )
 
 
@@ -52,7 +53,7 @@ def check_settings(path: Path, text: str) -> None:
     """
     if path.is_file() and read_bytes(path) != text.encode():
         raise InputError(
-            f"{path} is there already, with other content; give --save-config another name"
+            f"{path} already exists with different content; choose another name for --save-config"
         )
 
 
@@ -69,15 +70,15 @@ def check_folder(out: str, leaves: Sequence[str]) -> None:
         with Lock(out):  # a run that is under way is told first, with its process
             pass
         raise InputError(
-            f"{out} holds a run already; choose another folder (`fedsso resume {quote(out)}` "
+            f"{out} already holds a run; choose another folder (`fedsso resume {quote(out)}` "
             f"completes a run)"
         )
     foreign = _held(out, leaves)
     if foreign and foreign[0].name == PARTS:
-        raise InputError(f"{out} holds a sweep already; choose another folder for --out")
+        raise InputError(f"{out} already holds a sweep; choose another folder for --out")
     if foreign:
         raise InputError(
-            f"{foreign[0]} is there already and would be replaced; choose another folder for --out"
+            f"{foreign[0]} already exists and would be overwritten; choose another folder for --out"
         )
 
 

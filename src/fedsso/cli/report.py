@@ -21,26 +21,26 @@ from .screen import say, tell
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        help="A run's folder, a folder of such, a sweep's, a checkpoint_dir of Flower, "
-        "a trace.csv, or a saved regression.",
+        help="Folder of a run, of several runs or of a sweep, checkpoint_dir of a Flower run, "
+        "trace.csv, or folder of a saved regression.",
         metavar="RUN...",
     ),
 ]
-Out = Annotated[
-    Path, typer.Option(help="The page; of files that lie there only an older page is replaced.")
-]
-Title = Annotated[str, typer.Option(help="Heading of the page; left out: the names of the runs.")]
+Out = Annotated[Path, typer.Option(help="File of the report. Only an older report is overwritten.")]
+Title = Annotated[str, typer.Option(help="Title of the report. By default the names of the runs.")]
 Targets = Annotated[
     Any,
     typer.Option(
-        help="Accuracies of the table; left out: four that suit.", click_type=Several(click.FLOAT)
+        help="Accuracies in the table. By default four suitable ones.",
+        click_type=Several(click.FLOAT),
     ),
 ]
 
 WithData = Annotated[
     bool,
     typer.Option(
-        "--with-data", help="Read the files that the runs' settings name, to show who holds what."
+        "--with-data",
+        help="Read the data files named in the settings, to show the data per client.",
     ),
 ]
 
@@ -52,22 +52,23 @@ def report(
     targets: Targets = None,
     with_data: WithData = False,
 ) -> None:
-    """Write one interactive HTML page about runs: curves, tables, grids, settings.
+    """Write an interactive HTML report of runs: curves, tables, grids, settings.
 
     Example: fedsso report runs/a
 
     Example: fedsso report runs/a sweeps/b /srv/flower --targets 0.8,0.9 --out compare.html
 
-    RUN is a run's folder, a folder of run folders, the --out folder of a sweep,
-    the checkpoint_dir of a run on Flower, or a trace.csv; several are shown
-    together, as is what lies in folders below them. A run that is not finished
-    is shown as far as it goes. Numbers of different data are not compared.
+    RUN is the folder of a run, a folder of several runs, the --out folder of a
+    sweep, the checkpoint_dir of a Flower run, or a trace.csv. Several are shown
+    together, including those in folders below them. Unfinished runs are shown
+    as far as they go. Results on different data are not compared.
 
-    Who holds which labels is shown for data sets by name. Files that the settings
-    of a run name are read with --with-data only: a folder may be somebody else's.
+    For built-in data sets, the report shows the labels of each client. Data files
+    named in the settings of a run are read only with --with-data, because a
+    folder may come from somebody else.
 
-    The folder of a saved regression (`fedsso glm --out`) has a page of its own:
-    forest plot, calibration, ROC, table by hospital, convergence.
+    A saved regression (`fedsso glm --out`) gets its own kind of report: forest
+    plot, calibration, ROC, table by hospital, convergence.
 
     The page needs no other file and no network: open it, send it, print it.
     """

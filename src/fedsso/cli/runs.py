@@ -48,10 +48,10 @@ def run(
     Example: fedsso run --dataset digits --clients 10 --algorithm fedsso --alpha 0.05 --rounds 50
     --out runs/a
 
-    With --out the run can be interrupted and resumed, and runs/a/spec.toml is a --config that
+    With --out, the run can be interrupted and resumed, and runs/a/spec.toml is a --config file that
     repeats it.
 
-    Exit code 1: a run diverged, or missed one of the --targets that were asked for.
+    Exit code 1: a run diverged, or missed one of the requested --targets.
     """
     from ..experiment.calls import run_planned
 
@@ -83,13 +83,13 @@ def compare(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train with several algorithms on one federation, with the same cohorts and mini-batches.
+    """Compare several algorithms on the same data, clients and mini-batches.
 
     Example: fedsso compare --algorithms fedsso,fedavg --alpha 0.05 --rounds 50 --seeds 0,1,2 --out
     runs/b
 
-    A step size such as --alpha goes to every algorithm that has it; a table in the --config file,
-    such as \\[fedavg], sets one algorithm's. With --out there is also a picture, curves.png.
+    A step size such as --alpha applies to every algorithm that has it. To set it for one algorithm,
+    use a table such as \\[fedavg] in the --config file. --out also gets a picture, curves.png.
 
     Exit code 1: a run diverged, or no algorithm reached one of the --targets with every seed.
     """
@@ -116,7 +116,7 @@ def _draw(runs: Results, settings: Any) -> None:
 
 def resume(
     folder: Annotated[
-        Path, typer.Argument(help="A run's folder, or a folder of such folders.", metavar="RUN")
+        Path, typer.Argument(help="Folder of a run, or a folder of several runs.", metavar="RUN")
     ],
     data_dir: DataDir = None,
     live: Live = False,
@@ -124,7 +124,7 @@ def resume(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Complete what was interrupted, exactly as if it had not been.
+    """Continue interrupted runs. The result is the same as without the interruption.
 
     Example: fedsso resume runs/a
 
@@ -168,11 +168,11 @@ def _runs_below(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise InputError(
-            f"there is no folder {folder}; give the --out folder of a run or a comparison"
+            f"folder {folder} does not exist; give the --out folder of a run or a comparison"
         )
     if (folder / SETTINGS).is_file():
         again = f"fedsso sweep --config {quote(str(folder / SETTINGS))} --out {quote(str(folder))}"
-        raise InputError(f"{folder} holds a sweep, which the same command goes on with: `{again}`")
+        raise InputError(f"{folder} holds a sweep, which the same command continues: `{again}`")
     complete_plan(folder)
     check_no_sweep(folder)  # one of Python's, which has no settings file
     return run_folders(folder)

@@ -198,7 +198,7 @@ def records(
         if option not in known:
             has = ", ".join(map(flag, known))
             raise InputError(
-                f"{flag(option)} is no option of {' or '.join(names)}; choose from {has}"
+                f"{flag(option)} is not an option of {' or '.join(names)}; choose from {has}"
             )
     return made
 

@@ -37,7 +37,7 @@ from .watch import AGAIN, check_minutes, in_time, set_logging, watching
 
 OWN_KEYS = {"model", "algorithms", "rounds", "data"}  # of every settings file that a sweep writes
 
-Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of parallel processes.")]
 
 
 def sweep(
@@ -51,29 +51,30 @@ def sweep(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search a grid of step sizes for the best setting of each algorithm, on one federation.
+    """Find the best setting of each algorithm in a grid of step sizes, on the same data.
 
     Example: fedsso sweep --algorithms fedsso,fedavg --target 0.9 --out sweeps/a
 
     Example: fedsso sweep --algorithms fedsso --alpha 0.01,0.03 --form bfgs,dfp
 
-    Left to itself, a sweep tries the paper's twelve client steps, --alpha
+    By default, a sweep tries the paper's twelve client steps, --alpha
     0.0001 to 0.7. For fedsso, fedavgm, fedadam, fedyogi, fedadagrad and
     diloco it also tries the seven server steps, --eta 0.01 to 1; for fedprox
     and fedac four values of --mu; for fedexp seven of --eps; for fedacg six of
     --beta; for serverlion seven of --eta, for servermuon six, for fednl three.
 
-    A hyper-parameter with one value is fixed; with several, commas between,
-    it is an axis, for every algorithm that has it. For one alone write into
-    the --config file: \\[fedavg] and below it alpha = \\[0.1, 0.3].
+    A hyper-parameter with one value is fixed. With several values, separated
+    by commas, it is searched, for every algorithm that has it. To search it
+    for one algorithm, write \\[fedavg] and below it alpha = \\[0.1, 0.3] into
+    the --config file.
 
-    The best setting has the fewest mean rounds to --target; without one, the
-    best accuracy at the end. --select val chooses by training rows that are
-    held out, then judges the chosen settings by the test rows.
+    The best setting needs the fewest rounds to --target on average; without a
+    target, it has the best final accuracy. --select val selects on held-out
+    training rows, then evaluates the selected settings on the test rows.
 
-    --out gets table.md, trials.csv, curves.png, grid.png, all traces (parts/)
-    and sweep.toml, a --config that repeats the sweep. Killed or stopped, the
-    same command goes on: finished parts are not run again.
+    --out gets table.md, trials.csv, curves.png, grid.png, all training curves
+    (parts/) and sweep.toml, a --config file that repeats the sweep. If it was
+    interrupted, the same command continues; finished parts do not run again.
 
     Exit code 1: the best setting of an algorithm diverged, or no setting
     reached --target with every seed. Other settings may diverge.

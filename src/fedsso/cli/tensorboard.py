@@ -34,7 +34,8 @@ def check_tensorboard(folder: Path | None) -> Path | None:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
         message = (
-            f"--tensorboard needs a package that is not there: `pip install tensorboard` ({error})"
+            "--tensorboard needs a package that is not installed: `pip install "
+            f"tensorboard` ({error})"
         )
         raise InputError(message) from error
     return folder

@@ -110,9 +110,8 @@ def judge(curves: Sequence[Curve], targets: Sequence[float]) -> None:
     lost = [_where(curve) for curve in curves if _diverges(curve)]
     if lost:
         say(
-            f"diverged: {'; '.join(lost)}. Take a smaller --alpha (fedsso: --alpha auto), or bring "
-            f"the columns of the "
-            "data to one scale"
+            f"diverged: {'; '.join(lost)}. Use a smaller --alpha (fedsso: --alpha auto), or "
+            "standardise the columns of the data"
         )
     missed = []
     for target in targets:

@@ -257,7 +257,7 @@ def watching(
 
 def _way_on(again: str | None) -> str:
     """How the work goes on, by a command or not at all."""
-    return "nothing is kept without --out" if again is None else f"{again} goes on"
+    return "nothing is kept without --out" if again is None else f"{again} continues"
 
 
 def _in_words(numbers: dict[str, float]) -> str:
@@ -271,7 +271,7 @@ def _in_words(numbers: dict[str, float]) -> str:
 def _left_alone(error: InputError) -> bool:
     """Whether a sweep's processes are gone: a signal to the whole group ends them before us.
 
-    Then the error is that of a process that ended without a word, but what it means is the
+    Then the error is that of a process that ended unexpectedly, but what it means is the
     signal.
     """
     return isinstance(error.__cause__, EOFError | ConnectionError)
@@ -298,7 +298,7 @@ def in_time() -> Iterator[None]:
     try:
         yield
     except OutOfTime as error:
-        say(f"time is up: {error}; {AGAIN} goes on")
+        say(f"time is up: {error}; {AGAIN} continues")
         raise typer.Exit(TIME_IS_UP) from error
 
 

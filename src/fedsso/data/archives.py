@@ -80,7 +80,7 @@ def unpack(archive: Path, members: Names, folder: Path) -> list[Path]:
         if isinstance(error, OSError) and error.errno not in _NOT_THE_DISK:
             raise
         raise InputError(
-            f"{archive}: cannot be unpacked, corrupt or cut short ({error}): fetch it again"
+            f"{archive}: cannot be unpacked, corrupt or cut short ({error}): download it again"
         ) from None
     return list(wanted)
 
@@ -99,7 +99,7 @@ def _wanted(archive: Path, name: str, found: Mapping[str, Member]) -> Member:
     """The member of that name, which must be a regular file."""
     if name not in found:
         raise InputError(
-            f"{archive}: has no member {name!r}, it is not the archive expected: fetch it again"
+            f"{archive}: has no member {name!r}, it is not the archive expected: download it again"
         )
     if not found[name].plain:
         raise InputError(
@@ -148,7 +148,7 @@ def _contents(archive: Path, file: IO[bytes]) -> Iterator[dict[str, Member]]:
         with tarfile.open(fileobj=pieces, mode="r:") as taped:
             yield _safe(archive, _taped(taped, stream))
     else:
-        raise InputError(f"{archive}: is neither a zip nor a tar file: fetch it again")
+        raise InputError(f"{archive}: is neither a zip nor a tar file: download it again")
 
 
 def _safe(archive: Path, members: Iterator[tuple[str, Member]]) -> dict[str, Member]:

@@ -89,7 +89,7 @@ def as_array(values: Any, what: str) -> Array:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"{what} is ragged or no array: every row needs the same shape ({error})"
+            f"{what} is ragged or not an array: every row needs the same shape ({error})"
         ) from None
 
 
@@ -179,7 +179,7 @@ def _rows(
     if wrong.any():
         first = int(wrong.int().argmax())
         place = f"row {int(rows[first])}, column {int(columns[first])}"
-        raise InputError(f"{what} has NaN or Inf in {place}: remove the row or fill the gap")
+        raise InputError(f"{what} has NaN or Inf in {place}: remove the row or fill in the value")
     return canonical(rows, columns, values, (shape[0], shape[1]))
 
 
@@ -228,10 +228,12 @@ def checked_samples(
     if isinstance(x, MappedRows):  # which are checked when they are read
         return x
     if gaps:
-        remedy = "remove the row, or make it NaN, a gap"
+        remedy = "remove the row, or mark it as missing with NaN"
         check_every_value(x, lambda some: ~some.isinf(), f"{where}x has Inf", remedy)
     elif x.is_floating_point():
-        remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
+        remedy = (
+            "remove the row or fill in the value; in a table standardise=True fills missing values"
+        )
         check_every_value(x, torch.isfinite, f"{where}x has NaN or Inf", remedy)
     return x
 
@@ -318,7 +320,7 @@ def check_number_of_classes(classes: int, rows: int) -> None:
 def check_finite(values: Tensor, what: str) -> None:
     """Raise InputError that names the first row with NaN or Inf."""
     if values.is_floating_point():
-        remedy = "remove the row or fill the gap"
+        remedy = "remove the row or fill in the value"
         check_every_value(values, torch.isfinite, f"{what} has NaN or Inf", remedy)
 
 

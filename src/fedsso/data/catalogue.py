@@ -32,15 +32,15 @@ def load(
     data_dir: str | Path | None = None,
     **options: object,
 ) -> Federation:
-    """Make a federation from a named data set.
+    """Load a data set by name and split it over clients.
 
-    The rows of the data set are shared out among clients by a partition. Each client then keeps a
+    A partition splits the rows of the data set over the clients. Each client then holds out a
     part of its rows for testing. The same arguments always give the same federation, on every
     machine.
 
     `fedsso data list` on the command line shows the data sets, and where their files are looked
-    for. `fedsso data get NAME` fetches them. The data set "digits" needs no files, and "csv" reads
-    your own tables.
+    for. `fedsso data get NAME` downloads them. The data set "digits" needs no files, and "csv"
+    reads your own tables.
 
     >>> load("digits", clients=4, partition="iid")
     Federation(digits, 4 clients, 1349 train + 448 test rows, sample 1×8×8 uint8, 10 classes)

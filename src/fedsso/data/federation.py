@@ -52,7 +52,7 @@ from .tables import MISSING, Files, SchemaLike, own_pool
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Rows and the clients that hold them.
+    """Federated data: rows, and the client that each row belongs to.
 
     Do not call the class itself. Build a federation in one of these ways:
 
@@ -65,10 +65,11 @@ class Federation:
     Each client's rows are divided into a training part and a test part, at random but always in
     the same way for the same seed. Every client keeps at least one row for training.
 
-    With `standardise=True`, a table x [rows, features] is prepared for training. Gaps (NaN) take
-    the median of their column, then columns are scaled to mean 0 and deviation 1. Medians, means
-    and deviations are those of all clients' training rows together. In a real network, the clients
-    would need two more averages for the means and deviations, and a few for a median.
+    With `standardise=True`, a table x [rows, features] is prepared for training. Missing values
+    (NaN) become the median of their column, then columns are scaled to mean 0 and deviation 1.
+    Medians, means and deviations are those of all clients' training rows together. In a real
+    network, the clients would need two more averages for the means and deviations, and a few for a
+    median.
 
     A federation is immutable. All its tensors are on the CPU until `to` moves them.
 

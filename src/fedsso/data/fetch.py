@@ -407,7 +407,7 @@ def _download(transfer: _Transfer) -> None:
             return _attempt(transfer)
         except _Cut as cut:
             broken = str(cut)
-    raise _Failure(f"{broken}; run the command again to go on")
+    raise _Failure(f"{broken}; run the command again to continue")
 
 
 def _attempt(transfer: _Transfer) -> None:

@@ -265,8 +265,8 @@ def _read_idx(
     if got != size:
         has = "more" if got > size else f"{got} bytes"
         raise InputError(
-            f"{path}: its header tells of {items} items in {size} bytes, it has {has}: fetch it "
-            f"again"
+            f"{path}: its header claims {items} items in {size} bytes, it has {has}: "
+            "download it again"
         )
     return items
 
@@ -287,7 +287,8 @@ def _read_header(
     head = file.read(length)
     if head[:4] != magic.to_bytes(4) or len(head) != length:
         raise InputError(
-            f"{path}: is no idx file of {what}, which begins with {magic:#010x}: fetch it again"
+            f"{path}: is not an idx file of {what}, which begins with {magic:#010x}: download "
+            "it again"
         )
     numbers = np.frombuffer(head[4:], ">u4")
     items, *sizes = numbers.tolist()
@@ -297,7 +298,7 @@ def _read_header(
             f"{path}: holds images of {sizes} pixels, need {need}: take the files of this set"
         )
     if not 0 < items <= ROWS:
-        raise InputError(f"{path}: tells of {items} {what}, need 1 to {ROWS}: fetch it again")
+        raise InputError(f"{path}: tells of {items} {what}, need 1 to {ROWS}: download it again")
     return int(items)
 
 
@@ -359,7 +360,9 @@ def _cifar(batches: Iterable[Batch], pixel_range: Range) -> Pool:
     marks = bytearray()
     for decode, name, data in batches:
         if len(data) > MOST:
-            raise InputError(f"{name}: has {len(data)} bytes, need at most {MOST}: fetch it again")
+            raise InputError(
+                f"{name}: has {len(data)} bytes, need at most {MOST}: download it again"
+            )
         images, labels = decode(name, data)
         _check_known(name, labels, range(10))
         pixels += np.ascontiguousarray(images).data
@@ -377,7 +380,7 @@ def _records(name: str, data: bytes) -> tuple[Array, bytes]:
     width = 1 + PIXELS
     if not data or len(data) % width:
         raise InputError(
-            f"{name}: has {len(data)} bytes, need records of {width} bytes, {DAMAGED}: fetch it "
+            f"{name}: has {len(data)} bytes, need records of {width} bytes, {DAMAGED}: download it "
             f"again"
         )
     rows = np.frombuffer(data, np.uint8).reshape(-1, width)
@@ -395,18 +398,18 @@ def _unpickled(name: str, data: bytes) -> tuple[Array, list[int]]:
         batch = _Unpickler(BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged bytes can ask the unpickler for anything
         raise InputError(
-            f"{name}: cannot be read as a CIFAR batch, {DAMAGED} ({error}): fetch it again"
+            f"{name}: cannot be read as a CIFAR batch, {DAMAGED} ({error}): download it again"
         ) from None
     if not isinstance(batch, dict):
         batch = {}
     x = batch.get(b"data")
     y = batch.get(b"labels")
     if not isinstance(x, _Array) or x.rows is None:
-        raise InputError(f"{name}: data must be uint8 [rows, {PIXELS}]: fetch it again")
+        raise InputError(f"{name}: data must be uint8 [rows, {PIXELS}]: download it again")
     count = len(x.rows)
     if not _are_labels(y, count):
         raise InputError(
-            f"{name}: labels must be a list of {count} integers, one per image: fetch it again"
+            f"{name}: labels must be a list of {count} integers, one per image: download it again"
         )
     return x.rows, y
 
@@ -501,7 +504,7 @@ def _from_archive(path: Path) -> Iterator[Batch]:
     names = [f"{name}.bin" for name in CIFAR] if binary else list(CIFAR)
     missing = [name for name in names if name not in files]
     if missing:
-        raise InputError(f"{path}: has no {', '.join(missing)}: fetch it again")
+        raise InputError(f"{path}: has no {', '.join(missing)}: download it again")
     decode: Decoder = _records if binary else _unpickled
     for name in names:
         yield decode, f"{path}: {name}", files.pop(name)
@@ -523,7 +526,7 @@ def _untarred(path: Path) -> dict[str, bytes]:
         raise
     except (tarfile.TarError, BadZipFile, ValueError, OverflowError) as error:
         raise InputError(
-            f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): fetch it again"
+            f"{path}: cannot be read as tar.gz, {DAMAGED} ({error}): download it again"
         ) from None
     return files
 
@@ -537,7 +540,7 @@ def _batches_in(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
     for count, member in enumerate(archive):
         if count > MEMBERS:
             raise InputError(
-                f"{path}: has more than {MEMBERS} files, CIFAR-10 has 8: fetch it again"
+                f"{path}: has more than {MEMBERS} files, CIFAR-10 has 8: download it again"
             )
         name = member.name.rpartition("/")[2]
         is_batch = member.isfile() and name.removesuffix(".bin") in CIFAR
@@ -546,7 +549,7 @@ def _batches_in(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
             continue
         if member.size > MOST:
             raise InputError(
-                f"{path}: {name} has {member.size} bytes, need at most {MOST}: fetch it again"
+                f"{path}: {name} has {member.size} bytes, need at most {MOST}: download it again"
             )
         files[name] = file.read()
     return files

@@ -189,7 +189,7 @@ CLIENTS = Option(
     "clients",
     int,
     None,
-    "How many clients share the rows. By default, the number that belongs to the data set.",
+    "Number of clients. By default, that of the data set.",
     least=1,
     also=(
         *("n_clients", "num_clients", "number_of_clients", "client_count"),
@@ -201,7 +201,7 @@ MIN_ROWS = Option(
     "min_rows",
     int,
     8,
-    "The fewest rows that a client may have. The tables of the paper ignore it.",
+    "Minimum number of rows per client. The partitions of the paper ignore it.",
     least=1,
     also=("min_size", "min_samples", "min_partition_size", "min_require_size"),
 )
@@ -209,7 +209,7 @@ TEST_FRACTION = Option(
     "test_fraction",
     float,
     0.25,
-    "The share of each client's rows that is kept for testing.",
+    "Fraction of each client's rows that is held out for testing.",
     bounds=Bounds("in [0, 1)", 0, 1, without=(1,)),
     also=("test_size", "test_split", "test_ratio", "test_share"),
 )
@@ -217,7 +217,7 @@ SEED = Option(
     "seed",
     int,
     0,
-    "The seed of the partition and of the split into training and test rows.",
+    "Seed of the partition and of the split into training and test rows.",
     bounds=Bounds("in -2**63..2**63-1, what 64 bits hold", -(2**63), 2**63 - 1),
     also=("random_state", "random_seed", "rng", "partition_seed"),
 )
@@ -225,7 +225,7 @@ DATA_DIR = Option(
     "data_dir",
     Path,
     None,
-    "The folder of the data files. By default $FEDSSO_DATA, else ~/.cache/fedsso.",
+    "Folder of the data files. By default $FEDSSO_DATA, or else ~/.cache/fedsso.",
     also=("root", "data_folder", "data_path", "folder", "cache_dir", "directory"),
 )
 
@@ -237,8 +237,8 @@ CONCENTRATION = Option(
     "concentration",
     float,
     0.5,
-    "The parameter of the Dirichlet draw. Small values make the clients very different. The "
-    "default partition of digits and EMNIST has 0.1.",
+    "Parameter of the Dirichlet draw. Small values make the clients very different. The default "
+    "partition of digits and EMNIST uses 0.1.",
     bounds=Bounds("> 0 and <= 1e9", 0, 1e9, without=(0,)),
     also=("alpha", "beta", "dirichlet_alpha", "dirichlet_beta", "dir_alpha"),
     hint="0.1 is skewed, 100 nearly even",
@@ -248,14 +248,14 @@ CLASSES_PER_CLIENT = Option(
     "classes_per_client",
     int,
     2,
-    "How many different labels each client holds, at most as many as the data set has.",
+    "Number of different labels per client, at most that of the data set.",
     also=("num_classes", "n_classes", "classes", "num_classes_per_client", "labels_per_client"),
 )
 SHARDS_PER_CLIENT = Option(
     "shards_per_client",
     int,
     2,
-    "How many shards each client is dealt.",
+    "Number of shards per client.",
     least=1,
     also=("num_shards", "n_shards", "shards", "num_shards_per_client"),
 )
@@ -271,7 +271,7 @@ PIXEL_RANGE = Option(
     "pixel_range",
     list[float],
     (-1.0, 1.0),
-    "What the darkest and the brightest pixel become, as two numbers.",
+    "Values of the darkest and the brightest pixel, as two numbers.",
     also=("range", "scale"),
 )
 
@@ -283,7 +283,7 @@ PIECE_LENGTH = Option(
     "length",
     int,
     50,
-    "How many characters the model sees before the one that it predicts.",
+    "Number of characters that the model sees before the one it predicts.",
     least=1,
     also=("seq_len", "seq_length", "sequence_length"),
 )
@@ -292,7 +292,7 @@ TWEET_LENGTH = Option(
     "length",
     int,
     200,
-    "How many words of a tweet are read. The rest of the tweet is ignored.",
+    "Number of words of a tweet that are used. The rest is ignored.",
     least=1,
     most=BYTE,
     also=("max_len", "max_length", "seq_len"),
@@ -301,7 +301,7 @@ BUCKETS = Option(
     "buckets",
     int,
     1024,
-    "How many counters the hashed words of a tweet share. Ignored if `vectors` is given.",
+    "Number of hash buckets for the words of a tweet. Ignored if `vectors` is given.",
     least=1,
     also=("n_features", "hash_size"),
 )
@@ -309,14 +309,14 @@ VECTORS = Option(
     "vectors",
     Path,
     None,
-    "A text file of GloVe word vectors. A tweet is then the mean vector of its words.",
+    "Text file of GloVe word vectors. A tweet is then the mean vector of its words.",
     also=("glove", "embeddings"),
 )
 SAMPLED_ROWS = Option(
     "rows",
     int,
     0,
-    "How many tweets to draw from the file, the same ones each time. 0 takes all.",
+    "Number of tweets to draw from the file, the same ones each time. 0 uses all.",
     least=0,
     also=("n_rows", "num_rows", "n_samples", "num_samples", "nrows"),
 )
@@ -337,7 +337,7 @@ OUTCOME = Option(
     "outcome",
     str,
     "",
-    "The name of the column to predict. A schema names it by itself.",
+    "Column to predict. Not needed with a schema, which names it.",
     also=("label", "labels", "y", "column", "target_column", "label_column", "response"),
     former=("target",),
 )
@@ -345,7 +345,7 @@ SCHEMA = Option(
     "schema",
     Path,
     None,
-    "A file that says what the columns are, for tables with text and gaps. "
+    "File that describes the columns, for tables with text and missing values. "
     "`fedsso data schema` writes one.",
     also=("schema_file", "dictionary", "codebook"),
 )
@@ -353,22 +353,21 @@ FEATURES = Option(
     "features",
     list[str],
     (),
-    "The names of the columns to learn from. By default all columns but the outcome and the group.",
+    "Columns to use as features. By default all columns except the outcome and the group.",
     also=("columns", "feature_names", "x", "usecols"),
 )
 GROUP = Option(
     "group",
     str,
     "",
-    "The name of the column that says which client a row belongs to. By default, one file is one "
-    "client.",
+    "Column that says which client a row belongs to. By default, each file is one client.",
     also=("groups", "group_column", "client_column", "hospital", "site"),
 )
 TASK = Option(
     "task",
     str,
     "auto",
-    "What the numbers in the outcome column are. auto: whole numbers are classes. regression: all "
+    "How to read numbers in the outcome column. auto: whole numbers are classes. regression: all "
     "numbers are real values.",
     choices=("auto", "regression"),
 )
@@ -376,7 +375,7 @@ COLUMNS = Option(
     "dim",
     int,
     0,
-    "How many features a row has. 0 takes the largest feature number in the files.",
+    "Number of features. 0 uses the largest feature number in the files.",
     least=0,
     also=("n_features", "num_features", "dimension"),
 )
@@ -385,8 +384,8 @@ LAYOUT = Option(
     "layout",
     str,
     None,
-    "How rows are held: dense, or sparse, without zeros, for linear models. By default dense, and "
-    "sparse where a dense table would be beyond the limit of cells.",
+    "How rows are stored: dense, or sparse (for linear models only). By default sparse only if a "
+    "dense table would exceed the limit of cells.",
     choices=("dense", "sparse"),
     also=("sparse", "format"),
 )
@@ -394,8 +393,8 @@ STANDARDISE = Option(
     "standardise",
     str,
     "no",
-    "Whether to fill gaps in a table and to scale its columns, by the training rows. Rows stay in "
-    "their files and are scaled when they are read.",
+    "Whether to impute missing values and scale the columns, using the training rows. Rows stay in "
+    "their files and are scaled as they are read.",
     choices=("no", "yes"),
     also=("standardize", "normalise", "normalize", "scale"),
 )
@@ -408,7 +407,7 @@ DIM = Option(
     "dim",
     int,
     20,
-    "How many variables the problem has.",
+    "Number of variables of the problem.",
     least=1,
     also=("d", "dimension", "n_features", "num_features"),
 )
@@ -416,7 +415,7 @@ HETEROGENEITY = Option(
     "heterogeneity",
     float,
     1.0,
-    "How much the clients differ. 0 makes them all alike.",
+    "How much the clients differ. 0 makes them identical.",
     bounds=Bounds(">= 0 and finite", 0, math.inf, without=(math.inf,)),
     also=("skew", "alpha", "beta"),
 )
@@ -424,7 +423,7 @@ CONDITION = Option(
     "condition",
     float,
     100.0,
-    "Of a quadratic problem: the condition number of the matrices from which A is made.",
+    "For quadratic problems: condition number of the matrices from which A is made.",
     bounds=Bounds(">= 1 and finite", 1, math.inf, without=(math.inf,)),
     also=("condition_number", "cond", "kappa"),
 )
@@ -432,7 +431,7 @@ LOGISTIC_ROWS = Option(
     "rows",
     int,
     200,
-    "Of a logistic problem: how many rows each client has, training and test rows together.",
+    "For logistic problems: number of rows per client, training and test rows together.",
     least=1,
     also=("n_rows", "num_rows", "n_samples", "num_samples", "rows_per_client"),
 )
@@ -442,7 +441,7 @@ NOISE = Option(
     "noise",
     float,
     0.1,
-    "Of a logistic problem: the share of the labels that are flipped.",
+    "For logistic problems: fraction of the labels that are flipped.",
     bounds=Bounds("in [0, 0.5)", 0, 0.5, without=(0.5,)),
     also=("label_noise", "flip"),
 )

@@ -327,7 +327,7 @@ PARTITION = Option(
     "partition",
     str,
     None,
-    "The rule that decides which client holds which rows. By default the data set's own rule.",
+    "How rows are split over the clients. By default the data set's own partition.",
     choices=tuple(PARTITIONS),
     also=("split", "partitioner", "partition_method", "distribution"),
 )

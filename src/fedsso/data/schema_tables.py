@@ -111,7 +111,8 @@ def _part(path: Path, schema: Schema) -> tuple[_Part, list[str]]:
             kept.append(row)
     if not kept:
         raise InputError(
-            f"{path}: none of {len(x)} rows can be used: all have a gap; see missing in the schema"
+            f"{path}: none of {len(x)} rows can be used: all have missing values; see `missing` "
+            "in the schema"
         )
     rows = [table.rows[row] for row in kept]
     lines = tuple(table.lines[row] for row in kept)
@@ -119,7 +120,7 @@ def _part(path: Path, schema: Schema) -> tuple[_Part, list[str]]:
     dropped = len(x) - len(kept)
     if not dropped:
         return part, []
-    return part, [f"{path.name}: {dropped} of {len(x)} rows are left out because of a gap"]
+    return part, [f"{path.name}: {dropped} of {len(x)} rows are left out because of missing values"]
 
 
 def _check_owners(owners: Sequence[str], group: str) -> None:

@@ -232,14 +232,14 @@ _LIST = (
     ),
     _emnist(
         "letters",
-        "28×28 handwritten letters, upper and lower case as one",
+        "28×28 handwritten letters, upper and lower case merged",
         145600,
         26,
         emnist_letters,
     ),
     _emnist(
         "balanced",
-        "28×28 handwritten digits and letters, equally many of each",
+        "28×28 handwritten digits and letters, balanced",
         131600,
         47,
         emnist_balanced,
@@ -279,7 +279,7 @@ _LIST = (
     # As in the paper, clients hold consecutive parts of a text, without shuffling.
     DataSet(
         "shakespeare",
-        "next character of a play: 50 characters, one-hot, in pieces that do not overlap",
+        "next character of a play after 50 characters, one-hot, in non-overlapping pieces",
         pooled,
         (Form(("tinyshakespeare.txt",), shakespeare, 21870),),
         options=(PIECE_LENGTH,),
@@ -295,7 +295,7 @@ _LIST = (
     # label. A trial reading of a download takes 1000 of its 1.6 million rows.
     DataSet(
         "sentiment140",
-        "tweets, glad or sad: hashed bag of words, or the mean of GloVe vectors",
+        "tweets with positive or negative sentiment: hashed bag of words, or mean GloVe vector",
         pooled,
         (
             Form((TWEETS,), sentiment140, 1600000),
@@ -325,7 +325,7 @@ _LIST = (
     ),
     _libsvm(
         "a9a",
-        "123 features of a person: a high income?",
+        "123 features of a person: is the income high?",
         rows=48842,
         features=123,
         clients=10,
@@ -365,7 +365,7 @@ _LIST = (
     # A CSV file is a hospital, so every file is a client by default. An svmlight file is not.
     DataSet(
         "csv",
-        "your own CSV tables, one file for each client: give files and outcome",
+        "your own CSV tables, one file per client: give files and outcome",
         own_files,
         (Form((), csv, suffix=".csv"),),
         options=(FILES, OUTCOME, SCHEMA, FEATURES, GROUP, TASK),

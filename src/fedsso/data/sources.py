@@ -220,7 +220,7 @@ def pooled(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Feder
     whole = dataset.forms[0].rows
     if held != whole:
         file = paths[0].name
-        get = f"`fedsso data get {dataset.name}` fetches all"
+        get = f"`fedsso data get {dataset.name}` downloads all"
         note = f"{file} holds {held} of {whole} rows; {get}"
         pool = pool._replace(notes=(note, *pool.notes))
     return _shared_out(dataset, pool, wish, {**skew, **own})
@@ -240,7 +240,7 @@ def _check_known_labels(
     label = int(pool.y[row])
     files = ", ".join(map(str, paths))
     raise InputError(
-        f"{files}: row {row} has label {label}, {dataset.name} has 0 to {classes - 1}: fetch it "
+        f"{files}: row {row} has label {label}, {dataset.name} has 0 to {classes - 1}: download it "
         f"again"
     )
 
@@ -257,7 +257,7 @@ def _not_there(dataset: DataSet, data_dir: str | Path | None) -> InputError:
         where = "the default"
     folder = data_folder(data_dir)
     return InputError(
-        f"data set {dataset.name!r} is not in {folder} ({where}): `{get}` fetches it; or put "
+        f"data set {dataset.name!r} is not in {folder} ({where}): `{get}` downloads it; or put "
         f"there {dataset.wanted()}, or set {FOLDER} to the folder that has them"
     )
 
@@ -391,7 +391,7 @@ def synthetic(dataset: DataSet, wish: Wish, options: Mapping[str, object]) -> Fe
     """
     if wish.partition or wish.skew:
         raise InputError(
-            f"data set {dataset.name!r} makes its own clients: leave out the partition; use "
+            f"data set {dataset.name!r} defines its own clients: leave out the partition; use "
             f"heterogeneity"
         )
     kind = KIND.check(options.get(KIND.name, KIND.default))

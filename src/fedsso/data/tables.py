@@ -496,9 +496,9 @@ def _not_a_number(
     """
     gaps = ", ".join(map(repr, marks))
     return InputError(
-        f"{where}: has {cell!r} in column {name!r}, expected a number such as -1.5, or a gap "
-        f"written as one of {gaps}",
-        public=f"column {name!r}: {count} cells are neither numbers nor gaps",
+        f"{where}: has {cell!r} in column {name!r}, expected a number such as -1.5, or a "
+        f"missing value written as one of {gaps}",
+        public=f"column {name!r}: {count} cells are neither numbers nor missing values",
     )
 
 
@@ -599,7 +599,7 @@ def checked_targets(
     if wrong:
         line = targets.lines[wrong[0]]
         cell = cells[wrong[0]]
-        count = f"{len(wrong)} cells are no numbers, {len(cells)} rows are"
+        count = f"{len(wrong)} cells are not numbers, {len(cells)} rows are"
         raise InputError(
             f"{path}: line {line}: has {cell!r} in column {name!r}, expected a number such as "
             "-1.5, as other rows have",

@@ -214,7 +214,7 @@ def sentiment140(
     opinions = _opinions(paths, seen)
     tweets = _bags(_sample(opinions, rows), length)
     if not tweets.labels:
-        raise InputError(f"{paths[0]}: has no tweet of polarity 0 or 4: fetch it again")
+        raise InputError(f"{paths[0]}: has no tweet of polarity 0 or 4: download it again")
     notes = []
     if seen["2"]:
         notes.append(f"{seen['2']} neutral tweets (polarity 2) left out")
@@ -262,10 +262,11 @@ def _tweets(path: Path) -> Iterator[Tweet]:
                 yield _tweet(cells, f"{path}: line {start}")
             start = reader.line_num + 1
     except csv.Error as error:
-        raise InputError(f"{path}: line {start}: is not CSV ({error}): fetch it again") from None
+        raise InputError(f"{path}: line {start}: is not CSV ({error}): download it again") from None
     if cells:
         raise InputError(
-            f"{path}: the quotes of the last row are not closed, the file is cut short: fetch it "
+            f"{path}: the quotes of the last row are not closed, the file is cut short: "
+            "download it "
             f"again"
         )
 
@@ -280,7 +281,7 @@ def _tweet(cells: Sequence[str], where: str) -> Tweet:
         start = polarity[:20]
         raise InputError(
             f"{where}: has {count} cells, the first {start!r}; expected {wanted}, {names}, with a "
-            f"polarity of 0, 2 or 4: correct the line, or fetch the file again"
+            f"polarity of 0, 2 or 4: correct the line, or download the file again"
         )
     return Tweet(polarity, cells[4], cells[5])
 
@@ -494,7 +495,7 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
             expected = dim or "one or more"
             raise InputError(
                 f"{path}: line {number}: has {count} numbers after the word, expected {expected}: "
-                "use a GloVe text file, or fetch it again"
+                "use a GloVe text file, or download it again"
             )
         yield number, word, cells
 
@@ -508,11 +509,13 @@ def _vector(cells: bytes, where: str) -> Array:
         numbers = [float(cell) for cell in cells.split(b" ")]
     except ValueError as error:
         raise InputError(
-            f"{where}: {error}; expected a word and its numbers: fetch the file again"
+            f"{where}: {error}; expected a word and its numbers: download the file again"
         ) from None
     vector = np.array(numbers)
     if not (np.abs(vector) <= FLOAT32).all():
-        raise InputError(f"{where}: has a number that is no finite float32: fetch the file again")
+        raise InputError(
+            f"{where}: has a number that is not a finite float32: download the file again"
+        )
     return vector.astype(np.float32)
 
 

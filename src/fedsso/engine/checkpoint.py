@@ -97,7 +97,7 @@ def recover(path: Path, identity: str | None = None) -> dict[str, Tensor] | None
     try:
         tensors, used = _newest_whole(path, identity)
     except Damaged as damage:
-        log.warning("%s; the run begins again", damage)
+        log.warning("%s; the run starts over", damage)
     if used != path and path.is_file():
         os.replace(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
     return tensors
@@ -114,7 +114,7 @@ def _newest_whole(path: Path, identity: str | None) -> tuple[dict[str, Tensor], 
     except Damaged as damage:
         with suppress(Damaged):
             tensors = _read(before(path), identity)
-            log.warning("%s; the checkpoint before it is used", damage)
+            log.warning("%s; the previous checkpoint is used", damage)
             return tensors, before(path)
         raise Damaged(f"{damage}, and there is no whole checkpoint before it") from damage
 
@@ -131,7 +131,7 @@ def _read(path: Path, identity: str | None) -> dict[str, Tensor]:
     data = read_bytes(path, "checkpoint")
     sealed = check(data)
     if sealed is False:
-        raise Damaged(f"{path} is damaged: its checksum is not that of its content")
+        raise Damaged(f"{path} is damaged: its checksum does not match its content")
     try:
         tensors = parse(data)
         found = _identity(data, tensors, sealed is True)

@@ -103,7 +103,7 @@ class Halting:
             return
         text = (
             f"process {self.team.rank} of {self.team.size} was asked to stop, and its round has "
-            f"not ended within {GRACE:g} s; `fedsso resume` goes on from the last checkpoint\n"
+            f"not ended within {GRACE:g} s; `fedsso resume` continues from the last checkpoint\n"
         )
         os.write(2, text.encode())
         os._exit(INTERRUPTED)

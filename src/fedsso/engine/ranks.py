@@ -57,7 +57,7 @@ class RankLost(RuntimeError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}; `fedsso resume` goes on with a run that has a folder")
+        super().__init__(f"{what}; `fedsso resume` continues a run that has a folder")
         self.what = what
 
 

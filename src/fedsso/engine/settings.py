@@ -158,83 +158,82 @@ class Settings:
 
     rounds: int = option(100, "Communication rounds.", bounds=COUNT)
     local_steps: int | None = option(
-        5, "Local steps τ that a client takes in each round.", bounds=COUNT, in_files=int
+        5, "Number τ of local steps of a client per round.", bounds=COUNT, in_files=int
     )
     local_epochs: int | None = option(
         None,
-        "Passes over its own rows that a client makes in each round, instead of local_steps.",
+        "Local epochs of a client per round, instead of local_steps.",
         bounds=COUNT,
     )
     batch_size: int | None = option(
         100,
-        "Rows in a mini-batch; None, in files and on the command line full: all the client has.",
+        "Rows per mini-batch. None (in files and on the command line: full) uses all rows of a "
+        "client.",
         bounds=COUNT,
         in_files=int | Literal["full"],
     )
     client: str = option(
         "sgd",
-        "What clients step with: sgd, momentum (0.9), adam or adamw, each as in torch.optim; "
-        "other than sgd for algorithms that leave the clients' work open, such as FedAvg, FedAdam "
-        "and FedSSO.",
+        "Optimizer of the clients: sgd, momentum (0.9), adam or adamw, as in torch.optim. All but "
+        "sgd need an algorithm that leaves local training open, such as FedAvg, FedAdam or FedSSO.",
         choices=KINDS,
     )
     client_weight_decay: float = option(
         0.0,
-        "Weight decay of the clients' optimizer, as in torch.optim; unlike l2 it is not part of "
+        "Weight decay of the clients' optimizer, as in torch.optim. Unlike l2, it is not part of "
         "the loss.",
         bounds=Bounds(0, math.inf, high_belongs=False),
     )
     participation: float = option(
         1.0,
-        "Share of the clients that is chosen at random in each round.",
+        "Fraction of the clients sampled in each round.",
         bounds=Bounds(0, 1, low_belongs=False),
     )
     drop_rate: float = option(
         0.0,
-        "Probability that a chosen client never answers.",
+        "Probability that a sampled client does not answer.",
         bounds=Bounds(0, 1, high_belongs=False),
     )
     stragglers: float = option(
-        0.0, "Share of the clients that take only some of their local steps.", bounds=SHARE
+        0.0, "Fraction of the clients that take only some of their local steps.", bounds=SHARE
     )
     seed: int = option(
         0,
-        "Seed of the cohorts, the mini-batches and the initial model of a name; not of the "
-        "partition. Your own module starts from the weights that it has.",
+        "Seed of client sampling, mini-batches and the initial weights of built-in models, but "
+        "not of the partition. Your own module keeps its initial weights.",
         in_files=int | list[int],
     )
     eval_every: int = option(1, "Rounds between two evaluations on the test rows.", bounds=COUNT)
     eval_train: bool = option(
-        False, "Evaluate the loss on all training rows as well, which takes longer."
+        False, "Also evaluate the loss on all training rows, which takes longer."
     )
     init: Init | None = option(
         None,
-        "Initial model: zero, default (torch's own draw), a flat tensor or a safetensors file; "
-        "left out: zero for convex models, torch's draw for others.",
+        "Initial model: zero, default (torch's random weights), a flat tensor or a safetensors "
+        "file. By default zero for convex models, and torch's random weights for others.",
         in_files=str | None,
     )
     loss: Loss | None = option(
         None,
-        "cross_entropy, mse, bce or your own function; left out: cross_entropy for labels, mse "
-        "for real targets.",
+        "Loss: cross_entropy, mse, bce or your own function. By default cross_entropy for class "
+        "labels, and mse for real targets.",
         in_files=str | None,
     )
     metrics: Metrics = option(
         ("accuracy",),
-        "What is measured on the test rows besides the loss: accuracy, auc, f1 or your own "
-        "functions.",
+        "Metrics on the test rows besides the loss: accuracy, auc, f1 or your own functions.",
         in_files=list[str],
     )
     stop_at: float | None = option(
         None,
-        "Stop a run when its test accuracy reaches this.",
+        "Stop a run once its test accuracy reaches this value.",
         bounds=Bounds(0, 1, low_belongs=False),
     )
     dtype: str = option("float32", "Floating-point type of all numbers.", choices=tuple(DTYPES))
-    device: str = option("auto", "auto (a GPU where there is one), cpu, cuda or cuda:1.")
+    device: str = option("auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:1.")
     engine: str = option(
         "auto",
-        "How clients are computed: stacked (many at a time), loop (one at a time) or auto.",
+        "How clients are trained: stacked (many at once), loop (one by one) or auto.",
         choices=ENGINES,
     )
     compress: str | None = option(
@@ -242,7 +241,7 @@ class Settings:
     )
     l2: float = option(
         0.0,
-        "Strength of the penalty l2/2·|x|² on all parameters, in every client's loss.",
+        "Strength of the penalty l2/2·|x|² on all parameters, as part of every client's loss.",
         bounds=Bounds(0, math.inf, high_belongs=False),
     )
 
@@ -397,7 +396,7 @@ def device_of(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "device 'cuda' was asked for but torch sees no GPU; use device='cpu' or install the "
+            "device 'cuda' was requested, but torch sees no GPU; use device='cpu' or install the "
             "CUDA build"
         )
     if device.type not in ("cpu", "cuda"):

@@ -70,20 +70,20 @@ def simulate(
     checkpoint_every: int = CHECKPOINT_EVERY,
     **options: Any,
 ) -> Run:
-    """Train one model with one algorithm; the result is one run.
+    """Train one model with one algorithm and return the run.
 
-    Use it when the settings are known. `compare` trains several algorithms or several seeds on
+    Use it if you know the settings. `compare` trains several algorithms or several seeds on
     the same data, and `sweep` searches for good step sizes.
 
     Args:
-        fed: The data and which client holds them, from `fedsso.load` or `Federation.from_clients`.
+        fed: The federated data, from `fedsso.load` or `Federation.from_clients`.
         model: A name (`fedsso.models.MODELS` lists them) or your own `nn.Module`, which is copied
-            and stays as it is.
+            and not modified.
         algorithm: A name, or a record such as `FedSSO(alpha=0.1)`.
-        out: A folder in which the run is kept; `fedsso.resume` completes it after a kill. It must
-            not hold a run, a comparison or a sweep already.
-        progress: True prints a line that tells how far it is. A function is called after every
-            round, as progress(label, round, rounds, numbers).
+        out: A folder for the run; `fedsso.resume` continues it if it was interrupted. It must not
+            already hold a run, a comparison or a sweep.
+        progress: True prints a progress line. A function is called after every round, as
+            progress(label, round, rounds, numbers).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
 
     Returns:
@@ -122,14 +122,14 @@ def compare(
     progress: bool | Progress = False,
     **options: Any,
 ) -> Results:
-    """Run several algorithms on one federation, with the same cohorts and mini-batches.
+    """Compare several algorithms on the same data, cohorts and mini-batches.
 
-    Runs of one seed differ in their algorithm alone: in every round the same clients take part,
-    and their mini-batches come from the same draws. So a difference between two curves is one
-    of the algorithms.
+    Runs with the same seed differ only in their algorithm: in every round the same clients take
+    part, with mini-batches from the same draws. Differences between two curves are therefore due
+    to the algorithms.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name or your own `nn.Module`.
         algorithms: Names and records. A name stands for the algorithm with its defaults; `sweep`
             searches for good settings.
@@ -202,12 +202,12 @@ def sweep(
 ) -> Results:
     """Search a grid of hyper-parameters for the best setting of each algorithm.
 
-    Trials of an algorithm train together in batches. The best setting has the fewest mean
-    rounds to the accuracy `target`; without one, the best accuracy at the end (`Results.best` has
-    the whole rule).
+    All settings of an algorithm train together in batches. The best setting needs the fewest
+    rounds to the accuracy `target` on average; without a target, it has the best final accuracy
+    (`Results.best` has the whole rule).
 
     Args:
-        fed: The data and which client holds them. It needs test rows.
+        fed: The federated data, with test rows.
         model: A name or your own `nn.Module`.
         algorithms: Names and records. A name stands for the algorithm's whole grid, as
             `fedsso.grid` makes it: the paper's twelve client steps and, for some, seven server
@@ -218,12 +218,12 @@ def sweep(
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
         out: A folder in which all traces and settings are kept in a few files, but no models. The
-            same call goes on after a kill. It must not hold runs, nor a table.md or trials.csv of
-            your own.
+            same call continues if it was interrupted. It must not hold runs, nor a table.md or
+            trials.csv of your own.
         jobs: Processes that share the work. Their number changes no result. With more than one, a
             script must call the sweep below `if __name__ == "__main__":`, because every process
             imports the script.
-        minutes: Stop after this time with OutOfTime; with `out` the same call goes on.
+        minutes: Stop after this time with OutOfTime; with `out`, the same call continues.
         progress: True prints a line with the trials that are done and the round of the batch under
             way. A function is called after every round of a batch, as for `simulate`; the label
             has the trials that are done.
@@ -234,7 +234,7 @@ def sweep(
         The runs of the grid, without models. `winners()` has the best setting of each algorithm,
         `best()` the best of all. `simulate(fed, model, setting.record, **setting.spec.options)`
         trains a setting again, with its first seed and all its run options, and has its model. A
-        loss, metric or start of your own must be given anew, because settings hold only names.
+        loss, metric or start of your own must be given again, because settings hold only names.
 
     Raises:
         InputError: As for `simulate`; also if `target` is no accuracy, or if there are no rows to
@@ -268,8 +268,8 @@ def sweep(
         try:
             results = answer(question, planned, means, target, select)
         except OutOfTime as late:
-            later = "out= to keep what is done and go on later"
-            how = "call it again to go on" if root else f"give it more minutes, or {later}"
+            later = "out= to keep finished work and continue later"
+            how = "call it again to continue" if root else f"give it more minutes, or {later}"
             raise OutOfTime(f"{late}; {how}") from None
         if root is not None:
             # The room `report` imports this one, so it can only be imported when it is needed.
@@ -287,10 +287,10 @@ def resume(
     model: nn.Module | None = None,
     progress: bool | Progress = False,
 ) -> Results:
-    """Complete a run, or all runs below a folder, exactly as if nothing had interrupted them.
+    """Continue an interrupted run, or all runs below a folder.
 
-    The trace and the model are the same to the bit, seconds aside. A sweep is not resumed but
-    called again, with the same `out`.
+    The trace and the model are bit-identical to those of an uninterrupted run, except for the
+    seconds. To continue a sweep, call it again with the same `out`.
 
     Args:
         folder: The `out` of `simulate` or `compare`.
@@ -299,13 +299,13 @@ def resume(
         progress: As for `simulate`.
 
     Returns:
-        All runs of the folder, those that were finished before among them.
+        All runs of the folder, including those that were already finished.
 
     Raises:
         InputError: The folder holds no run or a sweep, or the data or the model are not those of
             the run. A run with a loss, a metric or a start of your own cannot be resumed from its
             folder alone, because functions and tensors are not kept. The same call of `compare`
-            goes on; `simulate` begins again, in another folder.
+            continues; `simulate` starts again in another folder.
 
     >>> import tempfile, fedsso
     >>> fed = fedsso.load("digits", clients=5)

@@ -332,8 +332,8 @@ def _go_on(simulation: Trials, folder: Path | None, identity: str, rounds: int) 
         simulation.restore(saved)
     except Damaged as damage:
         raise InputError(
-            f"{path}: {damage}; go on with the version that wrote it, restore it from a copy, or "
-            f"start again in another folder"
+            f"{path}: {damage}; continue with the version that wrote it, restore it from a copy, "
+            f"or start again in another folder"
         ) from damage
     if simulation.k > rounds:
         raise InputError(f"{path} counts {simulation.k} rounds of {rounds}; use another folder")

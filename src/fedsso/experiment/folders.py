@@ -65,7 +65,7 @@ def _check_tables(folder: Path) -> None:
     for name in (TABLE, TRIALS):
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} is there already and would be replaced; choose another folder"
+                f"{folder / name} already exists and would be overwritten; choose another folder"
             )
 
 

@@ -77,7 +77,7 @@ def plan(
     Runs with the same seed and run options share one problem, and so can be batched.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name or a module.
         records: The algorithms with their hyper-parameters.
         seeds: The seeds; None: the run option `seed`.
@@ -176,7 +176,7 @@ def record_of(algorithm: str | Algorithm) -> Algorithm:
     record = make(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(record, Algorithm):
         raise InputError(
-            f"an algorithm is a name or a record such as FedAvg(alpha=0.01), got {record!r}"
+            f"an algorithm must be a name or an object such as FedAvg(alpha=0.01), got {record!r}"
         )
     return record
 
@@ -466,12 +466,12 @@ def _is_new(run: Planned, folder: Path, fresh: bool) -> bool:
     begun = [name for name in (CHECKPOINT, TRACE) if (folder / name).exists()]
     if begun and not (folder / SPEC).exists():
         raise InputError(
-            f"{folder / begun[0]} is there already, and belongs to no run; choose another folder"
+            f"{folder / begun[0]} already exists and belongs to no run; choose another folder"
         )
     if not begun and not checkpoint.exists(folder / CHECKPOINT):
         return True  # a run that never began leaves at most its spec
     if fresh or Spec.load(folder / SPEC).identity != run.spec.identity:
         raise InputError(
-            f"{folder} holds a run already; choose another folder (`fedsso resume` completes a run)"
+            f"{folder} already holds a run; choose another folder (`fedsso resume` completes a run)"
         )
     return False

@@ -156,7 +156,8 @@ class Problem(Job):
         except Exception as error:  # a user's module or loss may raise anything
             shape = tuple(self.fed.sample_shape)
             raise InputError(
-                f"the model does not take samples of shape {shape}, or the loss its outputs: "
+                f"the model cannot process samples of shape {shape}, or the loss cannot process "
+                "its outputs: "
                 f"{error}"
             ) from error
 
@@ -221,7 +222,7 @@ def pose(fed: Federation, model: str | nn.Module, settings: Settings) -> Problem
     """The problem that a user's names and objects describe; the user's module is copied.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name, or a module, which is left as it is.
         settings: The run options: loss, metrics, start, seed, floating-point type.
 
@@ -398,7 +399,7 @@ def _read_weights(module: nn.Module, path: Path) -> None:
     data = read_bytes(path, "checkpoint")
     if check_seal(data) is False:
         raise Damaged(
-            f"init={str(path)!r} is damaged: its checksum is not that of its content; use another "
+            f"init={str(path)!r} is damaged: its checksum does not match its content; use another "
             f"file"
         )
     try:

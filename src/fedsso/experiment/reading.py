@@ -20,7 +20,7 @@ from .store import DIGITS, PARTS, SETTINGS, TRIALS, read_all
 
 
 def load_runs(folder: str | Path) -> Results:
-    """Read a run's folder, a folder of such folders, or the folder of a sweep.
+    """Load the runs of a folder: a single run, several runs, or a sweep.
 
     The runs of a sweep have settings and traces, but no models. An unfinished sweep is read as
     far as its parts go; unfinished runs are an error.
@@ -72,7 +72,7 @@ def read_sweep(folder: Path) -> Kept:
     runs = read_all(parts)
     if not runs:
         raise InputError(
-            f"{parts} holds no finished trial of this version of fedsso; run the sweep to its end"
+            f"{parts} holds no finished trial of this version of fedsso; run the sweep to the end"
         )
     finished = is_file(folder / TRIALS)
     target = _asked(folder / SETTINGS)
@@ -101,7 +101,7 @@ def _listed(path: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
     if not names or not all(names):
         raise InputError(
             f"{path} was written by an earlier version; run the same sweep again: it is rewritten "
-            f"without training anything anew"
+            f"without training again"
         )
     return names
 

@@ -52,7 +52,7 @@ HELD_OUT = (
 
 
 class Setting(NamedTuple):
-    """An algorithm with its hyper-parameters and run options: one run for each seed.
+    """An algorithm with its hyper-parameters and run options, with one run per seed.
 
     `Results.settings` makes them, and `Results.best` returns one. Its numbers are means over the
     seeds, or lists with one entry for each seed.
@@ -161,7 +161,7 @@ class Setting(NamedTuple):
 
 
 class Results(Sequence[Run]):
-    """Several runs: of a comparison, a sweep, or the seeds of one setting.
+    """Several runs, from a comparison, a sweep, or several seeds of one setting.
 
     It is a sequence of runs: `len`, indices, slices and `for` work as with a list. Results of
     several calls can be put together, and chosen settings taken out:

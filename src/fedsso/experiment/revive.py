@@ -153,6 +153,6 @@ def _check_own_functions(spec: Spec) -> None:
         if any(str(value).startswith("own ") for value in values):
             raise InputError(
                 f"this run used {name} of your own, which its folder does not hold: the same call "
-                f"of fedsso.compare goes on with its runs; a run of fedsso.simulate is begun again "
+                f"of fedsso.compare continues its runs; start a run of fedsso.simulate again "
                 f"in another folder"
             )

@@ -60,7 +60,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One algorithm with one setting and one seed: the trace and, if it was kept, the model.
+    """One run of an algorithm, with one setting and one seed: its training curve and its model.
 
     `simulate` returns one, and `Results` is a sequence of them. It is a record of what has
     happened and does not change. Round 0 is the initial model, so the trace of a run of K rounds
@@ -363,7 +363,7 @@ class Run:
 def load_run(
     folder: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
 ) -> Run:
-    """Read a finished run's folder.
+    """Load a finished run from its folder.
 
     Args:
         folder: What `out=` or `Run.save` wrote.
@@ -387,7 +387,8 @@ def load_run(
     folder = path_of(folder)
     if not (folder / SPEC).is_file() and any(folder.glob(f"*/{SPEC}")):
         raise InputError(
-            f"{folder} holds several runs: load_runs reads them, load_run one of the folders below"
+            f"{folder} holds several runs: use load_runs, or load_run with one of the folders "
+            "below it"
         )
     spec = Spec.load(folder / SPEC)
     path = folder / CHECKPOINT

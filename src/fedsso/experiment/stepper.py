@@ -35,7 +35,7 @@ log = logging.getLogger("fedsso")
 
 @with_options
 class Simulation(Trials):
-    """Trains round by round: build it, step, look at it, stop when you like.
+    """Trains round by round, under your control.
 
     Each step returns the numbers of its round. `algorithm` may be a list of records that differ
     in numbers only: these are trained together, and every number is a tensor [trials].
@@ -45,7 +45,7 @@ class Simulation(Trials):
     anything is left to train: a run that diverges is done early, and a warning says so.
 
     Args:
-        fed: The data and which client holds them.
+        fed: The federated data.
         model: A name or your own `nn.Module`, which is copied.
         algorithm: A name, a record, or a list of records that can be trained together.
 
@@ -135,7 +135,9 @@ class Simulation(Trials):
             return f"stop_at={self.settings.stop_at:g} was reached in round {self.k}; leave it out"
         which = "it" if self.trials == 1 else f"{len(lost)} of {self.trials} trials"
         rounds = ", ".join(str(k) for k in sorted(set(lost)))
-        return f"{which} diverged in round {rounds}; nothing is left to train: take a smaller step"
+        return (
+            f"{which} diverged in round {rounds}; nothing is left to train: use a smaller step size"
+        )
 
     def model(self, trial: int = 0) -> nn.Module:
         """The model as it is now, a new copy on the CPU, in evaluation mode.

@@ -174,7 +174,7 @@ def _read_part(
     data = read_bytes(path)
     sealed = check(data)
     if sealed is False:
-        raise Damaged(f"{path} is damaged: its checksum is not that of its content")
+        raise Damaged(f"{path} is damaged: its checksum does not match its content")
     try:
         if (
             sealed is None and ZipFile(BytesIO(data)).comment
@@ -249,7 +249,7 @@ def spec_of(one: Held) -> Spec:
     if one.meta["spec"] is None:
         raise InputError(
             f"{one.path} was written by an earlier version, which did not keep the settings of its "
-            f"trials; run the same sweep again: it adds them without training anything anew"
+            f"trials; run the same sweep again: it adds them without training again"
         )
     try:
         spec = Spec.from_toml(one.meta["spec"])

@@ -198,7 +198,8 @@ class Trace:
         name, (first, last) = list(known.items())[-1]
         shown = f"{name.replace('_', ' ')} {first:.3g} -> {last:.3g}"
         return (
-            f"ended worse than it began: {shown}; standardise the columns, or take a smaller step"
+            f"ended worse than it began: {shown}; standardise the columns, or use a smaller "
+            "step size"
         )
 
     def bytes_to(self, target: float, metric: str = "test_accuracy") -> int | None:
@@ -309,7 +310,7 @@ def _parse(text: str) -> dict[str, NDArray[Any]]:
     if len(set(names)) < len(names):
         raise InputError("line 1: a column is there twice")
     if not text.endswith("\n"):
-        raise InputError(f"line {len(lines) + 1}: the file breaks off")
+        raise InputError(f"line {len(lines) + 1}: the file is truncated")
     columns = {name: array("q" if name in INTEGERS else "d") for name in names}
     for place, line in enumerate(lines, 2):
         _parse_line(place, line, columns)

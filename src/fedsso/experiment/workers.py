@@ -42,7 +42,7 @@ class Tally(Protocol):
 
 
 class OutOfTime(Exception):
-    """A sweep stopped because its time was up; the same call goes on where it stopped.
+    """A sweep stopped because its time was up; the same call continues it.
 
     >>> import fedsso
     >>> fed = fedsso.load("digits", clients=5)
@@ -50,7 +50,7 @@ class OutOfTime(Exception):
     ...     results = fedsso.sweep(fed, "mclr", ["fedavg"], rounds=2, minutes=1e-9)
     ... except OutOfTime as late:
     ...     print(late)
-    1 of 1 parts are left; give it more minutes, or out= to keep what is done and go on later
+    1 of 1 parts are left; give it more minutes, or out= to keep finished work and continue later
     """
 
 
@@ -213,8 +213,8 @@ def _alive() -> Iterator[None]:
         # A new process imports the script that started it. Without the guard it would call the
         # sweep again, which Python forbids: it dies, and its traceback is on standard error.
         raise InputError(
-            "a process of the sweep ended without a word; finished parts are kept. If it was for "
-            "want of memory, use fewer jobs; a script of your own must call the sweep below "
+            "a process of the sweep ended unexpectedly; finished parts are kept. If "
+            "memory ran out, use fewer jobs; your own script must call the sweep below "
             '`if __name__ == "__main__":`, or use jobs=1'
         ) from error
 

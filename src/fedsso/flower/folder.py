@@ -103,8 +103,8 @@ class Folder:
             return
         if k == 0:
             raise InputError(
-                f"{self.path} holds a run already; give start() initial_arrays=strategy.resume() "
-                "to go on with it, or another checkpoint_dir"
+                f"{self.path} already holds a run; give start() initial_arrays=strategy.resume() "
+                "to continue it, or use another checkpoint_dir"
             )
         saved = self.load()
         if saved is not None and saved.k != k:

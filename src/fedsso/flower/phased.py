@@ -134,8 +134,8 @@ class PhasedStrategy(Recorded):
         if problem.keeps:
             raise InputError(
                 f"{self.name} keeps a state with every client, which Flower forgets when a run "
-                f"ends: it cannot go on after round {saved.k}. Start again with another "
-                "checkpoint_dir; fedsso can go on"
+                f"ends: it cannot continue after round {saved.k}. Start again with another "
+                "checkpoint_dir; fedsso can continue"
             )
         self._problem = problem
         self._state = problem.start.restored(saved.tensors)

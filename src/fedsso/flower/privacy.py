@@ -100,6 +100,6 @@ def check_resumable(inner: Strategy) -> None:
     else:
         return
     raise InputError(
-        f"{name} holds {lost}, which a checkpoint does not: this run cannot go on. Start again "
+        f"{name} holds {lost}, which a checkpoint does not: this run cannot continue. Start again "
         "with another checkpoint_dir"
     )

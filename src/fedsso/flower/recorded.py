@@ -114,7 +114,7 @@ class Recorded(Strategy):
         self.k = saved.k
         self._before = saved.k
         self.journal.restore(saved.k, self.folder.trace)
-        log.info("%s goes on after round %d (%s)", self.name, saved.k, self.folder.path)
+        log.info("%s continues after round %d (%s)", self.name, saved.k, self.folder.path)
         return saved.arrays
 
     def rounds_left(self, rounds: int) -> int:

@@ -114,7 +114,8 @@ def server(
 def _untold() -> InputError:
     """The error for a step that the server would choose, but cannot tell the clients."""
     return InputError(
-        "eta_l='auto' needs clients that are told their step; give the number that yours use, or "
+        "eta_l='auto' needs clients that receive their step size from the "
+        "server; give the one that yours use, or "
         'take PhasedStrategy("fedsso") with the package\'s own client app'
     )
 

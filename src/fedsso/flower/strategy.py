@@ -200,7 +200,7 @@ class FedSSO(Recorded):
         self.journal.begin(k)
         has_begun = len(self._current) > 0
         if server_round == 1 and has_begun and not same(arrays, self._current):
-            log.info("FedSSO: another model than that of the last round, the curvature starts anew")
+            log.info("FedSSO: another model than that of the last round, the curvature is reset")
             self.server = Server(self.server.record, self.server.local_steps)
             self.remembered = Remembered()
         self._current = arrays

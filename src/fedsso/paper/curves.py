@@ -31,7 +31,8 @@ TAUS = (1, 2, 5, 10, 20, 50)
 # How to read a figure, for every page.
 HOW = (
     "τ = 5 unless said otherwise, batch 100. Curves are means over the seeds that have not "
-    "diverged. Rounds are first hits, megabytes those of the whole federation; the final accuracy "
+    "diverged. Rounds are those in which an accuracy is first reached, megabytes those of the "
+    "whole federation; the final accuracy "
     "is the mean of the last ten evaluations, of a short run that of its last quarter, and 0 for a "
     "seed that has diverged."
 )

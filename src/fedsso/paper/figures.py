@@ -80,7 +80,7 @@ FIGURES = {
             Column("mnist-cnn", DEEP),
             Column("fashion-cnn", DEEP),
         ),
-        "Settings as in Table 2 (first hit); FedDANE is not run on the CNN, FedNL not at all. "
+        "Settings as in Table 2 (first reached); FedDANE is not run on the CNN, FedNL not at all. "
         "Dots: the authors' released curves.",
     ),
     "fig-cifar": Figure(

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 FIRST_HIT = "first hit"
 """The way of counting that pictures and remarks use, a key of `COUNTS`."""
-# What the page calls the ways of counting.
-COUNT_NAMES = {
-    FIRST_HIT: "the first hit",
-    "last below": "the last round below, which is the paper's way",
-}
+COUNT_NAMES = {FIRST_HIT: "first reached", "last below": "last time below"}
+"""What the page calls the ways of counting. Its head explains both."""
 # What --slow adds. These methods cost more than all the rest.
 SLOW = "FedNL on the convex model and FedDANE on the CNN, each with one seed"
 # How the table was made, at the top of the page: for a quick look, and for the whole table.
@@ -58,8 +55,9 @@ HEAD = (
     "and how many of\nthem never diverge afterwards. "
     "MB: of one client, both ways, to the deciding accuracy. "
     "Rounds are counted from\n0, the initial model. "
-    "The last round below: “–” where a run ends below, "
-    "while the paper counts such a run to its\nlast rise. "
+    "“First reached” is the first round at or above an accuracy,\n"
+    "“last time below”, as in the paper, the last round below it: “–” where a run ends below, "
+    "while the paper\ncounts such a run to its last rise. "
     "FedSSO is the paper's Algorithm 1 without the reset of B, "
     "which R = 200 would place into the last\nround. "
     "A run whose loss is not finite, or a thousand times the first, has diverged."
@@ -155,7 +153,7 @@ def _section(lab: Lab, block: Block) -> list[str]:
     task = block.task
     parts = [f"## {task.title}", lab.about(task)]
     for count in COUNTS:
-        parts.append(f"Counted as {COUNT_NAMES[count]}:")
+        parts.append(f"Rounds to accuracy, {COUNT_NAMES[count]}:")
         parts.append(table(_rows(block, count)))
         parts.append(_first(block, count))
     if task.name in PUBLISHED:
@@ -260,7 +258,7 @@ def _edges(block: Block) -> str:
             told.append(METHODS[name].title)
     if not told:
         return ""
-    return f"Best settings (first hit) at an end of the grid in α or μ: {', '.join(told)}."
+    return f"Best settings (first reached) at an end of the grid in α or μ: {', '.join(told)}."
 
 
 def _at_an_end(setting: Setting) -> bool:
@@ -328,7 +326,7 @@ def _paper_rows(block: Block) -> list[Row]:
             title = METHODS[row.algorithm].title
             for count in COUNTS:
                 cells = _counts(block, ours, count)
-                rows.append({"algorithm": f"{title}, {count}", **cells})
+                rows.append({"algorithm": f"{title}, {COUNT_NAMES[count]}", **cells})
         rows.append(_their_row(block.task, row))
     return rows
 
@@ -339,7 +337,7 @@ def _their_row(task: Task, published: Published) -> Row:
     if published.eta is not None:
         setting += f" η={published.eta:g}"
     row = {
-        "algorithm": f"{METHODS[published.algorithm].title}, the paper (last below)",
+        "algorithm": f"{METHODS[published.algorithm].title}, the paper (last time below)",
         "setting": setting,
     }
     for target, hit in zip(task.targets, published.rounds, strict=True):
@@ -437,7 +435,7 @@ def _summary(blocks: Sequence[Block], count: str) -> list[str]:
             title = METHODS[name].title
             row[title] = _cell(block, count, name, best)
         rows.append(row)
-    return [f"Rounds to the deciding accuracy, counted as {COUNT_NAMES[count]}:", table(rows)]
+    return [f"Rounds to the deciding accuracy, {COUNT_NAMES[count]}:", table(rows)]
 
 
 def _cell(

@@ -292,4 +292,7 @@ def _notes(table: Table, schema: Schema, dropped: int) -> Iterable[str]:
         listed = ", ".join(extra)
         yield f"{table.where}: columns that the schema does not have are ignored: {listed}"
     if dropped:
-        yield f"{table.where}: {dropped} of {len(table.rows)} rows are left out because of a gap"
+        yield (
+            f"{table.where}: {dropped} of {len(table.rows)} rows are left out because of "
+            "missing values"
+        )

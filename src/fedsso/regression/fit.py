@@ -144,7 +144,8 @@ class _Job:
         terms = self.free.terms
         if len(terms) >= self.rows:
             raise InputError(
-                f"{len(terms)} coefficients cannot be told from {self.rows} rows; leave columns out"
+                f"{len(terms)} coefficients cannot be estimated from {self.rows} rows; leave "
+                "columns out"
             )
         places = self.free.places
         change = centring(self.terms, self.held, self.common)
@@ -199,8 +200,8 @@ def _free(
 def _constant(names: list[str]) -> InputError:
     """The error of columns that do not vary."""
     return InputError(
-        f"{', '.join(names)}: the same in all rows of every hospital, so that no coefficient can "
-        'be told; set the type of the column to "ignore" in the schema'
+        f"{', '.join(names)}: the same in all rows of every hospital, so no coefficient can "
+        'be estimated; set the type of the column to "ignore" in the schema'
     )
 
 
@@ -331,7 +332,7 @@ def _unassessed(described: Answer, refusal: Refusal) -> Assessment:
 
 def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     """Sentences that a reader of the results should see."""
-    notes = [f"{one.hospital} takes no part: {one.reason}." for one in job.talk.refusals]
+    notes = [f"{one.hospital} is excluded: {one.reason}." for one in job.talk.refusals]
     fitted = {term.name for term in job.free.terms}
     absent = [term.name for term in job.terms if term.name not in fitted]
     if absent:
@@ -344,6 +345,6 @@ def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     hospitals = len(job.talk.answers)
     if cluster and hospitals < FEW:
         notes.append(
-            f"Errors clustered by hospital are too small with few hospitals; here are {hospitals}."
+            f"Errors clustered by hospital are too small with few hospitals; there are {hospitals}."
         )
     return tuple(notes)

@@ -123,8 +123,8 @@ def _refuse(design: Design, family: Family, limits: Limits) -> None:
     p = len(design.terms)
     if rows < max(1, limits.min_rows):
         raise _refusal(
-            f"{_rows(rows)} in use, {design.dropped} left out because of gaps",
-            f"fewer than {max(1, limits.min_rows)} rows without a gap, this hospital's limit",
+            f"{_rows(rows)} in use, {design.dropped} left out because of missing values",
+            f"fewer than {max(1, limits.min_rows)} complete rows, this hospital's limit",
         )
     if p > limits.max_share * rows:
         raise _refusal(

@@ -245,7 +245,7 @@ def _refuse_mixed(name: str, cells: Sequence[str], numbers: Sequence[float | Non
         raise InputError(
             f"column {name!r} has numbers, and {len(others)} cells of other text such as "
             f"{others[0]!r}{large}: correct them, or leave the column out (--ignore {name})",
-            public=f"column {name!r}: {len(others)} of {len(cells)} cells are no numbers",
+            public=f"column {name!r}: {len(others)} of {len(cells)} cells are not numbers",
         )
 
 

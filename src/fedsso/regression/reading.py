@@ -87,10 +87,11 @@ class Cells:
         large = sum(is_too_large(self.texts[row]) for row in misfits)
         beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
-            f"{place}: has {text!r} in {column}, expected {expected}, or a gap such as NA ("
+            f"{place}: has {text!r} in {column}, expected {expected}, or a missing value such "
+            "as NA ("
             f"{count} such cells){beyond}{own}{advice}",
-            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor gaps"
-            f"{beyond}{advice}",
+            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor missing "
+            f"values{beyond}{advice}",
         )
 
     def line(self, row: int) -> str:
@@ -121,7 +122,7 @@ def refuse_far(cells: Cells, values: Array) -> None:
     rule = f"too large: beyond {HUGE:g}, or {FAR:g} times as far from the median as others"
     raise InputError(
         f"{cells.where}: {cells.line(first)}: has {cells.texts[first]!r} in column {cells.name!r}; "
-        f"{count} are {rule}; correct them, or make them gaps such as NA",
+        f"{count} are {rule}; correct them, or mark them as missing, such as NA",
         public=f"column {cells.name!r}: {count} are {rule}",
     )
 

@@ -50,20 +50,21 @@ TEXTS = ("outcome", "positive", "negative", "time", "weights", "offset")
 """The keys of a schema that are texts."""
 DATES = "; make a number of a date, such as an age in years or days since the first visit"
 COMMENTS = {
-    "outcome": "the column to explain",
+    "outcome": "the column to model",
     "positive": "the level of the outcome that counts as an event",
     "negative": "the other level",
     "time": "the time at risk",
     "weights": "the weights of the rows",
     "offset": "is added to the linear predictor, such as log(exposure)",
-    "missing": '"complete": a gap drops its row; "median": it takes `fill`, with an indicator',
-    "marks": "further texts of a gap",
+    "missing": '"complete": drop rows with missing values; "median": impute `fill`, add an '
+    "indicator",
+    "marks": "further texts that mean missing",
     "type": "number, yesno, category or ignore",
     "unit": "for the tables of results",
     "levels": "the first is the reference, unless `reference` names another",
     "scale": "false: the fit takes the numbers as they are",
-    "fill": "what a gap takes",
-    "gaps": "true: a gap has an indicator; false: it drops the row",
+    "fill": "replaces missing values",
+    "gaps": "true: an indicator for missing values; false: drop such rows",
     IGNORE: "identifiers, names, free text: never read",
 }
 """What `write` says about a key, where it first comes."""
@@ -255,7 +256,7 @@ def wrong(message: str) -> InputError:
 def check(schema: Schema, where: str = "schema") -> None:
     """Raise InputError for a schema that contradicts itself. `where` begins the message."""
     if not schema.outcome:
-        raise wrong(f'{where}: name the column to explain, such as outcome = "disease"')
+        raise wrong(f'{where}: name the outcome column, such as outcome = "disease"')
     if schema.missing not in RULES:
         raise wrong(f"{where}: missing must be one of {', '.join(RULES)}, got {schema.missing!r}")
     if schema.positive and schema.positive == schema.negative:
@@ -283,7 +284,7 @@ def _check_column(column: Column, missing: str, where: str) -> None:
         remedy = DATES if column.type in ("date", "time", "datetime") else ""
         raise wrong(f"{where}: {unknown('type', column.type, TYPES)}{remedy}")
     if any(is_gap(level) for level in column.levels):
-        raise wrong(f"{where}: levels must be texts other than those of a gap")
+        raise wrong(f"{where}: levels must not be texts that mean missing")
     if column.type == CATEGORY and len(column.levels) < 2:
         raise wrong(
             f'{where}: a category needs at least 2 levels, such as levels = ["I", "II"], got '
@@ -298,7 +299,8 @@ def _check_column(column: Column, missing: str, where: str) -> None:
         raise wrong(f"{where}: {unknown('reference', column.reference, column.levels)}")
     if column.type == NUMBER and missing == MEDIAN and column.gaps and column.fill is None:
         raise wrong(
-            f"{where}: say what a gap takes, such as fill = 50.0, or gaps = false where there is "
+            f"{where}: say what replaces a missing value, such as fill = 50.0, or gaps = false "
+            "where there is "
             f"none"
         )
 
@@ -335,7 +337,7 @@ def _written(column: Column) -> dict[str, object]:
 def _commented(line: str, told: set[str]) -> str:
     """A line with a comment on its key, if the key was not told about before."""
     if line == "[columns]":
-        return "# The columns to explain it with, in the order of the coefficients."
+        return "# The explanatory columns, in the order of the coefficients."
     key = line.partition(" = ")[0]
     if line.endswith(f'type = "{IGNORE}"'):
         key = IGNORE

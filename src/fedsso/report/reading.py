@@ -209,7 +209,7 @@ def _runs(path: Path) -> Source:
             found.setdefault(spec.digest, []).append(Run(spec, trace))
     if not found:
         raise InputError(
-            f"no run in {path} has a round to show; `fedsso resume {path}` goes on with it"
+            f"no run in {path} has a round to show; `fedsso resume {path}` continues it"
         )
     curves: list[Entry] = []
     recipes: list[tuple[str, Recipe]] = []
@@ -380,7 +380,7 @@ def _loaded(table: Mapping[str, Any]) -> Federation:
     try:
         return load(**table)
     except TypeError as error:
-        raise InputError(f"these are no settings of a data set ({error})") from None
+        raise InputError(f"these are not settings of a data set ({error})") from None
 
 
 # ---- runs on Flower, bare traces ----

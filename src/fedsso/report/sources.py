@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .page.content import Entry, Holding, Recipe
     from .reading import Data, Source
 
-UNSEEN = "Who holds which labels is not shown"
+UNSEEN = "The data per client are not shown"
 LEVELS = 2  # of folders below a path that are searched for folders of runs, sweeps and traces
 MOST = 3  # federations of which it is shown who holds what
 
@@ -291,8 +291,7 @@ def _holdings(
                 found.append(one)
     if len(federations) > MOST:
         notes.append(
-            f"Who holds which labels is shown for the first {MOST} of {len(federations)} "
-            f"federations."
+            f"The data per client are shown for the first {MOST} of {len(federations)} federations."
         )
     return found, list(dict.fromkeys(notes))
 

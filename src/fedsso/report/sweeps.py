@@ -43,7 +43,7 @@ def explain_choice(results: Results) -> str:
     They name the rule, the rows by which settings were chosen and judged, and what "final" means.
     """
     rule = _rule(results)
-    rows = "Chosen and judged by the same test rows."
+    rows = "Selected and evaluated on the same test rows."
     if results.judged is not None:
         rows = (
             "Chosen by a quarter of each client's training rows, held out; then run on all "

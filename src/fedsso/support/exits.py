@@ -21,17 +21,16 @@ INTERRUPTED = 130
 MEANING = {
     FINISHED: "finished",
     DIVERGED: (
-        "finished, but a run diverged, or a target that was asked for was missed; standard error "
-        "says which"
+        "finished, but a run diverged or a requested target was missed; standard error says which"
     ),
     WRONG_INPUT: (
-        "wrong input, or a file, folder or device that cannot be used; standard error says what to "
-        "do"
+        "invalid input, or a file, folder or device that cannot be used; standard error says what "
+        "to do"
     ),
-    BUG: "a fault in fedsso itself, with the traceback to report",
-    TIME_IS_UP: "the time of --minutes was up; the same command goes on",
+    BUG: "a bug in fedsso itself; please report the traceback",
+    TIME_IS_UP: "the time limit of --minutes was reached; the same command continues",
     INTERRUPTED: (
-        "stopped by Ctrl-C, SIGTERM or SIGHUP; what was done is kept in --out, and can be resumed"
+        "stopped by Ctrl-C, SIGTERM or SIGHUP; finished work is kept in --out and can be resumed"
     ),
 }
 """What each code means, in the words of the help and the documentation."""

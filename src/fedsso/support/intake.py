@@ -466,7 +466,7 @@ def unpacked(path: PathLike) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError) and error.errno:
             raise _unreadable(path, error) from None
         raise Damaged(
-            f"{path}: cannot be read as {kind}, corrupt or cut short ({error}): fetch it again"
+            f"{path}: cannot be read as {kind}, corrupt or cut short ({error}): download it again"
         ) from None
 
 
@@ -721,7 +721,7 @@ def _npz(
         if isinstance(error, OSError) and error.errno:
             raise _unreadable(str(where), error) from None
         raise Damaged(
-            f"{where}: cannot be read as .npz, corrupt or cut short ({error}): fetch it again"
+            f"{where}: cannot be read as .npz, corrupt or cut short ({error}): download it again"
         ) from None
 
 
@@ -740,7 +740,7 @@ def _wanted_arrays(
     for name in names:
         if name not in held:
             some = ", ".join(list(held)[:10]) or "none"
-            raise Damaged(f"{where}: has no array {name!r}, only {some}: fetch it again")
+            raise Damaged(f"{where}: has no array {name!r}, only {some}: download it again")
     return {name: held[name] for name in names}
 
 

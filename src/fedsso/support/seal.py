@@ -62,7 +62,7 @@ def read_sealed_toml(path: Path) -> dict[str, object]:
     data = read_bytes(path, "settings")
     if check(data) is False:
         raise Damaged(
-            f"{path} is not as fedsso wrote it: its checksum is not that of its content; restore "
+            f"{path} is not as fedsso wrote it: its checksum does not match its content; restore "
             f"it from a copy"
         )
     return parse_toml(decoded(data, path), path)

@@ -66,11 +66,13 @@ class DiLoCo(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α (the inner learning rate)")
+    alpha: Step = param(default=0.01, doc="client step size α (inner learning rate)")
     eta: Step = param(
-        default=0.7, doc="server step η (the outer learning rate); 1 - β moves as far as FedAvg"
+        default=0.7, doc="server step size η (outer learning rate); 1 - β steps as far as FedAvg"
     )
-    beta: Scalar = param(default=0.9, doc="Nesterov momentum β; 0 is FedAvg with server step η")
+    beta: Scalar = param(
+        default=0.9, doc="Nesterov momentum β; 0 is FedAvg with server step size η"
+    )
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

@@ -116,11 +116,11 @@ class FedAC(Algorithm):
     0.001
     """
 
-    alpha: Step = param(default=0.01, doc="client step α (the paper's η)")
+    alpha: Step = param(default=0.01, doc="client step size α (the paper's η)")
     mu: Scalar = param(
-        default=0.01, doc="strong convexity μ of f; without one, tune it between 1e-4 and 1"
+        default=0.01, doc="strong convexity μ of f; if unknown, tune it between 1e-4 and 1"
     )
-    option: str = param(default="I", doc="couplings of FedAc-I or FedAc-II: I or II")
+    option: str = param(default="I", doc="I or II: coupling of FedAc-I or FedAc-II")
     a: float | None = param(default=None, doc="the paper's α; none: from the option")
     b: float | None = param(default=None, doc="the paper's β; none: from the option")
     gamma: float | None = param(

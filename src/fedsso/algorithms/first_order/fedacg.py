@@ -59,15 +59,15 @@ class State(NamedTuple):
 
 @hyper
 class FedACG(Algorithm):
-    """Server momentum that clients start from, with a proximal term around that start.
+    """Federated averaging with clients that start from the server's momentum, and a proximal term.
 
     >>> FedACG(alpha=0.1, mu=0).beta
     0.85
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
     beta: Scalar = param(default=0.85, doc="momentum β (the paper's λ); 0 is FedProx")
-    mu: Scalar = param(default=1e-3, doc="proximal strength μ (the paper's β); 0: no such term")
+    mu: Scalar = param(default=1e-3, doc="proximal strength μ (the paper's β); 0: none")
 
     def __post_init__(self) -> None:
         positive(self, "alpha")

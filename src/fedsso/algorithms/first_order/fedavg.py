@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 @hyper
 class FedAvg(Algorithm):
-    """Federated averaging with a server step.
+    """Federated averaging with a server step size.
 
     >>> FedAvg(alpha=0.03).eta
     1.0
@@ -53,8 +53,8 @@ class FedAvg(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    eta: Step = param(default=1.0, doc="server step size η; 1 is plain averaging")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

@@ -71,7 +71,7 @@ class Upload(NamedTuple):
 
 @hyper
 class FedExP(Algorithm):
-    """Federated averaging whose server steps further where clients disagree.
+    """Federated averaging with a server step that grows with the disagreement of the clients.
 
     eps is compared with |delta|^2, so it belongs to the size of the updates. The authors' code has
     0.001 for CIFAR with client step 0.01, and 0.1 for EMNIST with client step 0.1.
@@ -82,9 +82,9 @@ class FedExP(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α (the paper's η_l)")
+    alpha: Step = param(default=0.01, doc="client step size α (the paper's η_l)")
     eps: Scalar = param(
-        default=1e-3, doc="ε, added to |Δ|²: the larger, the smaller the server step"
+        default=1e-3, doc="ε, added to |Δ|²; larger values give smaller server steps"
     )
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class FedNova(Algorithm):
     0.1
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
 
     def __post_init__(self) -> None:
         positive(self, "alpha")

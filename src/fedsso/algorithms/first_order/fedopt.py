@@ -79,9 +79,9 @@ class _Adaptive(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α (the paper's η_l)")
-    eta: Step = param(default=0.01, doc="server step η")
-    beta1: Scalar = param(default=0.9, doc="weight β₁ of the past in the momentum")
+    alpha: Step = param(default=0.01, doc="client step size α (the paper's η_l)")
+    eta: Step = param(default=0.01, doc="server step size η")
+    beta1: Scalar = param(default=0.9, doc="decay β₁ of the momentum")
     eps: Scalar = param(default=1e-3, doc="adaptivity ε (the paper's τ); v starts at its square")
 
     def __post_init__(self) -> None:
@@ -130,10 +130,10 @@ class FedAdaGrad(_Adaptive):
     0.9
     """
 
-    eta: Step = param(default=0.1, doc="server step η")
+    eta: Step = param(default=0.1, doc="server step size η")
     beta1: Scalar = param(
         default=0.9,
-        doc="momentum β₁: 0 in Reddi et al., 0.9 where FedSSO's authors compare with it",
+        doc="momentum β₁: 0 in Reddi et al., 0.9 in the FedSSO paper",
     )
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class FedAdam(_Adaptive):
     0.99
     """
 
-    beta2: Scalar = param(default=0.99, doc="weight β₂ of the past in the second moment")
+    beta2: Scalar = param(default=0.99, doc="decay β₂ of the second moment")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,7 +168,9 @@ class FedYogi(_Adaptive):
     0.01
     """
 
-    beta2: Scalar = param(default=0.99, doc="1 - β₂ is the rate at which the second moment moves")
+    beta2: Scalar = param(
+        default=0.99, doc="decay β₂ of the second moment, which changes by at most 1 - β₂"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,9 +194,10 @@ class FedAvgM(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
     eta: Step = param(
-        default=0.1, doc="server step η; 1 - β₁ moves as far as FedAvg, 1 is Hsu et al.'s"
+        default=0.1,
+        doc="server step size η; 1 - β₁ steps as far as FedAvg, 1 is that of Hsu et al.",
     )
     beta1: Scalar = param(default=0.9, doc="momentum β")
 

@@ -49,16 +49,16 @@ class State(NamedTuple):
 
 @hyper
 class FedPer(Algorithm):
-    """FedAvg on all but the last layers, which every client keeps to itself.
+    """FedAvg on all but the last layers, which stay private to each client.
 
     >>> FedPer(layers=1).fit([640, 330]).own
     330
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    layers: int = param(default=1, doc="last layers that stay with the client, K_P")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    layers: int = param(default=1, doc="number K_P of last layers that stay with the client")
     own: int = param(
-        default=0, doc="numbers at the end of x that stay with the client; 0: those of `layers`"
+        default=0, doc="number of last entries of x that stay with the client; 0: those of `layers`"
     )
     personal = True
 

@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 @hyper
 class FedProx(Algorithm):
-    """Federated averaging of clients that are held near the global model.
+    """Federated averaging with a proximal term that keeps clients near the global model.
 
     The paper tries mu in {0.001, 0.01, 0.1, 1}.
 
@@ -54,7 +54,7 @@ class FedProx(Algorithm):
     0.01
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
     mu: Scalar = param(default=0.01, doc="proximal strength μ; 0 is FedAvg")
 
     def __post_init__(self) -> None:

@@ -51,8 +51,8 @@ class FedSGD(Algorithm):
     0.1
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    eta: Step = param(default=1.0, doc="server step size η; 1 is plain averaging")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

@@ -67,7 +67,7 @@ class News(NamedTuple):
 
 @hyper
 class FedVARP(Algorithm):
-    """Federated averaging whose server makes up for absent clients by their last updates.
+    """Federated averaging that corrects for absent clients with their last updates.
 
     >>> FedVARP(alpha=0.03).eta
     1.0
@@ -75,8 +75,8 @@ class FedVARP(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α (the paper's η_c)")
-    eta: Step = param(default=1.0, doc="server step η (the paper's η_s)")
+    alpha: Step = param(default=0.01, doc="client step size α (the paper's η_c)")
+    eta: Step = param(default=1.0, doc="server step size η (the paper's η_s)")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

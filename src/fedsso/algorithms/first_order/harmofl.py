@@ -223,7 +223,7 @@ class Flat:
 
 @hyper
 class HarmoFL(Algorithm):
-    """Federated averaging of flat minima on images with the same amplitudes.
+    """Federated averaging on images with harmonised amplitudes, with flat-minimum local training.
 
     >>> HarmoFL(alpha=0.1, L=0.05).rho
     0.05
@@ -231,12 +231,16 @@ class HarmoFL(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
     rho: Scalar = param(default=0.05, doc="length ρ of the perturbation; 0: none")
-    normalise: str = param(default="amplitude", doc="what clients' images share: amplitude or none")
-    L: float = param(default=0.0, doc="share of the frequencies that do; 0: the channels' means")
+    normalise: str = param(
+        default="amplitude", doc="what all images have in common: amplitude or none"
+    )
+    L: float = param(
+        default=0.0, doc="fraction of the frequencies in common; 0: the channels' means"
+    )
     sample: str = param(
-        default="", doc="shape of a row, as in 3x32x32; empty: that of the federation"
+        default="", doc="shape of an image, such as 3x32x32; empty: that of the federation"
     )
 
     def __post_init__(self) -> None:

@@ -55,8 +55,8 @@ class LDSGD(Algorithm):
     3
     """
 
-    alpha: Step = param(default=0.01, doc="step α")
-    I2: int = param(default=2, doc="averages in a round I₂; 1 is FedAvg")
+    alpha: Step = param(default=0.01, doc="step size α")
+    I2: int = param(default=2, doc="number I₂ of averages per round; 1 is FedAvg")
 
     def __post_init__(self) -> None:
         positive(self, "alpha")

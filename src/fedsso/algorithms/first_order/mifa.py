@@ -70,7 +70,7 @@ class News(NamedTuple):
 
 @hyper
 class MIFA(Algorithm):
-    """Federated averaging over all clients, with the last updates of those who are absent.
+    """Federated averaging over all clients, using the last update of absent ones.
 
     >>> MIFA(alpha=0.03).eta
     1.0
@@ -78,8 +78,8 @@ class MIFA(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α (the paper's η_t)")
-    eta: Step = param(default=1.0, doc="server step η; the paper has 1")
+    alpha: Step = param(default=0.01, doc="client step size α (the paper's η_t)")
+    eta: Step = param(default=1.0, doc="server step size η; 1 in the paper")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

@@ -290,7 +290,7 @@ def parts_of_one(record: MOCHA, *names: str) -> None:
 
 @hyper
 class MOCHA(Algorithm):
-    """Linear models of the clients' own, and the relations between them, by dual ascent.
+    """One linear model per client and the relations between them, learned by dual ascent.
 
     >>> MOCHA(lam=0.01).inner
     100
@@ -299,15 +299,13 @@ class MOCHA(Algorithm):
     personal = True
 
     lam: Scalar = param(default=1e-3, doc="regularisation λ")
-    dual: str = param(
-        default="hinge", doc="loss whose dual is ascended: hinge, squared or logistic"
-    )
-    inner: int = param(default=100, doc="rounds between two updates of the relations Σ")
-    frac: float = param(default=0.5, doc="share of its rows that a client goes through")
-    least: float = param(default=1.0, doc="least part of that share, drawn in each round; 1: all")
-    outputs: int = param(default=0, doc="outputs of the model; 0: those it has")
-    inputs: int = param(default=0, doc="inputs of the model; 0: those it has")
-    tasks: int = param(default=0, doc="clients m; 0: those of the federation")
+    dual: str = param(default="hinge", doc="loss of the dual problem: hinge, squared or logistic")
+    inner: int = param(default=100, doc="rounds between updates of the task relations Σ")
+    frac: float = param(default=0.5, doc="fraction of its rows that a client processes per round")
+    least: float = param(default=1.0, doc="smallest part of `frac`, drawn in each round; 1: all")
+    outputs: int = param(default=0, doc="number of outputs; 0: that of the model")
+    inputs: int = param(default=0, doc="number of inputs; 0: that of the model")
+    tasks: int = param(default=0, doc="number m of clients; 0: that of the federation")
     most_rows: int = param(default=0, doc="most rows of a client; 0: those of the federation")
 
     def __post_init__(self) -> None:

@@ -69,16 +69,16 @@ class Upload(NamedTuple):
 
 @hyper
 class SCAFFOLD(Algorithm):
-    """Federated averaging whose control variates cancel the clients' drift.
+    """Federated averaging with control variates that remove client drift.
 
     >>> SCAFFOLD(alpha=0.03).option
     'II'
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=1.0, doc="server step η; 1 is the plain average")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    eta: Step = param(default=1.0, doc="server step size η; 1 is plain averaging")
     option: str = param(
-        default="II", doc="new variate: I, the full gradient at x; II, the mean of the local steps"
+        default="II", doc="new control variate: I, full gradient at x; II, mean of the local steps"
     )
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 @hyper
 class ServerLion(Algorithm):
-    """Lion at the server: every entry moves by the server step, in the direction of its momentum.
+    """Lion at the server: every entry moves by the same step, in the direction of its momentum.
 
     >>> ServerLion(eta=0.003).beta2
     0.99
@@ -70,10 +70,10 @@ class ServerLion(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=0.01, doc="server step η: what every entry moves in a round")
-    beta1: Scalar = param(default=0.9, doc="weight β₁ of the past in the direction")
-    beta2: Scalar = param(default=0.99, doc="weight β₂ of the past in the momentum")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    eta: Step = param(default=0.01, doc="server step size η: how far every entry moves per round")
+    beta1: Scalar = param(default=0.9, doc="weight β₁ of the momentum in the direction")
+    beta2: Scalar = param(default=0.99, doc="decay β₂ of the momentum")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

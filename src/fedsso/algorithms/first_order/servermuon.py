@@ -136,7 +136,7 @@ def read(text: str) -> list[Shape]:
 
 @hyper
 class ServerMuon(Algorithm):
-    """Muon at the server: momentum whose weight matrices step in all directions alike.
+    """Muon at the server: momentum with orthogonalised weight matrices.
 
     >>> ServerMuon().fit([650], [(10, 64), (10,)]).shapes
     '10x64 10'
@@ -144,14 +144,15 @@ class ServerMuon(Algorithm):
 
     any_client: ClassVar[bool] = True
 
-    alpha: Step = param(default=0.01, doc="client step α")
-    eta: Step = param(default=0.02, doc="server step η of weight matrices")
+    alpha: Step = param(default=0.01, doc="client step size α")
+    eta: Step = param(default=0.02, doc="server step size η of weight matrices")
     eta_v: Step = param(
-        default=0.05, doc="server step of vectors (biases, norms); 1 - β moves as far as FedAvg"
+        default=0.05,
+        doc="server step size of vectors (biases, norms); 1 - β steps as far as FedAvg",
     )
     beta: Scalar = param(default=0.95, doc="momentum β")
     shapes: str = param(
-        default=OWN, doc="shapes of the parameters, such as 10x64 10; model: those of the model"
+        default=OWN, doc="shapes of the parameters, such as 10x64 10; model: taken from the model"
     )
 
     def __post_init__(self) -> None:

@@ -69,10 +69,11 @@ class STEM(Algorithm):
     1.0
     """
 
-    alpha: Scalar = param(default=0.01, doc="step α at the beginning (the paper's κ)")
-    sigma2: Scalar = param(default=0.1, doc="decay σ² of the step η_t = α/(1 + σ² t)^(1/3)")
+    alpha: Scalar = param(default=0.01, doc="initial step size α (the paper's κ)")
+    sigma2: Scalar = param(default=0.1, doc="decay σ² of the step size η_t = α/(1 + σ² t)^(1/3)")
     c: Scalar = param(
-        default=1.0, doc="share of the new gradient a_t = min(1, c (η_t/α)²); the paper's c is c/α²"
+        default=1.0,
+        doc="c in the weight a_t = min(1, c (η_t/α)²) of the new gradient; the paper's c is c/α²",
     )
 
     def __post_init__(self) -> None:

@@ -84,7 +84,7 @@ def momentum(zeta: Tensor, q: Scalar) -> tuple[Tensor, Tensor]:
 
 @hyper
 class AIDE(Algorithm):
-    """DANE, accelerated: its proximal terms are centred at extrapolated models.
+    """Accelerated DANE, with proximal terms centred at extrapolated models.
 
     >>> AIDE(tau=0.03).mu
     0.0
@@ -92,14 +92,16 @@ class AIDE(Algorithm):
 
     needs_all: ClassVar[str] = "feddane"
 
-    tau: Scalar = param(default=0.1, doc="proximal strength τ, as unlike as clients' Hessians are")
+    tau: Scalar = param(
+        default=0.1, doc="proximal strength τ: how much the clients' Hessians differ"
+    )
     mu: Scalar = param(default=0.0, doc="proximal strength μ of DANE")
-    q: Scalar = param(default=0.0, doc="q = λ/(λ + τ); 0: that of λ = l2, or 0.01 without l2")
-    zeta: Scalar = param(default=0.0, doc="first ζ; 0: √q, with which β is constant")
-    inner: int = param(default=1, doc="DANE steps in a round")
+    q: Scalar = param(default=0.0, doc="q = λ/(λ + τ); 0: with λ = l2, or 0.01 without l2")
+    zeta: Scalar = param(default=0.0, doc="initial ζ; 0: √q, which keeps β constant")
+    inner: int = param(default=1, doc="DANE steps per round")
     newton_steps: int = param(default=5, doc="Newton steps of a client")
-    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps per Newton step")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         not_negative(self, "tau", "mu", "q", "zeta", "tol")

@@ -72,12 +72,13 @@ class Anderson(Algorithm):
     5
     """
 
-    alpha: Step = param(default=0.01, doc="client step α")
+    alpha: Step = param(default=0.01, doc="client step size α")
     eta: Step = param(default=1.0, doc="mixing β of the residual; 1 is FedAvg's step")
     m: int = param(default=5, doc="window of differences")
     reg: Scalar = param(default=1e-10, doc="relative Tikhonov strength of the least squares")
     cosine: Scalar = param(
-        default=0.1, doc="least cosine of step and residual, else FedAvg's step; -1: never"
+        default=0.1,
+        doc="minimum cosine of step and residual, below which FedAvg's step is taken; -1: never",
     )
 
     def __post_init__(self) -> None:

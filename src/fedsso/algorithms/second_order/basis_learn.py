@@ -117,7 +117,7 @@ class Own(NamedTuple):
 
 @hyper
 class BL1(Base):
-    """FedNL in the basis of each client's rows, with fewer gradients and a short way down.
+    """FedNL in the basis of each client's rows, with fewer gradients and a compressed broadcast.
 
     >>> BL1(compressor="topk:82").p
     1.0
@@ -125,16 +125,16 @@ class BL1(Base):
 
     needs_all: ClassVar[str] = "bl2"
 
-    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
-    compressor: str = param(default="topk:100", doc="none, rank:R or topk:K, of r x r matrices")
-    basis: str = param(default="data", doc="data, that of the client's rows, or standard")
-    p: float = param(default=1.0, doc="probability that a round has gradients; all toss one coin")
-    down: int = param(default=0, doc="entries of the model's change that go down; 0: the model")
+    eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
+    compressor: str = param(default="topk:100", doc="of r x r matrices: none, rank:R or topk:K")
+    basis: str = param(default="data", doc="data (basis of the client's rows) or standard")
+    p: float = param(default=1.0, doc="probability that a round has gradients (of all clients)")
+    down: int = param(default=0, doc="entries of the model change sent to clients; 0: all")
     mu: Scalar | None = param(
-        default=None, doc="lower bound μ of the curvature; None: l2, or 0.1 without it"
+        default=None, doc="lower bound μ of the curvature; None: l2, or else 0.1"
     )
     a: Scalar = param(default=1.0, doc="Hessian learning rate α")
-    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,17 +252,17 @@ class Change(NamedTuple):
 
 @hyper
 class BL2(Base):
-    """FedNL-PP in the basis of each client's rows: clients may be absent.
+    """FedNL-PP in the basis of each client's rows, with partial participation.
 
     >>> BL2(compressor="topk:82").p
     1.0
     """
 
-    compressor: str = param(default="topk:100", doc="none, rank:R or topk:K, of r x r matrices")
-    basis: str = param(default="data", doc="data, that of the client's rows, or standard")
+    compressor: str = param(default="topk:100", doc="of r x r matrices: none, rank:R or topk:K")
+    basis: str = param(default="data", doc="data (basis of the client's rows) or standard")
     p: float = param(default=1.0, doc="probability that a client sends its gradient")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α")
-    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -365,7 +365,7 @@ class Ratio(NamedTuple):
 
 @hyper
 class BL3(Base):
-    """A matrix above the Hessian, from learnt coefficients and their largest ratio.
+    """Newton's method with an upper bound of the Hessian from learned coefficients.
 
     >>> BL3().c
     0.25
@@ -373,12 +373,12 @@ class BL3(Base):
 
     needs_all: ClassVar[str] = "bl2"
 
-    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
-    compressor: str = param(default="topk:100", doc="none, rank:R or topk:K, of the coefficients")
-    basis: str = param(default="data", doc="data, that of the client's rows, or standard")
-    c: float = param(default=0.25, doc="least value of γ_i, which is else max |L_i|")
+    eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
+    compressor: str = param(default="topk:100", doc="of the coefficients: none, rank:R or topk:K")
+    basis: str = param(default="data", doc="data (basis of the client's rows) or standard")
+    c: float = param(default=0.25, doc="lower bound of γ_i = max |L_i|")
     a: Scalar = param(default=1.0, doc="learning rate α of the coefficients")
-    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,7 +56,7 @@ class State(NamedTuple):
 
 @hyper
 class DANE(Algorithm):
-    """Average of exact minimisers of objectives tilted to the global gradient.
+    """Average of exact minimisers of objectives corrected by the global gradient.
 
     >>> DANE(mu=0.5).eta
     1.0
@@ -66,11 +66,11 @@ class DANE(Algorithm):
 
     eta: Step = param(default=1.0, doc="weight η of the global gradient")
     mu: Scalar = param(
-        default=0.3, doc="proximal strength μ; 0 is the original, for clients with like Hessians"
+        default=0.3, doc="proximal strength μ; 0 is the original, for clients with similar Hessians"
     )
     newton_steps: int = param(default=5, doc="Newton steps of a client")
-    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps per Newton step")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         positive(self, "eta")

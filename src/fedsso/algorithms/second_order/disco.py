@@ -87,19 +87,19 @@ class State(NamedTuple):
 
 @hyper
 class DiSCO(Algorithm):
-    """Damped Newton steps, solved by conjugate gradients over all clients with a preconditioner.
+    """Damped Newton steps by preconditioned conjugate gradients over all clients.
 
     >>> DiSCO(precondition="bfgs").products
     5
     """
 
     precondition: str = param(default="lead", doc="lead, bfgs or none")
-    products: int = param(default=5, doc="Hessian products in a round, an exchange each")
-    mu: Scalar = param(default=1e-3, doc="damping μ of the lead's Hessian; B starts from μ I")
+    products: int = param(default=5, doc="Hessian products per round, one exchange each")
+    mu: Scalar = param(default=1e-3, doc="damping μ of the leader's Hessian; B starts from μ I")
     beta: Scalar = param(default=0.1, doc="relative residual β at which a system is solved")
-    pairs: int = param(default=60, doc="pairs that are kept (bfgs)")
-    cg_steps: int = param(default=100, doc="conjugate-gradient steps of the lead")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    pairs: int = param(default=60, doc="number of stored pairs (bfgs)")
+    cg_steps: int = param(default=100, doc="conjugate-gradient steps of the leading client")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         one_of("precondition", self.precondition, PRECONDITIONERS)

@@ -55,15 +55,15 @@ class State(NamedTuple):
 
 @hyper
 class DONE(Algorithm):
-    """Newton's method with the mean of the clients' directions by Richardson's iteration.
+    """Mean of the clients' Newton directions, computed by Richardson's iteration.
 
     >>> DONE(alpha=0.05).R
     20
     """
 
-    alpha: Step = param(default=0.1, doc="step α of Richardson's iteration")
-    eta: Step = param(default=1.0, doc="server step η")
-    R: int = param(default=20, doc="length R of Richardson's iteration")
+    alpha: Step = param(default=0.1, doc="step size α of Richardson's iteration")
+    eta: Step = param(default=1.0, doc="server step size η")
+    R: int = param(default=20, doc="number R of Richardson iterations")
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "eta")

@@ -59,20 +59,18 @@ class State(NamedTuple):
 
 @hyper
 class FedDANE(Algorithm):
-    """Local SGD on objectives tilted to the global gradient, with a proximal term.
+    """Local SGD on objectives corrected by the global gradient, with a proximal term.
 
     >>> FedDANE(mu=0.1, solver="exact").newton_steps
     5
     """
 
-    alpha: Step = param(default=0.01, doc="client step α of solver sgd")
-    mu: Scalar = param(
-        default=0.001, doc="proximal strength μ, the paper's; more (0.1, 1) if it diverges"
-    )
-    solver: str = param(default="sgd", doc="sgd: τ local steps; exact: Newton's method")
+    alpha: Step = param(default=0.01, doc="client step size α of solver sgd")
+    mu: Scalar = param(default=0.001, doc="proximal strength μ; larger (0.1, 1) if it diverges")
+    solver: str = param(default="sgd", doc="sgd (τ local steps) or exact (Newton's method)")
     newton_steps: int = param(default=5, doc="Newton steps of solver exact")
-    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each of them")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps per Newton step")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         positive(self, "alpha")

@@ -66,7 +66,7 @@ class Own(NamedTuple):
 
 @hyper
 class FedNew(Algorithm):
-    """Newton's method by one ADMM step in each round, with the message of FedAvg.
+    """Newton's method with one ADMM step per round, and messages as small as FedAvg's.
 
     mu and rho between 0.01 and 1 are usual; their sum damps every step.
 
@@ -78,9 +78,9 @@ class FedNew(Algorithm):
 
     mu: Scalar = param(default=0.01, doc="damping α of the Newton system")
     rho: Scalar = param(default=0.1, doc="strength ρ of the consensus")
-    r: int = param(default=1, doc="rounds between new Hessians; 0: only that of the first round")
+    r: int = param(default=1, doc="rounds between new Hessians; 0: only in the first round")
     cg_steps: int = param(default=50, doc="conjugate-gradient steps of a client")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         not_negative(self, "mu", "rho", "tol")

@@ -166,7 +166,7 @@ def rule_of(record: FedNL | FedNLLS, k: int, d: int) -> Rule:
 
 @hyper
 class FedNL(Algorithm):
-    """Newton's method with Hessians that are learnt from compressed differences.
+    """Newton's method with Hessians learned from compressed differences.
 
     >>> FedNL(compressor="topk:0.01").option
     1
@@ -175,23 +175,24 @@ class FedNL(Algorithm):
     needs_all: ClassVar[str] = "fednl-pp"
     squares: ClassVar[int] = SQUARES
 
-    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
+    eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
     option: int = param(
         default=1, doc="matrix of the step: 1, eigenvalues of H raised to μ; 2, H + l I"
     )
     mu: Scalar | None = param(
-        default=None, doc="lower bound μ of the curvature (option 1); None: l2, or 0.1 without it"
+        default=None,
+        doc="lower bound μ of the curvature (option 1); None: l2, or 0.1 if there is none",
     )
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
     first: str = param(
-        default="hessian", doc="first H_i: hessian, which is sent whole in round 1, or zero"
+        default="hessian", doc="first H_i: hessian (sent in full in round 1) or zero"
     )
     lazy: float = param(
-        default=0.0, doc="ζ: S_i is left out unless |X − H_i|² > ζ |X − Y|², Y the last Hessian X"
+        default=0.0, doc="ζ: S_i is sent only if |X − H_i|² > ζ |X − Y|², with Y the last Hessian"
     )
     often: float = param(
-        default=1.0, doc="share of the rounds in which Hessians are computed and sent (option 1)"
+        default=1.0, doc="fraction of rounds in which Hessians are computed and sent (option 1)"
     )
 
     def __post_init__(self) -> None:
@@ -300,7 +301,7 @@ def _with_hessian(
 
 @hyper
 class FedNLLS(Algorithm):
-    """FedNL with a line search: the largest of 1, 1/2, ..., 2^-9 that lowers f enough.
+    """FedNL with a line search over the steps 1, 1/2, ..., 2^-9.
 
     >>> FedNLLS(mu=0.1).compressor
     'rank:1'
@@ -310,12 +311,12 @@ class FedNLLS(Algorithm):
     squares: ClassVar[int] = SQUARES
 
     mu: Scalar | None = param(
-        default=None, doc="lower bound μ of the curvature; None: l2, or 0.01 without it"
+        default=None, doc="lower bound μ of the curvature; None: l2, or 0.01 if there is none"
     )
     compressor: str = param(default="rank:1", doc="none, rank:R, topk:K, powersgd:R or randk:K")
     a: Scalar = param(default=1.0, doc="Hessian learning rate α; times 1/(ω + 1) for randk")
     first: str = param(
-        default="hessian", doc="first H_i: hessian, which is sent whole in round 1, or zero"
+        default="hessian", doc="first H_i: hessian (sent in full in round 1) or zero"
     )
 
     def __post_init__(self) -> None:
@@ -392,7 +393,7 @@ class FedNLLS(Algorithm):
 
 @hyper
 class FedNLPP(Algorithm):
-    """FedNL of which a part of the clients answers in each round.
+    """FedNL with partial participation.
 
     >>> FedNLPP().compressor
     'rank:1'

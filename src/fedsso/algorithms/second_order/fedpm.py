@@ -68,7 +68,7 @@ def decode(upload: Upload) -> Upload:
 
 @hyper
 class FedPM(Algorithm):
-    """Preconditioned mixing: the clients' Newton steps are averaged with their Hessians as weights.
+    """Preconditioned mixing: average of the clients' Newton steps, weighted by their Hessians.
 
     >>> FedPM(mu=0.1).eta
     1.0
@@ -76,7 +76,7 @@ class FedPM(Algorithm):
 
     alone: ClassVar[bool] = True
 
-    eta: Step = param(default=1.0, doc="step η of the clients' Newton steps")
+    eta: Step = param(default=1.0, doc="step size η of the clients' Newton steps")
     mu: Scalar = param(default=1e-3, doc="damping μ of the clients' Hessians; 0 is the original")
 
     def __post_init__(self) -> None:

@@ -72,20 +72,20 @@ class Memory(NamedTuple):
 
 @hyper
 class FedSophia(Algorithm):
-    """FedAvg with Sophia as the clients' optimiser.
+    """FedAvg with Sophia as the clients' optimizer.
 
-    Since entries are bounded, alpha rho is what a parameter moves at most in a step.
+    Entries are bounded, so a parameter moves by at most alpha rho per step.
 
     >>> FedSophia(alpha=0.03).T
     10
     """
 
-    alpha: Step = param(default=0.2, doc="client step α")
+    alpha: Step = param(default=0.2, doc="client step size α")
     beta1: Scalar = param(default=0.965, doc="weight β₁ of the old mean gradient")
     beta2: Scalar = param(default=0.99, doc="weight β₂ of the old curvature")
-    rho: Scalar = param(default=0.04, doc="bound ρ of every entry of the direction")
+    rho: Scalar = param(default=0.04, doc="bound ρ on every entry of the direction")
     T: int = param(default=10, doc="local steps between estimates of the curvature")
-    eps: Scalar = param(default=1e-12, doc="least curvature ε")
+    eps: Scalar = param(default=1e-12, doc="minimum curvature ε")
     weight_decay: Scalar = param(default=0.0, doc="weight decay λ")
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ class Start(NamedTuple):
 
 @hyper
 class GIANT(Algorithm):
-    """Newton's method with the mean of the clients' Newton directions and a line search.
+    """Mean of the clients' Newton directions, with a line search.
 
     >>> GIANT(mu=0).cg_steps
     50
@@ -74,7 +74,7 @@ class GIANT(Algorithm):
 
     mu: Scalar = param(default=0.01, doc="damping μ of the clients' Hessians; 0 is the original")
     cg_steps: int = param(default=50, doc="conjugate-gradient steps of a client")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         not_negative(self, "mu", "tol")

@@ -66,8 +66,8 @@ class LocalNewton(Algorithm):
 
     newton_steps: int = param(default=1, doc="Newton steps L of a client")
     mu: Scalar = param(default=0.01, doc="proximal strength μ; 0 is the original")
-    cg_steps: int = param(default=50, doc="conjugate-gradient steps in each Newton step")
-    tol: float = param(default=1e-4, doc="relative residual at which these end")
+    cg_steps: int = param(default=50, doc="conjugate-gradient steps per Newton step")
+    tol: float = param(default=1e-4, doc="relative residual at which conjugate gradients stop")
 
     def __post_init__(self) -> None:
         not_negative(self, "mu", "tol")

@@ -253,16 +253,16 @@ class Learner(Algorithm):
 
 @hyper
 class NL1(Learner):
-    """Newton's method with second derivatives that are learnt row by row; rows travel.
+    """Newton's method with second derivatives learned row by row; sends rows to the server.
 
     >>> NL1(K=5).eta
     1.0
     """
 
-    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
-    K: int = param(default=1, doc="rows that a client refreshes and sends in a round")
-    rows: int = param(default=0, doc="rows of the largest client; 0: as the federation has them")
-    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
+    K: int = param(default=1, doc="rows that a client updates and sends per round")
+    rows: int = param(default=0, doc="rows of the largest client; 0: that of the federation")
+    lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")
 
     def server(self, server: State, mean: Upload, cohort: Cohort) -> State:
         """A step with the B of the round before, then B learns; in round 1 B is used at once."""
@@ -273,17 +273,17 @@ class NL1(Learner):
 
 @hyper
 class NL2(Learner):
-    """Newton-Learn with a matrix that is never below the Hessian; rows travel.
+    """Newton-Learn with a matrix never below the Hessian; sends rows to the server.
 
     >>> NL2().gamma
     0.25
     """
 
-    eta: Step = param(default=1.0, doc="server step η; below 1 it damps Newton's step")
-    K: int = param(default=1, doc="rows that a client refreshes and sends in a round")
+    eta: Step = param(default=1.0, doc="server step size η; below 1 it damps the Newton step")
+    K: int = param(default=1, doc="rows that a client updates and sends per round")
     gamma: float = param(default=0.25, doc="bound γ of φ'': 1/4 for the logistic loss, 2 for mse")
-    rows: int = param(default=0, doc="rows of the largest client; 0: as the federation has them")
-    lam: float = param(default=0.0, doc="strength λ of the penalty; 0: that of the run")
+    rows: int = param(default=0, doc="rows of the largest client; 0: that of the federation")
+    lam: float = param(default=0.0, doc="strength λ of the l2 penalty; 0: that of the run")
 
     def __post_init__(self) -> None:
         super().__post_init__()

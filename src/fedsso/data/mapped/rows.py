@@ -161,9 +161,14 @@ class MappedRows(Tensor):
         if not made.is_floating_point() or not len(made):
             return made
         if self.gaps:
-            _check(~made.isinf(), "x has Inf", "remove the row, or make it NaN, a gap", number)
+            _check(
+                ~made.isinf(), "x has Inf", "remove the row, or mark it as missing with NaN", number
+            )
         else:
-            remedy = "remove the row or fill the gap; in a table standardise=True fills gaps"
+            remedy = (
+                "remove the row or fill in the value; in a table standardise=True fills "
+                "missing values"
+            )
             _check(made.isfinite(), "x has NaN or Inf", remedy, number)
         if self.prepare is None:
             return made

@@ -75,7 +75,7 @@ def _by_shard(paths: Sequence[Path]) -> dict[str, dict[str, Path]]:
     for path in paths:
         kind, _, name = path.name.removesuffix(".npy").partition("-")
         if kind not in KINDS:
-            raise InputError(f"{path}: its name tells no kind of file, need {NAMES}")
+            raise InputError(f"{path}: its name does not say what it holds, need {NAMES}")
         files = found.setdefault(name, {})
         if kind in files:
             raise InputError(f"{path}: {files[kind]} is the same shard: name them apart")
@@ -103,7 +103,9 @@ def _opened(path: Path) -> Array:
             f"numbers with at least one row"
         ) from None
     if not isinstance(array, np.ndarray):
-        raise InputError(f"{path}: is no .npy but an archive of several: save each on its own")
+        raise InputError(
+            f"{path}: is not a .npy file but an archive of several arrays: save each on its own"
+        )
     return array
 
 

@@ -106,7 +106,7 @@ class Nodes:
     def _note(self, node: int, question: str, reason: str) -> Refusal:
         """Note and log that a node has not answered."""
         refusal = Refusal(self._names[node], shown(reason))
-        log.warning("%s gives no answer to %s: %s", refusal.hospital, question, refusal.reason)
+        log.warning("%s does not answer %s: %s", refusal.hospital, question, refusal.reason)
         self._misses[node] += 1
         if question == DESCRIBE or self._misses[node] == TRIES:
             self._gone[node] = refusal

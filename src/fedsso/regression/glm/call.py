@@ -163,7 +163,7 @@ def asking(hospitals: Sequence[Hospital]) -> Ask:
                 found.append(Refusal(one.name, error.public))
                 # Who calls this holds all tables, so the message that quotes cells may be shown.
                 if one.name not in told:
-                    log.warning("%s takes no part: %s", one.name, error)
+                    log.warning("%s is excluded: %s", one.name, error)
                     told.add(one.name)
         return found
 
@@ -211,7 +211,7 @@ def _schema(
 def _inferred(tabled: Tabled, wish: Settings) -> tuple[Schema, list[str]]:
     """A schema from all tables together, which only who holds all of them can make."""
     if not tabled.outcome:
-        raise InputError("name the column to explain: --outcome NAME (in Python outcome=)")
+        raise InputError("name the outcome column: --outcome NAME (in Python outcome=)")
     table, others = shared(tabled.tables)
     absent = [name for name in (tabled.outcome, wish.time) if name in others]
     if absent:

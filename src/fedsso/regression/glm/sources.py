@@ -25,7 +25,7 @@ FORMS = (
 OUTCOME = "outcome"
 """What the outcome of a federation without names is called."""
 FILLED = (
-    "gaps, if there were any, were filled with medians when the data were loaded; for complete "
+    "missing values, if any, were replaced by medians when the data were loaded; for complete "
     "cases or an indicator give the CSV files"
 )
 """A standardised federation does not tell whether its table had gaps."""

@@ -111,13 +111,13 @@ def check_free(place: Path, names: Iterable[str]) -> None:
     if is_file(path):
         if MARK.encode() not in read_bytes(path):
             raise InputError(
-                f"{path} is there already and is no model of fedsso's; choose another folder"
+                f"{path} already exists and is not a model written by fedsso; choose another folder"
             )
         return
     for name in names:
         if (place / name).exists():
             raise InputError(
-                f"{place / name} is there already, and no model beside it; choose another folder, "
+                f"{place / name} already exists without a model beside it; choose another folder, "
                 f"or delete {place} if a command that was killed has left it"
             )
 

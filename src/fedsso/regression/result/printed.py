@@ -176,7 +176,7 @@ def _rows_used(result: Regression) -> Iterator[str]:
     if isfinite(fit.events):
         text += f", {fit.events:,.0f} events"
     if fit.dropped:
-        text += f"; {fit.dropped:,} more left out because of gaps"
+        text += f"; {fit.dropped:,} more left out because of missing values"
     yield text
 
 

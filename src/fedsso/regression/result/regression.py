@@ -67,7 +67,7 @@ class Coefficient(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A regression over hospitals: coefficients, standard errors, and how it fits each hospital.
+    """A regression across hospitals: coefficients, standard errors, and the fit at each hospital.
 
     `fedsso.glm` makes one, and `fedsso.load_model` reads one back. `print(result)` shows the
     summary, as R does.

@@ -160,7 +160,7 @@ class Talk:
         if self.answers:
             return
         reasons = "; ".join(f"{one.hospital}: {one.reason}" for one in self.refusals)
-        raise InputError(f"no hospital takes part. {reasons or 'None was asked.'}")
+        raise InputError(f"all hospitals are excluded. {reasons or 'None was asked.'}")
 
     def _send(self, name: str, b: Array) -> Sequence[Answer | Refusal]:
         """Ask everybody, count the bytes, and take answers of another form for refusals."""

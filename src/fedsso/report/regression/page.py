@@ -96,10 +96,12 @@ def _cards(result: Regression) -> list[str]:
     told = []
     if isfinite(fit.events):
         told.append(f"{fit.events:,.0f} events")
-    told.append(f"{fit.dropped:,} left out because of gaps" if fit.dropped else "none left out")
+    told.append(
+        f"{fit.dropped:,} left out because of missing values" if fit.dropped else "none left out"
+    )
     cards = [_card("Rows", f"{fit.rows:,}", "; ".join(told))]
     refused = len(fit.refusals)
-    said = f"{refused} took no part" if refused else "all took part"
+    said = f"{refused} were excluded" if refused else "all took part"
     cards.append(_card("Hospitals", str(len(fit.hospitals)), said))
     for name, title in (("auc", "AUC"), ("concordance", "Concordance"), ("r_squared", "R²")):
         values = [getattr(one, name) for one in fit.hospitals]
@@ -224,7 +226,7 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
             line += f"<td{marks.get(place, '')}>{escape(text)}</td>"
         body.append(f"<tr>{line}</tr>")
     joined = "\n".join(body)
-    hint = '<p class="hint sideways">The table goes on to the right: scroll it sideways →</p>'
+    hint = '<p class="hint sideways">The table continues to the right: scroll sideways →</p>'
     return (
         f'{hint}<div class="table" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{joined}\n</tbody></table></div>"
