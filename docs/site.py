@@ -28,8 +28,7 @@ ROW = re.compile(r"(?m)^\| `([a-z0-9-]+)` \|")
 LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="?(?:https?:)?//[^\s">]+""")
 CELL = re.compile(r"<td(?P<more>(?: style=\"[^\"]*\")?)>(?P<inside>.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
-SHORT = 26  # characters of a cell that is kept on one line
-LONG = 60
+LENGTHS = {"longer": 120, "long": 60, "": 27}  # characters of a cell; fewer stay on one line
 WIDE = ("index.md", "algorithms.md", "robustness.md", "results/")  # pages whose tables need the room
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".md": "markdown"}
 SHIPPED = {".css", ".js", ".md", ".png", ".svg", ".woff2"}
@@ -145,8 +144,9 @@ def adapted(text: str, uri: str) -> str:
     if uri == "algorithms.md":
         text = ROW.sub(r"| [`\1`](algorithms/\1.md) |", text)
     text = LINK.sub(moved, text)
-    if uri.startswith(WIDE) and not text.startswith("---\n"):
-        text = f"---\nhide: [toc]\n---\n\n{text}"
+    hidden = ["navigation", "toc"] if uri == "index.md" else ["toc"]
+    if uri.startswith(WIDE):
+        text = f"---\nhide: {hidden}\n---\n\n{text}"
     return text
 
 
@@ -169,11 +169,8 @@ def configuration() -> str:
 def measured(cell: re.Match[str]) -> str:
     """A cell of a table that says by its class how long its text is: site.css sets it by that."""
     text = unescape(re.sub(r"\\[a-z]+|[{}]", "", TAG.sub("", cell["inside"]))).strip()
-    if len(text) > LONG:
-        return f'<td class="long"{cell["more"]}>{cell["inside"]}</td>'
-    if len(text) <= SHORT:
-        return f'<td class="short"{cell["more"]}>{cell["inside"]}</td>'
-    return cell[0]
+    kind = next((kind for kind, least in LENGTHS.items() if len(text) >= least), "short")
+    return f'<td class="{kind}"{cell["more"]}>{cell["inside"]}</td>' if kind else cell[0]
 
 
 def loaded(site: Path) -> list[str]:

@@ -139,7 +139,7 @@ def commands(path: Path) -> str:
 def test_the_citation_is_that_of_this_version() -> None:
     cited, own = in_yaml(ROOT / "CITATION.cff"), project()
     assert cited["title"] == own["name"]
-    assert cited["version"] == own["version"] == fedsso.__version__
+    assert cited["version"] == fedsso.__version__
     assert cited["abstract"] == own["description"]
     assert cited["license"] == own["license"]
     assert cited["keywords"] == own["keywords"]
