@@ -70,7 +70,7 @@ def block(text: str, symbols: Collection[str] = ()) -> str:
     """An indented paragraph of a docstring for Markdown: formulas as TeX, a list of words as it is.
 
     Args:
-        text: The paragraph. Three spaces or more separate a formula from its neighbour or its remark.
+        text: The paragraph. Three spaces or more separate a formula from the next or a remark.
         symbols: Words that are names of numbers, such as "drift"; other words are English.
     """
     lines = dedent(text).rstrip().splitlines()
@@ -118,9 +118,7 @@ def _last(found: list[tuple[str, str]], place: int) -> bool:
     return place > 0 and found[place - 1][0] != "space"
 
 
-def _is_word(
-    kind: str, token: str, symbols: Collection[str], after: list[tuple[str, str]]
-) -> bool:
+def _is_word(kind: str, token: str, symbols: Collection[str], after: list[tuple[str, str]]) -> bool:
     """Whether a token is English: a long name that is no symbol, or an article before one."""
     if kind == "word":
         return True
@@ -159,10 +157,10 @@ def _name(token: str) -> str:
     base, _, index = token.partition("_")
     if index == "hat":
         return f"\\hat{{{_name(base)}}}"
-    if base.isalpha() and len(base) > 1 and index and base not in {**LETTERS, **FUNCTIONS}:
-        if len(index) > 1:  # weight_decay is one word
-            whole = token.replace("_", "\\_")
-            return f"\\mathit{{{whole}}}\\,"
+    known = base in LETTERS or base in FUNCTIONS
+    if min(len(base), len(index)) > 1 and not known and "{" not in index:  # weight_decay
+        whole = token.replace("_", "\\_")
+        return f"\\mathit{{{whole}}}\\,"
     number = base[-1] if base[-1].isdigit() else ""
     base = base.removesuffix(number)
     shown = FUNCTIONS.get(base) or LETTERS.get(base) or base

@@ -25,11 +25,18 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 ROW = re.compile(r"(?m)^\| `([a-z0-9-]+)` \|")
-LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="?(?:https?:)?//[^\s">]+""")
+LOADED = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="?(?:https?:)?//[^\s">]+"""
+)
 CELL = re.compile(r"<td(?P<more>(?: style=\"[^\"]*\")?)>(?P<inside>.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 LENGTHS = {"longer": 120, "long": 60, "": 27}  # characters of a cell; fewer stay on one line
-WIDE = ("index.md", "algorithms.md", "robustness.md", "results/")  # pages whose tables need the room
+WIDE = (
+    "index.md",
+    "algorithms.md",
+    "robustness.md",
+    "results/",
+)  # pages whose tables need the room
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".md": "markdown"}
 SHIPPED = {".css", ".js", ".md", ".png", ".svg", ".woff2"}
 AT_BUILD = {"katex.min.js"}  # sets the formulas, and is not needed to read them
@@ -85,9 +92,8 @@ def write_pages(folder: Path) -> None:
     linked = {target for page in {*DOCS.glob("*.md"), *results} for target in targets(page)}
     beside = {module for modules in build.BESIDE.values() for module in modules.values()}
     for path in sorted(linked | results | {Path(str(module.__file__)) for module in beside}):
-        if not path.is_relative_to(DOCS):
-            asis = place(path).startswith("results/")
-            put(folder / place(path), path.read_bytes() if asis else code(path).encode())
+        asis = place(path).startswith("results/") or path.is_relative_to(DOCS)
+        put(folder / place(path), path.read_bytes() if asis else code(path).encode())
     for page in folder.rglob("*.md"):
         uri = page.relative_to(folder).as_posix()
         page.write_text(adapted(page.read_text(encoding="utf-8"), uri), encoding="utf-8")

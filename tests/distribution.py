@@ -70,7 +70,11 @@ def check_source(path: Path) -> None:
     """It holds what builds the wheel, and nothing of the tests, the results or the site."""
     with tarfile.open(path) as source:
         names = {name.partition("/")[2] for name in source.getnames()}
-    needed = {f"src/{name}" for name in package_files()} | {"pyproject.toml", "README.md", "LICENSE"}
+    needed = {f"src/{name}" for name in package_files()} | {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    }
     expect(needed <= names, f"the source distribution lacks {needed - names}")
     folders = {name.partition("/")[0] for name in names if "/" in name}
     expect(folders == {"src"}, f"the source distribution has more: {folders - {'src'}}")
