@@ -19,6 +19,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from html import escape
 from inspect import getdoc, getmodule
 from pathlib import Path
 from textwrap import dedent
@@ -58,7 +59,7 @@ FIELDS = ("field", "option", "default", "meaning")
 CITED = re.compile(
     r"(?P<code>\S.*?)  # (?P<where>(?:Alg\. \d+, )?lines? [\d-]+)(?:; (?P<note>.*))?$"
 )
-SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
+SPECIAL = re.compile(r"(?P<code>`[^`]+`)|(?P<mark>[\\`*_\[\]>|])|(?P<angle><)")
 SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 BESIDE = {
     "fedsso": {
@@ -341,8 +342,14 @@ def algorithm_page(name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown leaves as it is."""
-    return SPECIAL.sub(r"\\\1", text)
+    """Text that Markdown leaves as it is, but for code between backticks."""
+
+    def shown(found: re.Match[str]) -> str:
+        if found["angle"]:
+            return escape(found["angle"])
+        return found["code"] or f"\\{found['mark']}"
+
+    return SPECIAL.sub(shown, text)
 
 
 def prose(doc: str) -> str:

@@ -28,9 +28,17 @@ ROW = re.compile(r"(?m)^\| `([a-z0-9-]+)` \|")
 LOADED = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)="?(?:https?:)?//[^\s">]+"""
 )
-CELL = re.compile(r"<td(?P<more>(?: style=\"[^\"]*\")?)>(?P<inside>.*?)</td>", re.DOTALL)
+CELL = re.compile(
+    r'<(?P<tag>t[dh])(?P<more>(?: style="[^"]*")?)>(?P<inside>.*?)</(?P=tag)>', re.DOTALL
+)
+PRINTED = re.compile(r'<div class="highlight"><pre>.*?</pre>', re.DOTALL)
+GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 TAG = re.compile(r"<[^>]+>")
-LENGTHS = {"longer": 120, "long": 60, "": 27}  # characters of a cell; fewer stay on one line
+NUMBERS = re.compile(r"[\d\s.,:;()±–−+/%·×<>≤≥-]{1,60}")  # they stay on one line, too
+LENGTHS = {  # the classes of cells and of headings, by the least number of characters
+    "td": {"longer": 120, "long": 60, "medium": 27, "short": 0},
+    "th": {"wordy": 14, "": 0},
+}
 WIDE = (
     "index.md",
     "algorithms.md",
@@ -60,9 +68,10 @@ def main(folder: Path = ROOT / "build") -> None:
 
 
 def checked(site: Path) -> list[str]:
-    """Set the formulas and the cells of a site, and tell what is wrong with it."""
+    """Set the formulas, the cells and the printed tables of a site; tell what is wrong with it."""
     for page in site.rglob("*.html"):
-        page.write_text(CELL.sub(measured, page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = CELL.sub(measured, page.read_text(encoding="utf-8"))
+        page.write_text(PRINTED.sub(unwrapped, text), encoding="utf-8")
     return [*script("formulas.py").typeset(site), *loaded(site)]
 
 
@@ -175,8 +184,21 @@ def configuration() -> str:
 def measured(cell: re.Match[str]) -> str:
     """A cell of a table that says by its class how long its text is: site.css sets it by that."""
     text = unescape(re.sub(r"\\[a-z]+|[{}]", "", TAG.sub("", cell["inside"]))).strip()
-    kind = next((kind for kind, least in LENGTHS.items() if len(text) >= least), "short")
-    return f'<td class="{kind}"{cell["more"]}>{cell["inside"]}</td>' if kind else cell[0]
+    lengths = LENGTHS[cell["tag"]]
+    length = 0 if NUMBERS.fullmatch(text) else len(text)
+    kind = next(kind for kind, least in lengths.items() if length >= least)
+    if not kind:
+        return cell[0]
+    return f'<{cell["tag"]} class="{kind}"{cell["more"]}>{cell["inside"]}</{cell["tag"]}>'
+
+
+def unwrapped(block: re.Match[str]) -> str:
+    """A block of code that has columns, which must not be wrapped, says so by its class."""
+    lines = TAG.sub("", block[0]).splitlines()
+    columns = [line for line in lines if len(GAP.findall(line)) > 1]
+    return (
+        block[0].replace('"highlight"', '"highlight columns"', 1) if len(columns) > 1 else block[0]
+    )
 
 
 def loaded(site: Path) -> list[str]:

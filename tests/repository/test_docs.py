@@ -14,6 +14,7 @@ import tomllib
 import warnings
 from dataclasses import fields
 from functools import cache
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -261,7 +262,7 @@ def test_the_page_of_fedsso_shows_what_is_not_in_the_paper(name: str) -> None:
     heading, _, shown = text[:end].rpartition("\n## ")[2].partition("\n")
     assert heading.startswith(("The guard", "The client step"))
     told = re.sub(r"(?s)```.*?```", "", shown)
-    words = re.sub(r"\\(?=\W|_)", "", told).split()
+    words = unescape(re.sub(r"\\(?=\W|_)", "", told)).split()
     paragraphs = str(beside.__doc__).strip().split("\n\n")
     assert words == " ".join(p for p in paragraphs if not p.startswith("  ")).split()
     assert shown.count("```") == 2 * sum(p.startswith("  ") for p in paragraphs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -214,3 +215,51 @@ def test_the_table_of_algorithms_is_complete_without_scripts(site: Path) -> None
     names = [row[0].strip() for row in rows[head + 1 : head + 1 + len(ALGORITHMS)]]
     assert names == list(ALGORITHMS)
     assert all(len(row) == len(rows[head]) for row in rows[head : head + 1 + len(ALGORITHMS)])
+
+
+@pytest.mark.full
+def test_the_filter_and_the_search_work_from_the_disk(site: Path, tmp_path: Path) -> None:
+    """In a browser, without a server: ticked boxes leave the rows that meet them."""
+    browser = shutil.which("chromium")
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("run `make browser`")
+    from selenium import webdriver
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"):
+        options.add_argument(argument)
+    options.add_argument("--disable-background-networking")
+    options.add_argument(f"--user-data-dir={tmp_path}")
+    window = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        window.get((site / "algorithms.html").as_uri())
+        told = window.find_element("css selector", ".filter output")
+        count = len(ALGORITHMS)
+        assert told.text == f"{count} of {count}"
+        boxes = window.find_elements("css selector", ".filter input")
+        boxes[0].click()
+        boxes[3].click()
+        rows = window.find_elements("css selector", "table td:first-child a code")
+        shown = {row.text for row in rows if row.is_displayed()}
+        assert {"fedsso", "fedavg", "fedexp"} <= shown
+        assert shown.isdisjoint({"scaffold", "fednew", "giant"})
+        assert told.text == f"{len(shown)} of {count}"
+        window.get((site / "index.html").as_uri())
+        found = "return document.activeElement.shadowRoot?.textContent || ''"
+        opened = "return Boolean(document.activeElement.shadowRoot?.querySelector('input'))"
+        wait = WebDriverWait(window, 60)
+        ActionChains(window).send_keys("/").perform()
+        wait.until(lambda _: window.execute_script(opened))
+        ActionChains(window).send_keys("curvature").perform()
+        wait.until(
+            lambda _: re.match(
+                r"\d+ results.*curvature", str(window.execute_script(found)), re.DOTALL
+            )
+        )
+    finally:
+        window.quit()
