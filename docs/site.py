@@ -32,6 +32,7 @@ CELL = re.compile(
     r'<(?P<tag>t[dh])(?P<more>(?: style="[^"]*")?)>(?P<inside>.*?)</(?P=tag)>', re.DOTALL
 )
 PRINTED = re.compile(r'<div class="highlight"><pre>.*?</pre>', re.DOTALL)
+WORD = re.compile(r"<code>([^<\n]{1,26})</code>")  # such as `--device cpu`
 GAP = re.compile(r"(?<=\S) {2,}(?=\S)")
 TAG = re.compile(r"<[^>]+>")
 NUMBERS = re.compile(r"[\d\s.,:;()±–−+/%·×<>≤≥-]{1,60}")  # they stay on one line, too
@@ -71,7 +72,8 @@ def checked(site: Path) -> list[str]:
     """Set the formulas, the cells and the printed tables of a site; tell what is wrong with it."""
     for page in site.rglob("*.html"):
         text = CELL.sub(measured, page.read_text(encoding="utf-8"))
-        page.write_text(PRINTED.sub(unwrapped, text), encoding="utf-8")
+        text = WORD.sub(r'<code class="short">\1</code>', PRINTED.sub(unwrapped, text))
+        page.write_text(text, encoding="utf-8")
     return [*script("formulas.py").typeset(site), *loaded(site)]
 
 
