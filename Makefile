@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: figures help demo test test-full test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site clean
+.PHONY: figures help demo test test-full test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site dist clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -80,7 +80,19 @@ docs: .venv/.complete  ## update generated tables and figures, then build the do
 	$(MAKE) site
 
 site: .venv/.complete  ## build the documentation site, which works offline: build/site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/site.py
+
+PACKAGING := build/packaging
+$(PACKAGING)/.complete: Makefile
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0 setuptools==84.2.1
+	touch $@
+
+dist: $(PACKAGING)/.complete  ## build the wheel and the source distribution, and check both: dist/
+	rm -rf dist
+	$(PACKAGING)/bin/python -m build --no-isolation
+	$(PACKAGING)/bin/twine check --strict dist/*
+	$(PACKAGING)/bin/python tests/distribution.py dist
 
 clean:  ## remove everything that the other targets made
-	rm -rf .venv build demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist demo .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,7 @@
 of datasets.md, the latter with the results of smoke.py, those of robustness.md from the numbers of
 its bench, those of convex.md likewise, those of reliability.md from the numbers of the campaign,
 and those of results/README.md; with `--figures` also the pictures. The pages of single algorithms
-are made here too, but not written: hooks.py puts them into the site, so that no copy of the code
+are made here too, but not written: site.py puts them into the site, so that no copy of the code
 lies in the repository.
 
 python docs/build.py [--figures]
@@ -16,20 +16,24 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from html import escape
 from inspect import getdoc, getmodule
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from fedsso.algorithm.records import fields_of
 from fedsso.algorithms import ALGORITHMS, cautious, client_step, trust_region
 from fedsso.data import PARTITIONS, TABLES, all_options, datasets, load
 from fedsso.engine.settings import options
 from fedsso.errors import MOST
-from fedsso.experiment.costs import Row, costs
+from fedsso.experiment.costs import Cost, Row, costs
+from fedsso.objective.backend import Backend
 from fedsso.report.federation_picture import picture
 
 DOCS = Path(__file__).parent
@@ -39,19 +43,23 @@ END = "<!-- end -->\n"
 HEAD = (
     "name",
     "what it does",
-    "paper",
     "exchanges",
     "down",
     "up",
+    "extra bytes",
     "client keeps",
     "some clients absent",
+    "second derivatives",
+    "paper",
 )
+SCALARS = 2  # so many numbers beside FedAvg's are not called extra bytes
+SECOND = ("hvp", "hessian", "rows")  # what an objective is asked for second derivatives
 SETS = ("name", "what it is", "rows", "classes", "default partition, clients", "licence")
 FIELDS = ("field", "option", "default", "meaning")
 CITED = re.compile(
     r"(?P<code>\S.*?)  # (?P<where>(?:Alg\. \d+, )?lines? [\d-]+)(?:; (?P<note>.*))?$"
 )
-SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
+SPECIAL = re.compile(r"(?P<code>`[^`]+`)|(?P<mark>[\\`*_\[\]>|])|(?P<angle><)")
 SMOKE = ("data set", "model", "d", "FedAvg", "its α", "FedSSO", "its α")
 BESIDE = {
     "fedsso": {
@@ -64,19 +72,66 @@ BESIDE = {
 
 
 def algorithms() -> str:
-    """One row for each algorithm of the registry; counts in numbers for a model of d parameters."""
+    """One row for each algorithm of the registry; counts in numbers for a model of d parameters.
+
+    Filter.js of the site finds its columns by their headings.
+    """
     rows = []
     for row in cost_rows().values():
         cls = ALGORITHMS[row.algorithm]
         title = (getdoc(cls) or "").partition("\n")[0].rstrip(".")
         absent = f"no: use {cls.needs_all}" if cls.needs_all else "yes"
-        counts = (
-            ["–"] * 4
-            if row.theory is None
-            else [str(v) for v in (*row.theory[:3], row.theory.client)]
-        )
-        rows.append((f"`{row.algorithm}`", title, paper(cls), *counts, absent))
+        assert row.theory is not None, f"no counts of {row.algorithm} in costs.THEORY"
+        exchanges, down, up = row.theory[:3]
+        counts = (str(exchanges), str(down), str(up), yes(extra_bytes(row.theory)))
+        second = yes(row.algorithm in second_derivatives())
+        facts = (*counts, str(row.theory.client), absent, second)
+        rows.append((f"`{row.algorithm}`", title, *facts, paper(cls)))
     return markdown(HEAD, rows)
+
+
+def yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def extra_bytes(theory: Cost) -> bool:
+    """Whether more travels than FedAvg's d numbers each way, and a scalar or two."""
+    down, up = theory.down, theory.up
+    matrices = down.dd + up.dd
+    vectors = down.d + up.d - 2
+    numbers = down.one + up.one
+    return bool(matrices > 0 or vectors > 0 or numbers > SCALARS)
+
+
+@cache
+def second_derivatives() -> frozenset[str]:
+    """The algorithms that ask for second derivatives in a round, at their defaults.
+
+    Each runs two rounds on shapes alone, as for its costs, with an objective that takes notes.
+    """
+    found = set()
+    for name in ALGORITHMS:
+        asked: list[str] = []
+        with ExitStack() as patches:
+            for method in SECOND:
+                patches.enter_context(noting(method, asked))
+            costs("mlp" if name == "fedper" else "mclr", [name])
+        if asked:
+            found.add(name)
+    return frozenset(found)
+
+
+@contextmanager
+def noting(method: str, asked: list[str]) -> Iterator[None]:
+    """Let objectives note that a method of theirs was called."""
+    plain_method = getattr(Backend, method)
+
+    def noted(self: Backend, *args: Any) -> Any:
+        asked.append(method)
+        return plain_method(self, *args)
+
+    with patch.object(Backend, method, noted):
+        yield
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -287,31 +342,42 @@ def algorithm_page(name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown leaves as it is."""
-    return SPECIAL.sub(r"\\\1", text)
+    """Text that Markdown leaves as it is, but for code between backticks."""
+
+    def shown(found: re.Match[str]) -> str:
+        if found["angle"]:
+            return escape(found["angle"])
+        return found["code"] or f"\\{found['mark']}"
+
+    return SPECIAL.sub(shown, text)
 
 
 def prose(doc: str) -> str:
-    """A module's docstring without the citation: first its table of symbols, formulas as they
-    stand."""
+    """A module's docstring without the citation: first its table of symbols."""
     _, symbols, *rest = doc.split("\n\n")
-    table = markdown(("symbol", "meaning"), symbol_rows(symbols))
-    return "\n\n".join([table, *paragraphs(rest)])
+    rows = symbol_rows(symbols)
+    table = markdown(("symbol", "meaning"), rows)
+    names = {name for symbol, _ in rows for name in re.findall(r"\w+", symbol)}
+    return "\n\n".join([table, *paragraphs(rest, names)])
 
 
 def beside(module: ModuleType) -> str:
     """The docstring of a file beside an algorithm's own, and which file it is."""
     file = Path(str(module.__file__)).relative_to(DOCS.parent)
-    told = paragraphs(str(module.__doc__).strip().split("\n\n"))
-    target = Path("..", "..", file).as_posix()  # hooks.py leads it to where the site has the file
+    told = paragraphs(str(module.__doc__).strip().split("\n\n"), ("drift",))
+    target = Path("..", "..", file).as_posix()  # site.py leads it to where the site has the file
     link = f"[`{file}`]({target})"
     return "\n\n".join([*told, f"The code is in {link}."])
 
 
-def paragraphs(parts: Iterable[str]) -> Iterator[str]:
-    """Paragraphs of a docstring for Markdown; formulas, which are indented, as they stand."""
+def paragraphs(parts: Iterable[str], symbols: Collection[str]) -> Iterator[str]:
+    """Paragraphs of a docstring for Markdown; formulas, which are indented, as TeX.
+
+    Words among the symbols are names of numbers, other words within formulas are English.
+    """
+    block = script(DOCS / "formulas.py").block
     for part in parts:
-        yield f"```\n{dedent(part).rstrip()}\n```" if part.startswith("  ") else plain(part)
+        yield block(part, symbols) if part.startswith("  ") else plain(part)
 
 
 def symbol_rows(text: str) -> list[tuple[str, str]]:
@@ -451,6 +517,7 @@ def figures() -> None:
     script(DOCS / "pictures.py").main(DOCS)
 
 
+@cache
 def script(path: Path) -> ModuleType:
     """A script of the repository as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

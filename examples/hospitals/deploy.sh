@@ -46,7 +46,7 @@ done
 app=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ -x "$app/../../.venv/bin/flwr" ] && PATH=$(cd "$app/../../.venv/bin" && pwd):$PATH
 has() { command -v "$1" >/dev/null || fail "there is no $1: install $2"; }
-has flower-superlink "fedsso with its extra: pip install 'fedsso[flower]'"
+has flower-superlink "fedsso with its extra: in a checkout pip install '.[flower]'"
 has openssl "openssl (Debian, Ubuntu: apt-get install openssl)"
 has ssh-keygen "OpenSSH's client (Debian, Ubuntu: apt-get install openssh-client)"
 hospitals=() tables=() # the hospitals' names, and the table or folder of each

@@ -796,7 +796,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['pydantic'] = None; from fedsso.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'fedsso[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

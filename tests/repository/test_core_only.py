@@ -70,4 +70,4 @@ def test_the_block_blocks() -> None:
 
 def test_flower_is_named_where_it_is_missing() -> None:
     done = run(BLOCK + "import fedsso.flower")
-    assert 'pip install "fedsso[flower]"' in done.stderr
+    assert "pip install '.[flower]'" in done.stderr

@@ -26,12 +26,12 @@ IGNORED = [
 ]
 STEPS = ("An algorithm", "A data set", "A model")
 SYSTEM = {"bin", "dev", "etc", "proc", "usr"}  # of every machine
-EXAMPLES = {"absolute", "data", "path", "srv"}  # folders of the user, in examples
+EXAMPLES = {"absolute", "data", "path", "scratch", "srv"}  # folders of the user, in examples
 HOSTILE = {
     "tests/data/test_data_fetch.py",
     "tests/data/test_data_images.py",
 }  # archives that try to get out
-BINARY = {".gz", ".npz", ".pdf", ".png", ".pyc"}
+BINARY = {".gz", ".npz", ".pdf", ".png", ".pyc", ".woff2"}
 ABSOLUTE = re.compile(r"""(?:^|[\s"'`=(,:])/([A-Za-z][\w.-]*)/[\w.-]""", re.MULTILINE)
 UPWARDS = re.compile(r"(?<![\w./])(?:\.\./)+[\w./-]*")
 
@@ -139,11 +139,30 @@ def commands(path: Path) -> str:
 def test_the_citation_is_that_of_this_version() -> None:
     cited, own = in_yaml(ROOT / "CITATION.cff"), project()
     assert cited["title"] == own["name"]
-    assert cited["version"] == own["version"] == fedsso.__version__
+    assert cited["version"] == fedsso.__version__
     assert cited["abstract"] == own["description"]
     assert cited["license"] == own["license"]
     assert cited["keywords"] == own["keywords"]
     assert cited["authors"] == own["authors"]
+
+
+def test_the_version_stands_in_one_place_of_the_code() -> None:
+    """And the changelog begins with it."""
+    assert "version" not in project()
+    assert project()["dynamic"] == ["version"]
+    title, *others = re.findall(r"(?m)^## (.+)$", (ROOT / "CHANGELOG.md").read_text())
+    assert re.fullmatch(
+        rf"{re.escape(fedsso.__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", title
+    )
+    assert not any(other.startswith(f"{fedsso.__version__} ") for other in others)
+
+
+def test_what_is_not_on_pypi_is_not_installed_from_there() -> None:
+    """The package by its name would be looked up at PyPI: so a checkout is asked."""
+    claim = re.compile(r"pip install (?:--[\w-]+ )*[\"']?fedsso\b")
+    texts = [path for path in FILES if path.suffix in {".md", ".py", ".sh", ".toml", ".yml"}]
+    told = {name_of(path) for path in texts if claim.search(path.read_text())}
+    assert told == {"CONTRIBUTING.md"}  # which says when it will be true
 
 
 def test_the_paper_is_cited_as_everywhere_else() -> None:

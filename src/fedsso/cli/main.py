@@ -33,7 +33,8 @@ try:
     from .screen import complain, say, tell, unbreakable, visible
     from .sweep import sweep
 except ModuleNotFoundError as error:
-    print(f"the command line needs `pip install 'fedsso[cli]'` ({error})", file=sys.stderr)
+    remedy = "install fedsso with its extra, in a checkout `pip install '.[cli]'`"
+    print(f"the command line needs more packages: {remedy} ({error})", file=sys.stderr)
     raise SystemExit(WRONG_INPUT) from error
 
 from ..engine.ranks import RankLost

@@ -1,4 +1,4 @@
-"""FedSSO, and every algorithm of the registry, on Flower (`pip install "fedsso[flower]"`).
+"""FedSSO, and every algorithm of the registry, on Flower (the extra `flower`).
 
 - `FedSSO` is a strategy for the clients that you have: they train as for FedAvg.
 - `PhasedStrategy` runs any algorithm of the registry, with clients that `client_app` makes.
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 try:
     import flwr as _flwr  # noqa: F401
 except ImportError as error:
-    raise ImportError('fedsso.flower needs Flower: pip install "fedsso[flower]"') from error
+    remedy = "install fedsso with its extra, in a checkout `pip install '.[flower]'`"
+    raise ImportError(f"fedsso.flower needs Flower: {remedy}") from error
 
 from .discreet import discreet
 

@@ -9,7 +9,7 @@ if (location.protocol === "file:") {
         this.frame.onload = () => {
           this.frame.onload = null;
           const inside = this.frame.contentWindow;
-          inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+          inside.postMessage = (data) => setTimeout(() => this.hear(data));
           const script = inside.document.createElement("script");
           script.src = url;
           script.onload = done;
@@ -18,8 +18,14 @@ if (location.protocol === "file:") {
       });
       document.body.append(this.frame);
     }
+    hear(data) {
+      const message = new MessageEvent("message", { data });
+      this.dispatchEvent(message);
+      this.onmessage?.(message);
+    }
     postMessage(data) {
-      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data })));
+      const copy = structuredClone(data);
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data: copy })));
     }
     terminate() {
       this.frame.remove();
