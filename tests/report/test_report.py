@@ -16,9 +16,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedsso.algorithms import ALGORITHMS
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.plots import _draw, plot
+from fedsso.report.plots import Layout, _draw, plot
 from fedsso.report.styles import FAMILIES, style
 from fedsso.report.tables import Curve, default_targets, markdown, numbers, rounds_table
 
@@ -146,7 +147,7 @@ def test_markdown_aligns_and_escapes() -> None:
 
 def test_every_known_algorithm_has_its_own_look() -> None:
     names = [name for family in FAMILIES.values() for name in family]
-    assert len({style(name) for name in names}) == len(names) == 33
+    assert len({style(name) for name in names}) == len(names) == len(ALGORITHMS)
     assert style("fedsso") != style("fedavg")
 
 
@@ -158,7 +159,7 @@ def test_unknown_algorithm_has_the_same_look_in_every_process() -> None:
 
 def panels(*curves: Curve, targets: Sequence[float] = ()) -> tuple[Axes, Axes]:
     figure = Figure()
-    _draw(figure, curves, "", targets)
+    _draw(figure, curves, Layout(targets=targets))
     accuracy, loss = figure.axes
     return accuracy, loss
 
@@ -213,7 +214,7 @@ def test_unevaluated_rounds_leave_no_gap() -> None:
 
 def test_what_was_measured_once_has_no_panel() -> None:
     figure = Figure()
-    _draw(figure, [Curve("x", (trace(NAN, NAN, 0.3),), "fedsso")], "", ())
+    _draw(figure, [Curve("x", (trace(NAN, NAN, 0.3),), "fedsso")], Layout())
     (loss,) = figure.axes
     assert loss.get_ylabel().startswith("training loss")
 

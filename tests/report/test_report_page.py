@@ -201,7 +201,10 @@ def test_of_equally_few_bytes_the_better_end_has_the_card() -> None:
 
 
 def test_the_page_says_what_final_means() -> None:
-    told = "Final accuracy: the mean of the last 10 evaluations, of a short run of its last quarter"
+    told = (
+        "Final accuracy: the mean of the last 10 evaluations, of a short run that of its last "
+        "quarter"
+    )
     assert f'<p class="hint">{told}.</p>' in of(SSO)
 
 
@@ -646,12 +649,12 @@ def test_runs_of_different_data_are_no_contest(fed: fedsso.Federation, tmp_path:
         fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(
             tmp_path / "runs" / name
         )
-    note = "These runs are of different data: digits; csv. Numbers compare within one."
+    note = "These runs are of different data: digits; table. Numbers compare within one."
     for paths in ([tmp_path / "runs"], [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]):
         found = content(paths)
         assert [curve.label for curve in found.curves] == [
             "fedavg alpha=0.1 on digits",
-            "fedavg alpha=0.1 on csv",
+            "fedavg alpha=0.1 on table",
         ]
         assert [one.title for one in found.recipes] == [curve.label for curve in found.curves]
         assert found.notes[0] == note
@@ -888,7 +891,7 @@ def test_a_sweep_in_memory_has_the_page_of_its_winners(
         html = (tmp_path / "page.html").read_text(encoding="utf-8")
         shown = [curve["label"] for curve in embedded(html)["curves"] if curve["shown"]]
         assert shown == [best.label for best in many.winners().values()]
-        best = max(setting.final() for setting in (many.judged or many).settings())
+        best = max(setting.final() for setting in many.winners().values())
         assert f'<h3>Best final accuracy</h3><p class="value">{best:.4f}</p>' in html
         assert ("Settings were chosen by held-out training rows" in html) == (select == "val")
         assert "Fewest rounds to 0.7<" in html or target is None

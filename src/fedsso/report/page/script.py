@@ -142,7 +142,7 @@ def _curve(
         "dash": dashes(item.look, 2.2),
         "shown": item in view.shown,
         "rounds": [item.hits[target] for target in view.targets],
-        "final": item.loss if view.by_loss else item.final,
+        "final": view.end_of(item),
         "lost": len(item.numbers["diverged"]),
         "traces": traces,
     }
