@@ -732,10 +732,12 @@ def entries(results: Results) -> list[Entry]:
     from ..report.page import Entry
 
     found = []
+    names = _data_names(results)
     if results.judged is not None:
         for entry in entries(results.judged):
             found.append(entry._replace(hyper={}, lead=True))
-    names = _data_names(results)
+        # The grid was run on a part of the same data.
+        names = dict.fromkeys(names, found[0].data)
     # `curves` tells in the label if a setting was judged by held-out rows.
     for setting, curve in zip(results.settings(), results.curves(), strict=True):
         spec = setting.spec
@@ -748,7 +750,8 @@ def _data_names(results: Results) -> dict[str, str]:
     """A name for each federation, by its digest; equal names are told apart by the digests."""
     names = {}
     for run in results:
-        names[run.spec.digest] = data_name(run.spec.data) or "own arrays"
+        unnamed = "held-out rows" if run.judged_by == "val" else "own arrays"
+        names[run.spec.digest] = data_name(run.spec.data) or unnamed
     count = Counter(names.values())
     found = {}
     for digest, name in names.items():

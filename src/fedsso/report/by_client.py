@@ -17,9 +17,12 @@ from .page.content import Served
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pandas as pd
+
     from ..data import Federation
 
 MOST_CLIENTS = 200  # that a table shows
+CLOSE = 0.01  # accuracies on two machines differ by a few rows at most
 MOST_WORK = 2e11  # rows times parameters: some seconds on a CPU
 
 
@@ -44,6 +47,7 @@ def by_client(runs: Iterable[Run], fed: Federation) -> Served:
     for run in runs:
         _check(run, fed)
         tables.append(run.clients())
+        _check_against(run, tables[-1])
     first = tables[0]
     metric = "accuracy" if "accuracy" in first.columns else "loss"
     values = np.array([table[metric] for table in tables], np.float64)
@@ -77,8 +81,27 @@ def _alive(folder: Path, fed: Federation) -> Run:
 def _check(run: Run, fed: Federation) -> None:
     """Refuse a model that does not fit its settings, or that takes long to evaluate."""
     assert run.live is not None
+    if run.diverged is not None:
+        raise InputError("a seed diverged")
     size = run.x.numel()
     if ravel(run.live.module).numel() != size:
         raise InputError(f"the model of {run.label} is not the one that its settings describe")
     if size * int(fed.test_sizes.sum()) > MOST_WORK:
         raise InputError("it would take long; `run.clients()` has the numbers of one run")
+
+
+def _check_against(run: Run, table: pd.DataFrame) -> None:
+    """Refuse numbers of clients that do not add up to the run's own.
+
+    A model may expect rows that its algorithm has prepared. Of an algorithm of the user's own
+    nobody knows, so the accuracy over all test rows is compared with that of the trace.
+    """
+    known = table[table["test_rows"] > 0]
+    if not len(known) or not run.trace.has_accuracy:
+        return
+    rows = known["test_rows"]
+    whole = float((known["accuracy"] * rows).sum() / rows.sum())
+    if abs(whole - run.final()) > CLOSE:
+        raise InputError(
+            f"its model has an accuracy of {whole:.4f} here, and {run.final():.4f} in its trace"
+        )

@@ -317,10 +317,7 @@ def rounds_table(
         target, the text is a dash and how many do: "– (2/3)". Seeds that all gave the same run
         are shown as one, and `remarks` says so.
     """
-    shown = []
-    for curve in curves:
-        check(curve)
-        shown.append(curve._replace(traces=curve.traces[:1]) if curve.is_repeated else curve)
+    shown = [_once(curve) for curve in curves]
     every = numbers(shown, targets)
     rows = [_row(one) for one in every]
     if any(one["final_accuracy"]["count"] for one in every):
@@ -329,6 +326,18 @@ def rounds_table(
         del row[FINAL]
         row[FINAL_LOSS] = _ending(one, statistic(curve.ends(LOSS)))
     return rows
+
+
+def _once(curve: Curve) -> Curve:
+    """The curve, with one of its seeds if all of them gave the same run."""
+    check(curve)
+    return curve._replace(traces=curve.traces[:1]) if curve.is_repeated else curve
+
+
+def final_text(curve: Curve) -> str:
+    """The accuracy at the end and, if seeds diverged, in which rounds, as tables have it."""
+    (one,) = numbers([_once(curve)], [])
+    return _ending(one, one["final_accuracy"], decimals=4)
 
 
 def remarks(curves: Sequence[Curve], rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -412,7 +421,7 @@ def _row(one: Numbers) -> dict[str, str]:
     for target, stat in one["rounds_to"].items():
         row[f"rounds to {target}"] = _rounds(stat, one["seeds"])
     row["megabytes"] = _cost(one["megabytes"])
-    row[FINAL] = final_text(one)
+    row[FINAL] = _ending(one, one["final_accuracy"], decimals=4)
     return row
 
 
@@ -439,11 +448,6 @@ def _cost(stat: Megabytes | None) -> str:
 def _decimals(value: float, figures: int = 3) -> int:
     """How many decimals show so many figures of a number."""
     return max(0, figures - 1 - floor(log10(abs(value)))) if value else 0
-
-
-def final_text(one: Numbers) -> str:
-    """The accuracy at the end and, if seeds diverged, in which rounds."""
-    return _ending(one, one["final_accuracy"], decimals=4)
 
 
 def _ending(one: Numbers, stat: Stat, decimals: int | None = None) -> str:
