@@ -645,6 +645,25 @@ def test_an_algorithm_that_is_not_registered_is_shown_all_the_same(
         _ = loaded[0].record
 
 
+def test_the_command_writes_the_first_table_of_the_page(
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
+) -> None:
+    runs.save(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    wished = ("report", "runs", "--targets", "0.5", "--tables", "t.tex,t.md,t.csv")
+    command(*wished)
+    ours = runs.table([0.5])
+    assert Path("t.tex").read_text(encoding="utf-8") == ours.to_latex()
+    assert Path("t.md").read_text(encoding="utf-8") == ours.to_markdown()
+    assert Path("t.csv").read_text(encoding="utf-8") == ours.to_csv()
+    command(*wished)  # our own tables are replaced
+    Path("t.tex").write_text("mine", encoding="utf-8")
+    assert "t.tex is there already and is not a table" in command(*wished, code=2).stderr
+    told = command("report", "runs", "--tables", "t.xls", code=2).stderr
+    assert "unknown format of a table '.xls'" in told
+    assert Path("t.tex").read_text(encoding="utf-8") == "mine"
+
+
 # ---- client by client ----
 
 

@@ -83,7 +83,9 @@ def simulate(
         out: A folder in which the run is kept; `fedsso.resume` completes it after a kill. It must
             not hold a run, a comparison or a sweep already.
         progress: True prints a line that tells how far it is. A function is called after every
-            round, as progress(label, round, rounds, numbers).
+            round, as progress(label, round, rounds, numbers). If it also has the methods
+            begin(specs) and look(specs, traces), it is shown all rows as they come, for
+            TensorBoard or Weights & Biases (docs/papers.md).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
 
     Returns:

@@ -402,9 +402,9 @@ def best_value(name: str, values: Sequence[Cell]) -> float | None:
     """The best of a column with several rows; None where there is none.
 
     Megabytes have none: those of each row are for a target of its own. The first column holds
-    labels, of which none is the best.
+    labels, of which none is the best. Where all rows are equal, none is the best either.
     """
-    if len(values) < 2 or name == "megabytes":
+    if len(set(values)) < 2 or name == "megabytes":
         return None
     found = [value for value in values if isinstance(value, int | float)]
     if name == FINAL:

@@ -94,7 +94,7 @@ def _numbers(values: Sequence[float], metric: str) -> list[str]:
     """The cells of one client; a client without test rows has a dash."""
     known = [value for value in values if math.isfinite(value)]
     best = math.nan
-    if len(values) > 1 and known:
+    if len(set(known)) > 1:  # where all are equal, none is the best
         best = max(known) if metric == "accuracy" else min(known)
     cells = []
     for value in values:
