@@ -136,7 +136,9 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
             # trials that are finished run again beside the others: in another batch their sums
             # would round otherwise
             batch = [planned[i] if i in new else planned[i]._replace(folder=None) for i in chunk]
-            told = _with_seed(show, batch[0].spec) if several and len(batch) == 1 else show
+            told = show
+            if several and len(batch) == 1:
+                told = _with_seed(show, batch[0].spec)
             runs = dict(zip(chunk, run_chunk(batch, told, every, look), strict=True))
         done |= {i: runs[i] for i in new}
     return [done[i] for i in range(len(planned))]
@@ -447,7 +449,10 @@ class Newest:
     def words(self, numbers: dict[str, float]) -> str:
         """Numbers with their names; what is not known (-1) is left out."""
         known = {name: value for name, value in numbers.items() if value >= 0}
-        told = [f"{self.before}{name.replace('_', ' ')} {v:.4f}" for name, v in known.items()]
+        told = []
+        for name, value in known.items():
+            spoken = name.replace("_", " ")
+            told.append(f"{self.before}{spoken} {value:.4f}")
         return " ".join(told)
 
 
@@ -480,12 +485,16 @@ class _Line:
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
         """Tell of a run after round k."""
         shown = self.newest.told(label, k, numbers)
-        self._print(f"{label}: round {k}/{rounds}", shown, is_due(k, rounds), k == rounds)
+        text = f"{label}: round {k}/{rounds}"
+        due = is_due(k, rounds)
+        self._print(text, shown, due, last=k == rounds)
 
     def count(self, now: Standing, numbers: dict[str, float]) -> None:
         """Tell of a sweep."""
         shown = self.newest.words(numbers)
-        self._print(told_of(now), shown, self.tenths.due(now), now.done == now.trials)
+        due = self.tenths.due(now)
+        last = now.done == now.trials
+        self._print(told_of(now), shown, due, last)
 
     def _print(self, text: str, shown: str, due: bool, last: bool) -> None:
         """Print a line: on a terminal always, elsewhere when it is due."""

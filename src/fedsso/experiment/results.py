@@ -601,7 +601,8 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
             for name, value in _told(spec).items()
             if any(other.get(name) != value for other in alike)
         }
-        found.append(" ".join([spec.label, *(f"{name}={value}" for name, value in varied.items())]))
+        words = [f"{name}={value}" for name, value in varied.items()]
+        found.append(" ".join([spec.label, *words]))
     return found
 
 
@@ -755,7 +756,9 @@ def _data_names(results: Results) -> dict[str, str]:
     count = Counter(names.values())
     found = {}
     for digest, name in names.items():
-        found[digest] = f"{name} {digest[:8]}" if count[name] > 1 else name
+        found[digest] = name
+        if count[name] > 1:
+            found[digest] = f"{name} {digest[:8]}"
     return found
 
 
@@ -763,9 +766,11 @@ def _asked(setting: Setting) -> Callable[[], Served] | None:
     """What asks the models of a setting how they serve each client; None without models."""
     from ..report.by_client import by_client
 
+    for run in setting.runs:
+        if run.live is None or run.weights is None:
+            return None
     live = setting.runs[0].live
-    if live is None or any(run.weights is None or run.live is None for run in setting.runs):
-        return None
+    assert live is not None
     return partial(by_client, setting.runs, live.fed)
 
 

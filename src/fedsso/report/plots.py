@@ -120,7 +120,11 @@ def _checked_size(size: tuple[float, float] | None) -> tuple[float, float] | Non
     return width, height
 
 
-def _draw(figure: Figure, curves: Sequence[Curve], layout: Layout) -> None:
+def _draw(
+    figure: Figure,
+    curves: Sequence[Curve],
+    layout: Layout,
+) -> None:
     """Draw all panels, the heading and the legend, then choose the size of the figure.
 
     A metric without a curve has no panel, unless it was asked for. If no metric has one, both
@@ -217,7 +221,12 @@ def _font_size() -> float:
 # ---- lines ----
 
 
-def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
+def lines(
+    axes: Axes,
+    curve: Curve,
+    look: Style,
+    metric: str,
+) -> None:
     """Draw one curve.
 
     The seeds that stayed finite become a line for their mean and a band for their range. Each of
@@ -326,7 +335,12 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
         axes.text(1.01, target, name_of(target), transform=where, **text)
 
 
-def loss_axis(axes: Axes, low: float, high: float, name: str = NAMES["train_loss"]) -> None:
+def loss_axis(
+    axes: Axes,
+    low: float,
+    high: float,
+    name: str = NAMES["train_loss"],
+) -> None:
     """A loss upwards, in logarithmic scale, with numbers one can read.
 
     `low` and `high` are the limits of the axis, both positive. Powers of ten alone would leave a
@@ -425,7 +439,11 @@ def _diverges(curve: Curve) -> bool:
     return any(trace.diverged is not None for trace in curve.traces)
 
 
-def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
+def legend(
+    figure: Figure,
+    handles: Sequence[Any],
+    width: float,
+) -> int:
     """Put a legend below the panels of a figure that is `width` inches wide.
 
     The width of an entry is estimated from the length of its text, since texts have no size

@@ -195,7 +195,8 @@ def renamed(curves: Sequence[Curve], labels: Mapping[str, str]) -> list[Curve]:
         if len(own) > 1:
             told = ", ".join(curves[place].label for place in own)
             raise InputError(f"{key} is the name of several curves; give their labels: {told}")
-        found[own[0]] = curves[own[0]]._replace(label=labels[key])
+        place = own[0]
+        found[place] = curves[place]._replace(label=labels[key])
     return found
 
 
@@ -209,7 +210,8 @@ def found_by(curves: Sequence[Curve], key: str) -> list[int]:
         places = [place for place, name in enumerate(own) if name == key]
         if places:
             return places
-    known = dict.fromkeys([*(curve.label for curve in curves), *(c.algorithm for c in curves)])
+    known = {curve.label for curve in curves}
+    known |= {curve.algorithm for curve in curves}
     raise unknown("curve", key, known)
 
 
@@ -331,7 +333,9 @@ def rounds_table(
 def _once(curve: Curve) -> Curve:
     """The curve, with one of its seeds if all of them gave the same run."""
     check(curve)
-    return curve._replace(traces=curve.traces[:1]) if curve.is_repeated else curve
+    if curve.is_repeated:
+        return curve._replace(traces=curve.traces[:1])
+    return curve
 
 
 def final_text(curve: Curve) -> str:
@@ -447,10 +451,17 @@ def _cost(stat: Megabytes | None) -> str:
 
 def _decimals(value: float, figures: int = 3) -> int:
     """How many decimals show so many figures of a number."""
-    return max(0, figures - 1 - floor(log10(abs(value)))) if value else 0
+    if not value:
+        return 0
+    power = floor(log10(abs(value)))
+    return max(0, figures - 1 - power)
 
 
-def _ending(one: Numbers, stat: Stat, decimals: int | None = None) -> str:
+def _ending(
+    one: Numbers,
+    stat: Stat,
+    decimals: int | None = None,
+) -> str:
     """A value at the end and, if seeds diverged, in which rounds.
 
     Args:

@@ -76,7 +76,11 @@ class Table(str):
     notes: tuple[str, ...]
     _lines: tuple[_Line, ...]
 
-    def __new__(cls, lines: Sequence[_Line], notes: Sequence[str] = ()) -> Self:
+    def __new__(
+        cls,
+        lines: Sequence[_Line],
+        notes: Sequence[str] = (),
+    ) -> Self:
         """The table of some lines, which `table` makes."""
         made = super().__new__(cls, markdown([line.cells for line in lines]))
         made.notes = tuple(notes)
@@ -97,7 +101,12 @@ class Table(str):
         told = "".join(f"\n{note}\n" for note in self.notes)
         return _written(path, f"{self}{told}")
 
-    def to_latex(self, path: str | Path = "", *, bold: bool = True) -> str:
+    def to_latex(
+        self,
+        path: str | Path = "",
+        *,
+        bold: bool = True,
+    ) -> str:
         """The table for LaTeX, as a `tabular` with the rules of the package booktabs.
 
         Caption, label and place are for the paper, in which the file is read by `\\input`.
@@ -108,7 +117,10 @@ class Table(str):
         """
         names = self.names
         targets = [name for name in names if name.startswith(ROUNDS)]
-        heads = [latex.escaped(name.removeprefix(ROUNDS).capitalize()) for name in names]
+        heads = []
+        for name in names:
+            short = name.removeprefix(ROUNDS).capitalize()
+            heads.append(latex.escaped(short))
         above = []
         if targets:
             # One head above the targets, which are then numbers alone.
@@ -118,7 +130,8 @@ class Table(str):
             above.append(rf"\cmidrule(lr){{2-{1 + len(targets)}}}")
         best = self._best() if bold else [None] * len(names)
         rows = [_latex_cells(line, best) for line in self._lines]
-        text = latex.tabular(heads, rows, notes=[self._final(), *self.notes], above=above)
+        notes = [self._final(), *self.notes]
+        text = latex.tabular(heads, rows, notes=notes, above=above)
         return _written(path, text)
 
     def to_csv(self, path: str | Path = "") -> str:
@@ -131,7 +144,8 @@ class Table(str):
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(self._columns())
         for line in self._lines:
-            writer.writerow("" if value is None else value for value in self._values(line))
+            values = self._values(line)
+            writer.writerow("" if value is None else value for value in values)
         return _written(path, buffer.getvalue())
 
     def to_pandas(self) -> pd.DataFrame:
@@ -156,7 +170,8 @@ class Table(str):
         """The best value of each column."""
         found = []
         for place, name in enumerate(self.names):
-            found.append(best_value(name, [line.values[place] for line in self._lines]))
+            values = [line.values[place] for line in self._lines]
+            found.append(best_value(name, values))
         return found
 
     def _columns(self) -> list[str]:
@@ -173,10 +188,15 @@ class Table(str):
         one = line.numbers
         row: list[Any] = [one["label"], one["seeds"], len(one["diverged"])]
         for stat in one["rounds_to"].values():
-            whole = stat["count"] == one["seeds"]
-            row += [stat["mean"], stat["sd"]] if whole else [None, None]
+            if stat["count"] == one["seeds"]:
+                row += [stat["mean"], stat["sd"]]
+            else:
+                row += [None, None]
         cost = one["megabytes"]
-        row += [None] * 3 if cost is None else [cost["mean"], cost["sd"], cost["target"]]
+        if cost is None:
+            row += [None, None, None]
+        else:
+            row += [cost["mean"], cost["sd"], cost["target"]]
         return [*row, line.end["mean"], line.end["sd"]]
 
 
@@ -199,8 +219,11 @@ def table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     """
     rows = rounds_table(curves, targets)
     lines = []
-    for curve, row, one in zip(curves, rows, numbers(curves, targets), strict=True):
-        end = statistic(curve.ends(LOSS)) if FINAL_LOSS in row else one["final_accuracy"]
+    every = numbers(curves, targets)
+    for curve, row, one in zip(curves, rows, every, strict=True):
+        end = one["final_accuracy"]
+        if FINAL_LOSS in row:
+            end = statistic(curve.ends(LOSS))
         lines.append(_Line(row, one, end))
     return Table(lines, remarks(curves, rows))
 

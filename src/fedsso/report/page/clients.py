@@ -99,7 +99,9 @@ def _numbers(values: Sequence[float], metric: str) -> list[str]:
     cells = []
     for value in values:
         mark = ' class="best"' if value == best else ""
-        text = f"{value:.4f}" if metric == "accuracy" else f"{value:.4g}"
+        text = f"{value:.4g}"
+        if metric == "accuracy":
+            text = f"{value:.4f}"
         key = repr(value)
         if not math.isfinite(value):
             text = "–"

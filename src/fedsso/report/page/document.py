@@ -84,7 +84,11 @@ def page(content: Content) -> str:
     return document(head, parts, filled("report.html", body))
 
 
-def document(head: Mapping[str, str], parts: Mapping[str, str], body: str) -> str:
+def document(
+    head: Mapping[str, str],
+    parts: Mapping[str, str],
+    body: str,
+) -> str:
     """A page of ours: the template with its head, parts and body.
 
     Args:

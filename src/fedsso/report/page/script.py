@@ -148,7 +148,11 @@ def _curve(
     }
 
 
-def _columns(trace: Trace, counts: Sequence[str], arrays: _Arrays) -> dict[str, int]:
+def _columns(
+    trace: Trace,
+    counts: Sequence[str],
+    arrays: _Arrays,
+) -> dict[str, int]:
     """The columns that hold something; bytes and seconds are summed up over the rounds.
 
     A column without a finite value is left out.

@@ -280,7 +280,11 @@ def tables(view: View) -> str:
     return said + _table(view, view.shown, title) + rest
 
 
-def _table(view: View, items: Sequence[Item], title: str) -> str:
+def _table(
+    view: View,
+    items: Sequence[Item],
+    title: str,
+) -> str:
     """A table of some curves; the best of each column is marked unless data sets differ.
 
     Args:
@@ -313,7 +317,11 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
     )
 
 
-def header(name: str, first: str = "ascending", mark: str = "") -> str:
+def header(
+    name: str,
+    first: str = "ascending",
+    mark: str = "",
+) -> str:
     """The head of a column, and which way to sort it first.
 
     The button is for the script: a click sorts the rows by the `data-value` of their cells.
