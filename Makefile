@@ -8,8 +8,11 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .venv/.complete: pyproject.toml constraints.txt
+	@echo "making an environment in .venv"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing PyTorch into .venv (some minutes, once)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0 setuptools
+	@echo "installing fedsso and the other packages into .venv (a minute or two, once)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
@@ -42,6 +45,7 @@ FRAMEWORKS := build/frameworks
 $(FRAMEWORKS)/pfl/.complete: FRAMEWORK := pfl==0.6.0
 $(FRAMEWORKS)/nvflare/.complete: FRAMEWORK := nvflare==2.9.0
 $(FRAMEWORKS)/%/.complete: pyproject.toml
+	@echo "installing $(FRAMEWORK), PyTorch and fedsso into $(@D) (some minutes, once)"
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 $(FRAMEWORK) 'setuptools>=77'
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation torch==2.13.0 --editable .

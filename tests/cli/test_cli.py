@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,23 @@ def test_run_prints_the_result_and_writes_the_folder(tmp_path: Path) -> None:
     assert str(out) in result.stdout
     assert "round 4/4" in result.stderr
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_lines_name_the_seed_and_the_round_that_was_measured() -> None:
+    """At most ten lines in even steps, where nothing can be drawn again in its place."""
+    told = fedsso("run", *SMALL, "--rounds", 12, "--eval-every", 5, "--seeds", "3,4").stderr
+    lines = [line for line in told.splitlines() if ": round " in line]
+    numbers = re.compile(r"\d\.\d{4}")
+    assert [numbers.sub("a", line) for line in lines[:6]] == [
+        "fedsso alpha=auto, seed 3: round 2/12",
+        "fedsso alpha=auto, seed 3: round 4/12",
+        "fedsso alpha=auto, seed 3: round 6/12 test accuracy a (round 5)",
+        "fedsso alpha=auto, seed 3: round 8/12 test accuracy a (round 5)",
+        "fedsso alpha=auto, seed 3: round 10/12 test accuracy a",
+        "fedsso alpha=auto, seed 3: round 12/12 test accuracy a",
+    ]
+    assert [line.split(":")[0] for line in lines[6:]] == ["fedsso alpha=auto, seed 4"] * 6
+    assert lines[6].endswith("round 2/12")  # nothing is left over from the other seed
 
 
 def test_run_without_out_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from fedsso import load_model
 from fedsso.errors import InputError
 from fedsso.regression.design import Table, design
 from fedsso.regression.result import Regression
-from fedsso.regression.result.printed import aligned, figures, latex, p_text
+from fedsso.regression.result.printed import aligned, figures, p_text
 from fedsso.regression.schema import parse
 from fedsso.support.intake import Damaged
+from fedsso.support.latex import escaped
 from fedsso.support.seal import BLANK, MARK, seal
 
 FIT = fits.binomial()
@@ -154,7 +155,7 @@ def test_latex_is_a_table_whose_names_mean_nothing_to_latex() -> None:
     assert all(line.replace(r"\&", "").count("&") == 5 for line in rows)
     assert r"age\_\%\&\$\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}" in text
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1
-    assert latex("100 %") == r"100 \%"
+    assert escaped("100 %") == r"100 \%"
 
 
 def test_html_of_a_notebook_shows_names_as_they_are() -> None:

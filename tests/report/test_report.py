@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,19 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedsso.algorithms import ALGORITHMS
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.plots import _draw, plot
-from fedsso.report.styles import FAMILIES, style
-from fedsso.report.tables import Curve, default_targets, markdown, numbers, rounds_table
+from fedsso.report.plots import Layout, _draw, plot
+from fedsso.report.styles import FAMILIES, OWN, looks, style
+from fedsso.report.tables import (
+    Curve,
+    default_targets,
+    markdown,
+    numbers,
+    remarks,
+    rounds_table,
+)
 
 NAN = math.nan
 
@@ -62,6 +71,28 @@ def test_several_seeds_give_mean_and_sample_deviation() -> None:
     assert row["rounds to 0.95"] == "–"
     assert row["megabytes"] == "2.00 ± 0.87 (to 0.55)"  # 3, 1.5 and 1.5 MB
     assert row["final accuracy"] == "0.8333 ± 0.1155"  # 0.9, 0.9, 0.7
+
+
+def test_seeds_that_gave_the_same_run_are_shown_as_one_and_the_table_says_why() -> None:
+    once = trace(0.1, 0.5, 0.9)
+    curves = [SEEDS._replace(traces=(once, once, once)), SEEDS]
+    rows = rounds_table(curves, [0.5])
+    assert list(rows[0].values()) == ["FedSSO", "1", "1.50 (to 0.50)", "0.9000"]
+    assert "±" in rows[1]["final accuracy"]
+    (told,) = remarks(curves, rows)
+    assert told.startswith("FedSSO: all seeds gave the same run.")
+
+
+def test_seeds_that_end_alike_get_a_reason_for_their_deviation_of_zero() -> None:
+    curve = ONE._replace(traces=(trace(0.1, 0.5, 0.9), trace(0.1, 0.6, 0.9)))
+    rows = rounds_table([curve], [])
+    assert rows[0]["final accuracy"] == "0.9000 ± 0.0000"
+    (told,) = remarks([curve], rows)
+    assert told == (
+        "FedAvg: the seeds end with the same value, to the decimals shown, though their runs "
+        "differ."
+    )
+    assert remarks([SEEDS, ONE], rounds_table([SEEDS, ONE], [])) == []
 
 
 def test_divergence_is_named_and_the_survivors_counted() -> None:
@@ -146,7 +177,8 @@ def test_markdown_aligns_and_escapes() -> None:
 
 def test_every_known_algorithm_has_its_own_look() -> None:
     names = [name for family in FAMILIES.values() for name in family]
-    assert len({style(name) for name in names}) == len(names) == 33
+    assert sorted(names) == sorted(ALGORITHMS)
+    assert len({style(name) for name in names}) == len(names)
     assert style("fedsso") != style("fedavg")
 
 
@@ -156,9 +188,20 @@ def test_unknown_algorithm_has_the_same_look_in_every_process() -> None:
     assert found.stdout.strip() == style("my-own").color
 
 
+def test_an_own_algorithm_has_a_colour_of_its_own() -> None:
+    names = [f"mine-{i}" for i in range(16)]
+    assert not set(OWN) & FAMILIES.keys()
+    assert all(style(name).color in OWN for name in names)
+    # As many as there are colours and dashes are told apart, in whatever order they come.
+    found = looks([*names, "fedsso"])
+    assert len(set(found.values())) == 17
+    assert looks(["fedsso", *reversed(names)]) == found
+    assert looks(["mine-0"]) == {"mine-0": style("mine-0")}
+
+
 def panels(*curves: Curve, targets: Sequence[float] = ()) -> tuple[Axes, Axes]:
     figure = Figure()
-    _draw(figure, curves, "", targets)
+    _draw(figure, curves, Layout(targets=targets))
     accuracy, loss = figure.axes
     return accuracy, loss
 
@@ -213,7 +256,7 @@ def test_unevaluated_rounds_leave_no_gap() -> None:
 
 def test_what_was_measured_once_has_no_panel() -> None:
     figure = Figure()
-    _draw(figure, [Curve("x", (trace(NAN, NAN, 0.3),), "fedsso")], "", ())
+    _draw(figure, [Curve("x", (trace(NAN, NAN, 0.3),), "fedsso")], Layout())
     (loss,) = figure.axes
     assert loss.get_ylabel().startswith("training loss")
 
@@ -302,3 +345,70 @@ assert before == settings()
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def drawn(layout: Layout, *curves: Curve) -> Figure:
+    figure = Figure()
+    _draw(figure, curves, layout)
+    return figure
+
+
+def test_a_picture_has_the_names_colours_metrics_and_size_that_one_wants() -> None:
+    layout = Layout(
+        metrics=["test_accuracy"],
+        labels={"fedsso": "ours", "FedAvg": "theirs"},
+        colors={"fedsso": "black", "FedAvg": "#123456"},
+        size=(3.4, 2.4),
+    )
+    figure = drawn(layout, SEEDS, ONE)
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "test accuracy"
+    assert [line.get_color() for line in thick(axes)] == ["#000000", "#123456"]
+    assert figure.get_size_inches().tolist() == [3.4, 2.4]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[:2] == ["ours", "theirs"]
+
+
+def test_the_colour_of_an_algorithm_is_shaded_where_it_has_several_curves() -> None:
+    second = SEEDS._replace(label="FedSSO 2")
+    (axes,) = drawn(
+        Layout(metrics=["test_accuracy"], colors={"fedsso": "#808080"}), SEEDS, second
+    ).axes
+    dark, light = (to_rgb(line.get_color())[0] for line in thick(axes))
+    assert dark < to_rgb("#808080")[0] < light
+
+
+def test_any_loss_and_any_column_can_be_drawn() -> None:
+    figure = drawn(Layout(metrics=["train_loss", "bytes_up"]), ONE)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["training loss (log scale)", "bytes up"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
+
+
+def test_the_settings_of_matplotlib_reach_the_picture(tmp_path: Path) -> None:
+    rc = {"font.family": "serif", "font.size": 8, "svg.fonttype": "none"}
+    plot([ONE], tmp_path / "a.svg", title="Demo", size=(3, 2), rc=rc)
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert 'width="216pt" height="144pt"' in text
+    assert "10.4px" in text  # the title: 1.3 times the size of the letters
+    assert "8px" in text
+    assert "Serif" in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"labels": {"fedsx": "a"}}, "unknown curve 'fedsx'"),
+        ({"colors": {"fedavg": "blak"}}, "a colour is a name such as 'black'"),
+        ({"metrics": "accuracy"}, "unknown column 'accuracy'; did you mean 'test_accuracy'"),
+        ({"size": 3}, "size must be a width and a height in inches"),
+        ({"size": (3, -1)}, "size must be a width and a height in inches"),
+        ({"rc": {"fontsize": 8}}, "matplotlib has no setting 'fontsize'"),
+        ({"rc": {"font.size": "huge!"}}, r"rc\['font.size'\]"),
+    ],
+)
+def test_what_a_picture_cannot_have_is_refused(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        plot([ONE], tmp_path / "a.png", **wrong)
+    assert not list(tmp_path.iterdir())

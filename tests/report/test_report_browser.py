@@ -24,7 +24,7 @@ import fits
 from fedsso.experiment.results import holding, recipe
 from fedsso.experiment.trace import Trace
 from fedsso.regression.result import Regression
-from fedsso.report.page import Content, Entry, write
+from fedsso.report.page import Content, Entry, Served, write
 from fedsso.report.tables import Curve
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run `make browser`")
@@ -394,6 +394,31 @@ def test_a_table_that_is_too_wide_says_so(window: Window, small: Path) -> None:
     window.wait(f"return (() => {{ {hints} }})().every(seen => !seen)")
     window.size(360, 900)
     window.wait(f"return (() => {{ {hints} }})().every(seen => seen)")
+
+
+def test_many_columns_scroll_inside_their_tables(window: Window, tmp_path: Path) -> None:
+    """Twenty targets and twelve settings: the page stays as wide as the window."""
+    traces = (synthetic(0.1, 0, True), synthetic(0.1, 1, True))
+    curves = [Curve(f"fedavg alpha={i / 10}", traces, "fedavg", 60) for i in range(10)]
+    served = Served(["Graz", "Ulm"], [300, 200], [100, 70], "accuracy", [0.91, 0.87])
+    entries = [Entry(curve, by_client=lambda: served) for curve in curves]
+    targets = [i / 100 for i in range(50, 90, 2)]
+    write(tmp_path / "wide.html", Content(entries, targets=targets))
+    sizes = """
+      const tables = [...document.querySelectorAll('.table')];
+      const right = t => t.getBoundingClientRect().right;
+      return tables.map(t => [t.scrollWidth > t.clientWidth, right(t) <= innerWidth])
+    """
+    for width in (360, 1200):
+        window.open(tmp_path / "wide.html", width)
+        assert window.run("return document.documentElement.scrollWidth") == width
+        assert window.run(sizes) == [[True, True], [True, True]]
+    window.shoot("wide")
+    # The table of clients sorts like the others, by what its cells are worth.
+    names = "return [...document.querySelectorAll('#clients tbody th')].map(th => th.textContent)"
+    assert window.run(names) == ["Graz", "Ulm"]
+    window.run("document.querySelectorAll('#clients thead button')[1].click()")
+    assert window.run(names) == ["Ulm", "Graz"]
 
 
 def test_dark_mode_reaches_the_charts(window: Window, small: Path) -> None:

@@ -15,11 +15,13 @@ import sys
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -35,11 +37,15 @@ with warnings.catch_warnings():
 
 import fedsso
 from fedsso import report
+from fedsso.algorithm import hyper
+from fedsso.algorithms import ALGORITHMS
 from fedsso.errors import InputError
 from fedsso.experiment.trace import Trace
-from fedsso.report.page import ASSETS, Content, Entry, Holding, Recipe, page
+from fedsso.report.by_client import by_client as report_by_client
+from fedsso.report.page import ASSETS, Content, Entry, Holding, Recipe, Served, page
 from fedsso.report.page.view import View
 from fedsso.report.sources import content
+from fedsso.report.styles import OWN, style
 from fedsso.report.tables import Curve
 
 NAN = math.nan
@@ -192,6 +198,49 @@ def test_cards_tell_the_main_findings() -> None:
     assert two["Bytes against FedAvg"] == "−62%"  # 2.25 MB against 6 MB
 
 
+def test_cards_and_the_first_table_are_about_the_same_settings() -> None:
+    """Twelve settings: the best at the end is not the fastest, by which the best are chosen."""
+    fast = Curve("fast", (trace(0.1, 0.8, 0.81),), "fedsso")
+    others = [Curve(f"slow {i}", (trace(0.1, 0.5, 0.8 + i / 100),), "fedsso") for i in range(11)]
+    html = of(fast, *others, AVG, targets=[0.8])
+    values = dict(re.findall(r'<h3>(.*?)</h3><p class="value">(.*?)</p>', html))
+    assert values["Best final accuracy"] == "0.8100"
+    assert values["Fewest rounds to 0.8"] == "1"
+    table, *_ = re.findall(r"<tbody>(.*?)</tbody>", html, re.S)
+    assert re.findall(r'class="best" data-value="[^"]*">(.*?)<', table) == ["1", "0.8100"]
+
+
+def test_what_a_colleague_looks_for_comes_before_the_diagnostics() -> None:
+    served = Served(["a"], [3], [1], "accuracy", [0.5])
+    html = page(Content([Entry(SSO, by_client=lambda: served)], recipes=[Recipe("x", "y")]))
+    found = re.findall(r'<section id="(\w+)"', html)
+    assert found == ["curves", "tables", "maps", "clients", "holdings", "diagnostics", "settings"]
+
+
+def test_one_seed_is_no_mean_and_the_same_seeds_say_so() -> None:
+    one = of(AVG, targets=[0.5])
+    assert "reaches it; a dash: it is not reached." in one
+    assert "over the seeds" not in Outline(one).text
+    twice = of(AVG._replace(traces=AVG.traces * 2), targets=[0.5])
+    assert "mean ± standard deviation over the seeds" in twice
+    assert "FedAvg: all seeds gave the same run." in twice
+    assert "± 0" not in Outline(twice).text
+
+
+def test_data_are_named_by_their_files(tmp_path: Path) -> None:
+    for city in ("Graz", "Ulm"):
+        path = tmp_path / "heart" / f"{city}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("age,ill\n63,yes\n48,no\n52,no\n47,yes\n")
+    for files, name in (("heart", "heart"), ("heart/Ulm.csv", "Ulm.csv")):
+        fed = fedsso.load("csv", files=str(tmp_path / files), outcome="ill", min_rows=1)
+        run = fedsso.simulate(fed, "mclr", "fedavg", rounds=1, device="cpu")
+        fedsso.Results([run]).report(tmp_path / "page.html")
+        html = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert f'<p class="about">{name} · 1 setting · ' in html
+        assert embedded(html)["holdings"][0]["title"].startswith(f"{name}, ")
+
+
 def test_of_equally_few_bytes_the_better_end_has_the_card() -> None:
     worse = Curve("worse", (trace(0.1, 0.8, 0.8),), "fedsso")
     better = Curve("better", (trace(0.1, 0.8, 0.9),), "fedsso")
@@ -201,7 +250,10 @@ def test_of_equally_few_bytes_the_better_end_has_the_card() -> None:
 
 
 def test_the_page_says_what_final_means() -> None:
-    told = "Final accuracy: the mean of the last 10 evaluations, of a short run of its last quarter"
+    told = (
+        "Final accuracy: the mean of the last 10 evaluations, of a short run that of its last "
+        "quarter"
+    )
     assert f'<p class="hint">{told}.</p>' in of(SSO)
 
 
@@ -564,6 +616,115 @@ def test_what_no_file_can_hold_has_no_command(fed: fedsso.Federation, tmp_path: 
         assert "algorithm = &quot;fedavg&quot;" in html
 
 
+@hyper
+class Mine(fedsso.FedAvg):
+    """FedAvg under a name of one's own."""
+
+
+def test_an_algorithm_that_is_not_registered_is_shown_all_the_same(
+    fed: fedsso.Federation, tmp_path: Path
+) -> None:
+    """Whoever gets the folder has not the class; everything but training again is there."""
+    with patch.dict(ALGORITHMS, {"mine": Mine}):
+        runs = fedsso.compare(
+            fed, "mclr", [Mine(alpha=0.2), "fedsso"], rounds=3, device="cpu", out=tmp_path
+        )
+    found = content([tmp_path])
+    assert [curve.label for curve in found.curves] == [run.label for run in runs]
+    same(found.curves[0], [runs[0].trace])
+    html = page(found)
+    mine, sso = embedded(html)["curves"]
+    assert mine["color"] in OWN
+    assert sso["color"] == style("fedsso").color
+    assert "no file holds an algorithm of one&#x27;s own" in html
+    assert "[mine]\nalpha = 0.2" in found.recipes[0].text
+    loaded = fedsso.load_runs(tmp_path)
+    assert loaded[0].final() == runs[0].final()
+    assert torch.equal(loaded[0].x, runs[0].x)
+    with pytest.raises(InputError, match=r"mine is not registered.*ALGORITHMS\['mine'\]"):
+        _ = loaded[0].record
+
+
+def test_the_command_writes_the_first_table_of_the_page(
+    runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
+) -> None:
+    runs.save(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    wished = ("report", "runs", "--targets", "0.5", "--tables", "t.tex,t.md,t.csv")
+    command(*wished)
+    ours = runs.table([0.5])
+    assert Path("t.tex").read_text(encoding="utf-8") == ours.to_latex()
+    assert Path("t.md").read_text(encoding="utf-8") == ours.to_markdown()
+    assert Path("t.csv").read_text(encoding="utf-8") == ours.to_csv()
+    command(*wished)  # our own tables are replaced
+    Path("t.tex").write_text("mine", encoding="utf-8")
+    assert "t.tex is there already and is not a table" in command(*wished, code=2).stderr
+    told = command("report", "runs", "--tables", "t.xls", code=2).stderr
+    assert "unknown format of a table '.xls'" in told
+    assert Path("t.tex").read_text(encoding="utf-8") == "mine"
+
+
+# ---- client by client ----
+
+
+def by_client(html: str) -> list[list[str]]:
+    """The cells of the table of clients, line by line, its head first."""
+    (part,) = re.findall(r'<section id="clients">(.*?)</section>', html, re.S)
+    lines = re.findall(r"<tr>(.*?)</tr>", part, re.S)
+    cell = re.compile(r"<t[hd][^>]*>(?:<button[^>]*>)?(?:<svg.*?</svg>)?([^<]*)")
+    return [cell.findall(line) for line in lines]
+
+
+def test_the_table_of_clients_is_that_of_the_runs(
+    runs: fedsso.Results, fed: fedsso.Federation, tmp_path: Path
+) -> None:
+    """In memory and from a folder; the mean over the seeds."""
+    runs.save(tmp_path / "runs")
+    runs.report(tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    head, *lines = by_client(html)
+    settings = runs.settings()
+    assert head == ["client", "training rows", "test rows", *(one.label for one in settings)]
+    tables = [[run.clients() for run in one.runs] for one in settings]
+    assert len(lines) == fed.clients
+    for i, line in enumerate(lines):
+        assert line[:3] == [str(i), f"{fed.train_sizes[i]}", f"{fed.test_sizes[i]}"]
+        means = [np.mean([table["accuracy"][i] for table in own]) for own in tables]
+        assert line[3:] == [f"{mean:.4f}" for mean in means]
+    assert by_client(page(content([tmp_path / "runs"]))) == [head, *lines]
+
+
+def test_models_that_do_not_fit_their_data_are_in_no_table_of_clients(
+    runs: fedsso.Results,
+) -> None:
+    """A curve without models has no column; one whose model is another says why."""
+
+    def refuse() -> Served:
+        raise InputError("its model is another")
+
+    served = Served(["a", "b"], [3, 5], [1, 0], "accuracy", [0.5, math.nan])
+    entries = [Entry(SSO, by_client=lambda: served), Entry(AVG, by_client=refuse), Entry(LOST)]
+    html = page(Content(entries, targets=[0.5]))
+    assert by_client(html)[1:] == [["a", "3", "1", "0.5000"], ["b", "5", "0", "–"]]
+    assert "FedAvg is not shown: its model is another." in html
+    assert 'id="clients"' not in page(Content([Entry(LOST)], targets=[0.5]))
+    run = replace(runs[0], trace=replace(runs[0].trace, columns=wrong(runs[0].trace)))
+    assert run.live is not None
+    with pytest.raises(InputError, match="in its trace"):
+        report_by_client([run], run.live.fed)
+
+
+def wrong(trace: Trace) -> dict[str, Any]:
+    """The columns of a trace whose accuracies are too high."""
+    return {**trace.columns, "test_accuracy": trace["test_accuracy"] + 0.1}
+
+
+def test_too_many_clients_have_no_table(runs: fedsso.Results) -> None:
+    many = fedsso.load("digits", clients=201, partition="iid", min_rows=1)
+    with pytest.raises(InputError, match="201 clients are too many for a table"):
+        report_by_client(runs, many)
+
+
 def test_python_and_the_command_write_the_same_curves(
     runs: fedsso.Results, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -646,12 +807,12 @@ def test_runs_of_different_data_are_no_contest(fed: fedsso.Federation, tmp_path:
         fedsso.simulate(own, "mclr", fedsso.FedAvg(alpha=0.1), rounds=2, device="cpu").save(
             tmp_path / "runs" / name
         )
-    note = "These runs are of different data: digits; csv. Numbers compare within one."
+    note = "These runs are of different data: digits; table. Numbers compare within one."
     for paths in ([tmp_path / "runs"], [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]):
         found = content(paths)
         assert [curve.label for curve in found.curves] == [
             "fedavg alpha=0.1 on digits",
-            "fedavg alpha=0.1 on csv",
+            "fedavg alpha=0.1 on table",
         ]
         assert [one.title for one in found.recipes] == [curve.label for curve in found.curves]
         assert found.notes[0] == note
@@ -888,7 +1049,7 @@ def test_a_sweep_in_memory_has_the_page_of_its_winners(
         html = (tmp_path / "page.html").read_text(encoding="utf-8")
         shown = [curve["label"] for curve in embedded(html)["curves"] if curve["shown"]]
         assert shown == [best.label for best in many.winners().values()]
-        best = max(setting.final() for setting in (many.judged or many).settings())
+        best = max(setting.final() for setting in many.winners().values())
         assert f'<h3>Best final accuracy</h3><p class="value">{best:.4f}</p>' in html
         assert ("Settings were chosen by held-out training rows" in html) == (select == "val")
         assert "Fewest rounds to 0.7<" in html or target is None

@@ -212,6 +212,8 @@ def test_the_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     if page not in ("docs/start.md", "docs/regression.md"):  # which make their own
         tables(tmp_path)
+    if page == "docs/papers.md":
+        monkeypatch.setitem(sys.modules, "wandb", Wandb("wandb"))
     space = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", space)
     space.__dict__.update(given(page))
@@ -231,6 +233,9 @@ def test_the_blocks_of_a_page_run(
                 space.app, [{"partition-id": i} for i in range(3)], answered
             )
             space.main(grid, None)
+
+        if page == "docs/papers.md":
+            check_papers(tmp_path, space)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -383,6 +388,56 @@ def given(page: str) -> dict[str, Any]:
     if page in ("README.md", "docs/flower.md"):
         return on_flower()
     return {"fedsso": fedsso} if page == "docs/datasets.md" else {}
+
+
+class Wandb(ModuleType):
+    """In place of the package wandb, which needs an account: remembers what is logged.
+
+    As there, a run is a context, `log` takes numbers and a step, and no step is below the one
+    before.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.logs: list[Wandb.Log] = []
+
+    class Log:
+        def __init__(self, options: dict[str, Any]) -> None:
+            self.options = options
+            self.rows: list[tuple[int, dict[str, Any]]] = []
+            self.finished = False
+
+        def log(self, row: dict[str, Any], step: int) -> None:
+            assert not self.rows or step > self.rows[-1][0]
+            self.rows.append((step, row))
+
+        def finish(self) -> None:
+            self.finished = True
+
+        def __enter__(self) -> Wandb.Log:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.finish()
+
+    def init(self, **options: Any) -> Wandb.Log:
+        assert options.keys() <= {"project", "name", "config", "reinit"}
+        self.logs.append(Wandb.Log(options))
+        return self.logs[-1]
+
+
+def check_papers(folder: Path, space: Any) -> None:
+    """The files of the page are there, and the logs have every row of the traces."""
+    rounds = 2 * ROUNDS
+    for name in ("table.tex", "table.md", "table.csv", "digits.html", "figure.pdf"):
+        assert (folder / name).stat().st_size > 0, name
+    alone, *others = space.wandb.logs
+    assert [step for step, _ in alone.rows] == list(range(1, rounds + 1))
+    assert {one.options["name"].split()[0] for one in others} == {"fedsso", "fedavg"}
+    for one in others:
+        assert [row["round"] for _, row in one.rows] == list(range(rounds + 1))
+    assert all(one.finished and "test_accuracy" in one.rows[-1][1] for one in space.wandb.logs)
+    assert list(folder.glob("logs/*/events.out.tfevents.*"))
 
 
 def answered(reply: Any) -> Any:

@@ -20,13 +20,14 @@ from ..support.lock import Lock
 MOST = 1 << 24  # bytes in which a mark of ours is looked for
 
 
-def check_file(path: Path, mark: str, what: str) -> None:
+def check_file(path: Path, mark: str, what: str, option: str = "--out") -> None:
     """Refuse a file that is there, unless it has the mark of what fedsso writes.
 
     Args:
         path: What is about to be written.
         mark: The text that is in every file of this kind.
         what: The kind, for the message: "a page", "a picture".
+        option: The option that names it, for the message.
     """
     if not path.is_file():
         return
@@ -35,12 +36,12 @@ def check_file(path: Path, mark: str, what: str) -> None:
             start = file.read(MOST)
     except OSError as error:
         raise InputError(
-            f"{path} is there and cannot be read ({error.strerror}); give --out another name"
+            f"{path} is there and cannot be read ({error.strerror}); give {option} another name"
         ) from error
     if mark.encode() not in start:
         raise InputError(
             f"{path} already exists and is not {what} written by fedsso; choose another name "
-            "for --out"
+            f"for {option}"
         )
 
 

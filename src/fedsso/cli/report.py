@@ -6,16 +6,21 @@ are imported when the command runs, so that the other commands start without the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
+from ..errors import InputError
 from ..support.intake import is_file
 from .options import Several
 from .replace import check_file
 from .screen import say, tell
+
+if TYPE_CHECKING:
+    from ..report.page import Content
 
 # The options: typer takes the type and the help from here.
 Paths = Annotated[
@@ -36,6 +41,15 @@ Targets = Annotated[
     ),
 ]
 
+Tables = Annotated[
+    Any,
+    typer.Option(
+        help="Also write the page's table to these files: .tex (LaTeX), .md or .csv.",
+        metavar="FILE,...",
+        click_type=Several(click.STRING),
+    ),
+]
+
 WithData = Annotated[
     bool,
     typer.Option(
@@ -50,6 +64,7 @@ def report(
     out: Out = Path("report.html"),
     title: Title = "",
     targets: Targets = None,
+    tables: Tables = None,
     with_data: WithData = False,
 ) -> None:
     """Write an interactive HTML report of runs: curves, tables, grids, settings.
@@ -58,14 +73,19 @@ def report(
 
     Example: fedsso report runs/a sweeps/b /srv/flower --targets 0.8,0.9 --out compare.html
 
+    Example: fedsso report runs/a --tables table.tex,table.csv
+
     RUN is the folder of a run, a folder of several runs, the --out folder of a
     sweep, the checkpoint_dir of a Flower run, or a trace.csv. Several are shown
     together, including those in folders below them. Unfinished runs are shown
     as far as they go. Results on different data are not compared.
 
-    For built-in data sets, the report shows the labels of each client. Data files
-    named in the settings of a run are read only with --with-data, because a
-    folder may come from somebody else.
+    For built-in data sets, the report shows the labels of each client and how well
+    the models do there. Data files named in the settings of a run are read only
+    with --with-data, because a folder may come from somebody else.
+
+    --tables writes the first table of the report for a paper. For a sweep, or for
+    many settings, it has the best setting of each algorithm.
 
     A saved regression (`fedsso glm --out`) gets its own kind of report: forest
     plot, calibration, ROC, table by hospital, convergence.
@@ -77,7 +97,13 @@ def report(
     from ..report.sources import content
 
     check_file(out, MARK, "a page")
+    files = _checked(tables or ())
     if len(runs) == 1 and is_file(runs[0] / MODEL):
+        if files:
+            raise InputError(
+                "--tables is for runs and sweeps; in Python, `load_model(folder).to_latex(path)` "
+                "writes the table of a regression"
+            )
         load_model(runs[0]).report(out, title)
         tell(f"{out}: a regression, {out.stat().st_size / 1e6:.1f} MB")
         return
@@ -89,3 +115,27 @@ def report(
     count = sum(len(curve.traces) for curve in found.curves)
     word = "run" if count == 1 else "runs"
     tell(f"{out}: {count} {word}, {out.stat().st_size / 1e6:.1f} MB")
+    if files:
+        _write_tables(files, found)
+
+
+def _checked(names: Sequence[str]) -> list[Path]:
+    """The files of tables; one of another format, or of somebody else's, is refused."""
+    from ..report.written import MARKS, check_suffix
+
+    files = [Path(name) for name in names]
+    for file in files:
+        check_file(file, MARKS[check_suffix(file)], "a table", "--tables")
+    return files
+
+
+def _write_tables(files: Sequence[Path], found: Content) -> None:
+    """Write the first table of the page to files, and say so."""
+    from ..report.page.view import View
+    from ..report.written import table, write
+
+    view = View(found)
+    made = table([item.curve for item in view.shown], view.targets)
+    for file in files:
+        write(file, made)
+        tell(f"{file}: the table of {', '.join(view.algorithms)}")

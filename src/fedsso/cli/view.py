@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..report.tables import default_targets, final_text, numbers, rounds_table
+from ..report.tables import default_targets, final_text, numbers, remarks, rounds_table
 from ..support.exits import DIVERGED
 from ..version import __version__
 from .screen import print_json, print_table, say, tell, visible
@@ -70,6 +70,8 @@ def show(
         print_json({**document(curves, targets, out), "left_out": dict(left_out)})
         return
     print_table(result_table(curves, targets))
+    for remark in remarks(curves, rounds_table(curves, targets)):
+        tell(remark)
     for curve in curves:
         steps = _chosen_steps(curve)
         if steps:
@@ -194,7 +196,7 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
         # One table for each target: megabytes are told for the highest target of a table only.
         rows = [rounds_table([curve], [target])[0] for target in targets]
         cells = [_cell(list(row.values())) for row in rows]
-        cells.append(final_text(numbers([curve], [])[0]))
+        cells.append(final_text(curve))
         for name in measured:
             ends = curve.ends(name)
             cells.append(f"{sum(ends) / len(ends):.4g}")

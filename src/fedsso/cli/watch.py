@@ -28,7 +28,7 @@ from rich.progress import (
 
 from ..engine.ranks import RankLost
 from ..errors import InputError
-from ..experiment.execute import Tenths, told_of
+from ..experiment.execute import Newest, Tenths, is_due, told_of
 from ..experiment.workers import OutOfTime
 from ..support import processes
 from ..support.exits import INTERRUPTED, TIME_IS_UP
@@ -65,6 +65,7 @@ class Watch:
         self.reached = "round 0"  # what the last message says if it is interrupted
         self.share = 0.0  # of a sweep's phase
         self.tenths = Tenths()
+        self.newest = Newest()
         self.stopping = False
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -107,7 +108,7 @@ class Watch:
             numbers: What was measured, by name.
         """
         if not self.silent:
-            self._show_sweep(now, _in_words(numbers))
+            self._show_sweep(now, self.newest.words(numbers))
         self.label = now.phase
         self.share = now.share
         self.reached = f"{now.done} of {now.trials} trials"
@@ -134,20 +135,19 @@ class Watch:
         rounds: int,
         numbers: dict[str, float],
     ) -> None:
-        """Show a round as a bar, or as a line for every tenth of the way.
+        """Show a round as a bar, or as a line for some of them, at most ten in all.
 
         Lines are for files and pipes, where a bar could not be drawn again in its place.
         """
-        shown = _in_words(numbers)
+        shown = self.newest.told(label, k, numbers)
         begins = label != self.label or k <= self.k  # another run
         if draws():
             if begins:
                 self.task = self.bars.add_task(label, total=rounds, numbers="", count="")
             self.bars.update(self.task, completed=k, numbers=shown, count=f"{k}/{rounds}")
             return
-        before = 0 if begins else 10 * self.k // rounds
-        if 10 * k // rounds > before:
-            say(f"{label}: round {k}/{rounds} {shown}")
+        if is_due(k, rounds):
+            say(f"{label}: round {k}/{rounds} {shown}".rstrip())
 
     def _show_sweep(self, now: Standing, shown: str) -> None:
         """Show a sweep as one bar for each phase, or as a line for every tenth of it.
@@ -258,14 +258,6 @@ def watching(
 def _way_on(again: str | None) -> str:
     """How the work goes on, by a command or not at all."""
     return "nothing is kept without --out" if again is None else f"{again} continues"
-
-
-def _in_words(numbers: dict[str, float]) -> str:
-    """What was measured, for a line; what is not known (-1) is left out."""
-    told = [
-        f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items() if value >= 0
-    ]
-    return " ".join(told)
 
 
 def _left_alone(error: InputError) -> bool:

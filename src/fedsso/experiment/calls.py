@@ -83,7 +83,9 @@ def simulate(
         out: A folder for the run; `fedsso.resume` continues it if it was interrupted. It must not
             already hold a run, a comparison or a sweep.
         progress: True prints a progress line. A function is called after every round, as
-            progress(label, round, rounds, numbers).
+            progress(label, round, rounds, numbers). If it also has the methods begin(specs) and
+            look(specs, traces), it is shown all rows as they come, for TensorBoard or Weights &
+            Biases (docs/papers.md).
         checkpoint_every: Rounds between two checkpoints of a run with `out`.
 
     Returns:

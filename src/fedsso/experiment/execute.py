@@ -121,6 +121,7 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
     """As `execute`, in the process that looks into folders and writes."""
     show = printer(progress)
     look = begin(show, [run.spec for run in planned])
+    several = len({run.spec.seed for run in planned}) > 1
     done: dict[int, Run] = {}
     for i, run in enumerate(planned):
         if run.folder is not None and is_done(run.folder, run.spec):
@@ -135,9 +136,23 @@ def _execute(planned: Sequence[Planned], progress: bool | Progress, every: int) 
             # trials that are finished run again beside the others: in another batch their sums
             # would round otherwise
             batch = [planned[i] if i in new else planned[i]._replace(folder=None) for i in chunk]
-            runs = dict(zip(chunk, run_chunk(batch, show, every, look), strict=True))
+            told = show
+            if several and len(batch) == 1:
+                told = _with_seed(show, batch[0].spec)
+            runs = dict(zip(chunk, run_chunk(batch, told, every, look), strict=True))
         done |= {i: runs[i] for i in new}
     return [done[i] for i in range(len(planned))]
+
+
+def _with_seed(show: Progress | None, spec: Spec) -> Progress | None:
+    """A callback that is told the seed as well, where labels alone do not tell runs apart."""
+    if show is None:
+        return None
+
+    def told(label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
+        show(f"{label}, seed {spec.seed}", k, rounds, numbers)
+
+    return told
 
 
 def printer(progress: bool | Progress) -> Progress | None:
@@ -390,6 +405,57 @@ def _numbers(simulation: Trials) -> dict[str, float]:
     return {n: float(row[n].nan_to_num(-1.0).max()) for n in ("test_accuracy",) if n in row}
 
 
+def is_due(k: int, rounds: int) -> bool:
+    """Whether a round is worth a line in a file or a pipe: at most ten are, in even steps.
+
+    >>> [k for k in range(1, 26) if is_due(k, 25)]
+    [3, 6, 9, 12, 15, 18, 21, 24, 25]
+    """
+    step = -(-rounds // 10)  # rounded up
+    return k == rounds or k % step == 0
+
+
+class Newest:
+    """What was measured last, in words: not every round is evaluated."""
+
+    def __init__(self, before: str = "") -> None:
+        """`before` is a word that stands before each name."""
+        self.before = before
+        self.label = ""
+        self.k = 0  # the last round of this run
+        self.measured = 0  # the round that was measured last
+        self.text = ""
+
+    def told(self, label: str, k: int, numbers: dict[str, float]) -> str:
+        """The newest numbers of a run, and their round where it is an earlier one.
+
+        Args:
+            label: The run.
+            k: Its round.
+            numbers: What was measured in this round; what was not is -1.
+        """
+        if label != self.label or k <= self.k:  # another run
+            self.text = ""
+        self.label = label
+        self.k = k
+        known = self.words(numbers)
+        if known:
+            self.measured = k
+            self.text = known
+        if not self.text or self.measured == k:
+            return self.text
+        return f"{self.text} (round {self.measured})"
+
+    def words(self, numbers: dict[str, float]) -> str:
+        """Numbers with their names; what is not known (-1) is left out."""
+        known = {name: value for name, value in numbers.items() if value >= 0}
+        told = []
+        for name, value in known.items():
+            spoken = name.replace("_", " ")
+            told.append(f"{self.before}{spoken} {value:.4f}")
+        return " ".join(told)
+
+
 class Tenths:
     """Says when a sweep is worth a line in a file or a pipe: for every tenth of a phase."""
 
@@ -413,21 +479,26 @@ class _Line:
 
     def __init__(self) -> None:
         self.tenths = Tenths()
+        self.newest = Newest("best ")
         self.width = 0  # of the line on the terminal
 
     def __call__(self, label: str, k: int, rounds: int, numbers: dict[str, float]) -> None:
         """Tell of a run after round k."""
-        due = k == rounds or k % -(-rounds // 10) == 0
-        self._print(f"{label}: round {k}/{rounds}", numbers, due, k == rounds)
+        shown = self.newest.told(label, k, numbers)
+        text = f"{label}: round {k}/{rounds}"
+        due = is_due(k, rounds)
+        self._print(text, shown, due, last=k == rounds)
 
     def count(self, now: Standing, numbers: dict[str, float]) -> None:
         """Tell of a sweep."""
-        self._print(told_of(now), numbers, self.tenths.due(now), now.done == now.trials)
+        shown = self.newest.words(numbers)
+        due = self.tenths.due(now)
+        last = now.done == now.trials
+        self._print(told_of(now), shown, due, last)
 
-    def _print(self, text: str, numbers: dict[str, float], due: bool, last: bool) -> None:
+    def _print(self, text: str, shown: str, due: bool, last: bool) -> None:
         """Print a line: on a terminal always, elsewhere when it is due."""
-        shown = "".join(f"  best {n.replace('_', ' ')} {v:.4f}" for n, v in numbers.items())
-        line = f"{text}{shown}"
+        line = f"{text}  {shown}".rstrip()
         if sys.stderr.isatty():
             # Blanks cover what a longer line before has left.
             sys.stderr.write(f"\r{line.ljust(self.width)}" + "\n" * last)

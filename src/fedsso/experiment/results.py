@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from ..algorithms import ALGORITHMS
 from ..errors import InputError, one_of
 from ..support.files import to_toml
 from .run import Run
-from .spec import FREE, SPEC, Spec
+from .spec import FREE, SPEC, Spec, data_name
 from .trace import ACCURACY as ACCURACY
 from .trace import LAST as LAST
 from .trace import LOSS, Trace, accuracies, at_end, check_accuracy
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
     from ..algorithm import Algorithm
     from ..data import Federation
     from ..report.figures import Heat
-    from ..report.page import Entry, Holding, Recipe
+    from ..report.page import Entry, Holding, Recipe, Served
     from ..report.tables import Curve
+    from ..report.written import Table
 
 COUNTS = {"first hit": Trace.rounds_to, "last below": Trace.last_below}
 """How rounds to an accuracy are counted: the first that reaches it, or the last below it, as the
@@ -393,8 +397,13 @@ class Results(Sequence[Run]):
             found.append(setting.curve(f"{setting.label} on held-out rows" if held_out else ""))
         return found
 
-    def table(self, targets: float | Sequence[float] | None = None) -> str:
-        """Rounds and megabytes to each target accuracy, as Markdown.
+    def table(
+        self,
+        targets: float | Sequence[float] | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> Table:
+        """Rounds and megabytes to each target accuracy: a text in Markdown that can do more.
 
         A row for each setting. Megabytes are those of the highest target that every seed reaches,
         for the whole federation and in both directions. With several seeds a cell is "mean ±
@@ -402,21 +411,27 @@ class Results(Sequence[Run]):
         that of `Setting.final`, by which sweeps choose; where there is no accuracy, the final test
         loss takes its place.
 
+        For a paper, `table().to_latex("table.tex")`; there are also `to_markdown`, `to_csv` and
+        `to_pandas`. The best settings of a sweep: `Results(results.winners().values()).table()`.
+
         Args:
             targets: Accuracies in (0, 1], or one of them. Left out, they are some that suit, and
                 that of the sweep.
+            labels: Other names, by the labels of the settings or by the names of algorithms, such
+                as {"fedsso": "FedSSO (ours)"}.
 
         Raises:
-            InputError: A target is no accuracy, such as 90 where 0.9 was meant.
+            InputError: A target is no accuracy, such as 90 where 0.9 was meant, or a label is not
+                known.
         """
-        from ..report import tables
+        from ..report import tables, written
 
         curves = self.curves()
         chosen = [] if targets is None else accuracies(targets)
         if not chosen:
             own = [] if self.target is None else [self.target]
             chosen = sorted({*tables.default_targets(curves), *own})
-        return tables.markdown(tables.rounds_table(curves, chosen))
+        return written.table(tables.renamed(curves, labels or {}), chosen)
 
     def rows(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """One row of plain numbers for each run, seeds of a setting together.
@@ -439,9 +454,17 @@ class Results(Sequence[Run]):
     def to_pandas(self) -> pd.DataFrame:
         """All traces below each other, with the setting's label first.
 
+        `table().to_pandas()` has one row for each setting instead, and `rows` one for each run.
+
         Returns:
             A row for each round of each run; "seed" and "round" are among the columns. It needs
             the package pandas.
+
+        >>> import fedsso
+        >>> fed = fedsso.load("digits", clients=5, partition="iid")
+        >>> frame = fedsso.compare(fed, "mclr", ["fedsso", "fedavg"], rounds=2).to_pandas()
+        >>> frame.groupby("label", sort=False)["round"].max().to_dict()
+        {'fedsso alpha=auto': 2, 'fedavg alpha=0.01': 2}
         """
         import pandas as pd
 
@@ -454,18 +477,49 @@ class Results(Sequence[Run]):
         return pd.concat(frames, ignore_index=True)
 
     def plot(
-        self, path: str | Path, *, targets: float | Sequence[float] = (), title: str = ""
+        self,
+        path: str | Path,
+        *,
+        targets: float | Sequence[float] = (),
+        title: str = "",
+        metrics: str | Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
+        colors: Mapping[str, str] | None = None,
+        size: tuple[float, float] | None = None,
+        rc: Mapping[str, Any] | None = None,
     ) -> None:
         """Draw accuracy and loss over rounds, with the seeds as a band.
 
         Args:
-            path: The file. Its suffix decides the format: .png, .pdf or .svg.
+            path: The file. Its suffix decides the format: .png, or .pdf and .svg, which can be
+                enlarged without end.
             targets: Accuracies to mark by dotted lines.
             title: A heading for the picture.
+            metrics: Columns of the trace to draw, or one of them; left out: the test accuracy and
+                the training loss, each in a panel.
+            labels: Names for the legend, by the labels of the settings or by the names of
+                algorithms, such as {"fedsso": "FedSSO (ours)"}.
+            colors: Colours, by the same keys, such as {"fedsso": "black"}.
+            size: Width and height in inches; left out: a size that suits a screen.
+            rc: Settings of matplotlib by name, such as {"font.family": "serif", "font.size": 8}.
+
+        Raises:
+            InputError: The format, a label, a column, a colour or a setting is not known, or the
+                file cannot be written.
         """
         from ..report import plot
 
-        plot(self.curves(), path, title=title, targets=accuracies(targets))
+        plot(
+            self.curves(),
+            path,
+            title=title,
+            targets=accuracies(targets),
+            metrics=metrics,
+            labels=labels,
+            colors=colors,
+            size=size,
+            rc=rc,
+        )
 
     def maps(self, target: float) -> list[Heat]:
         """Mean rounds to the target over each algorithm's grid, for `report.figures.heat_maps`.
@@ -547,7 +601,8 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
             for name, value in _told(spec).items()
             if any(other.get(name) != value for other in alike)
         }
-        found.append(" ".join([spec.label, *(f"{name}={value}" for name, value in varied.items())]))
+        words = [f"{name}={value}" for name, value in varied.items()]
+        found.append(" ".join([spec.label, *words]))
     return found
 
 
@@ -678,15 +733,45 @@ def entries(results: Results) -> list[Entry]:
     from ..report.page import Entry
 
     found = []
+    names = _data_names(results)
     if results.judged is not None:
         for entry in entries(results.judged):
             found.append(entry._replace(hyper={}, lead=True))
+        # The grid was run on a part of the same data.
+        names = dict.fromkeys(names, found[0].data)
     # `curves` tells in the label if a setting was judged by held-out rows.
     for setting, curve in zip(results.settings(), results.curves(), strict=True):
-        # Where there is no accuracy, its end is NaN; the page must not average over that.
-        ends = tuple(end for end in setting.finals() if not math.isnan(end))
-        found.append(Entry(curve, described(setting.spec), ends=ends))
+        spec = setting.spec
+        data = names[spec.digest]
+        found.append(Entry(curve, described(spec), data=data, by_client=_asked(setting)))
     return found
+
+
+def _data_names(results: Results) -> dict[str, str]:
+    """A name for each federation, by its digest; equal names are told apart by the digests."""
+    names = {}
+    for run in results:
+        unnamed = "held-out rows" if run.judged_by == "val" else "own arrays"
+        names[run.spec.digest] = data_name(run.spec.data) or unnamed
+    count = Counter(names.values())
+    found = {}
+    for digest, name in names.items():
+        found[digest] = name
+        if count[name] > 1:
+            found[digest] = f"{name} {digest[:8]}"
+    return found
+
+
+def _asked(setting: Setting) -> Callable[[], Served] | None:
+    """What asks the models of a setting how they serve each client; None without models."""
+    from ..report.by_client import by_client
+
+    for run in setting.runs:
+        if run.live is None or run.weights is None:
+            return None
+    live = setting.runs[0].live
+    assert live is not None
+    return partial(by_client, setting.runs, live.fed)
 
 
 def recipe(setting: Setting, path: str = SPEC) -> Recipe:
@@ -715,6 +800,8 @@ def recipe(setting: Setting, path: str = SPEC) -> Recipe:
 def _own(spec: Spec) -> list[str]:
     """What the run took from Python that no file of settings can hold, in words."""
     found = []
+    if spec.algorithm not in ALGORITHMS:
+        found.append("an algorithm")
     if not spec.data:
         found.append("data")
     if spec.model == "own":
@@ -736,6 +823,6 @@ def holding(fed: Federation) -> Holding | None:
     if not fed.classes:
         return None
     names = fed.client_names or [str(i) for i in range(fed.clients)]
-    title = f"{fed.name}, {fed.clients} clients"
+    title = f"{data_name(fed.source) or 'own arrays'}, {fed.clients} clients"
     counts = fed.label_counts().cpu().numpy()
     return Holding(title, names, counts, fed.labels)

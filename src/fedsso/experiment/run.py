@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from ..algorithm import Algorithm
     from ..data import Federation
+    from ..report.written import Table
     from .problem import Problem
 
 log = logging.getLogger("fedsso")
@@ -78,6 +79,8 @@ class Run:
     [0, 13000, 13000, 13000, 13000, 13000]
     >>> list(run.clients().columns)
     ['client', 'train_rows', 'test_rows', 'loss', 'accuracy']
+    >>> run.to_pandas()["bytes_up"].sum()
+    np.int64(65000)
 
     Attributes:
         spec: The settings as plain values; `spec.options` has the run options by name.
@@ -186,20 +189,37 @@ class Run:
         return self.trace.final(metric, last)
 
     def to_pandas(self) -> pd.DataFrame:
-        """The trace as a data frame, one row for each round."""
+        """The trace as a data frame, one row for each round; it needs the package pandas."""
         return self.trace.to_pandas()
 
-    def plot(self, path: str | Path, *, targets: float | Sequence[float] = ()) -> None:
+    def table(self, targets: float | Sequence[float] | None = None) -> Table:
+        """Rounds and megabytes to each target accuracy, as `Results.table` has them for several.
+
+        Args:
+            targets: Accuracies in (0, 1], or one of them; left out: some that suit.
+        """
+        # Imported here, because `results` imports this module.
+        from .results import Results
+
+        return Results([self]).table(targets)
+
+    def plot(
+        self,
+        path: str | Path,
+        *,
+        targets: float | Sequence[float] = (),
+        **look: Any,
+    ) -> None:
         """Draw accuracy and loss over rounds as PNG, PDF or SVG, by the path's suffix.
 
         Args:
             path: The file, which is replaced if it is there.
             targets: Accuracies to mark by dotted lines.
+            **look: Title, metrics, labels, colors, size and rc, as for `Results.plot`.
         """
-        # Imported here, because `results` imports this module.
         from .results import Results
 
-        Results([self]).plot(path, targets=targets)
+        Results([self]).plot(path, targets=targets, **look)
 
     @property
     def trained(self) -> Weights:

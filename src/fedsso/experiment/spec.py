@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -184,11 +184,13 @@ class Spec:
         """Read what `to_toml` wrote.
 
         Every value is checked, because the file may have been written by somebody else. A warning
-        tells if another version of fedsso wrote it.
+        tells if another version of fedsso wrote it. The fields of an algorithm that is not in the
+        registry cannot be checked: they stay as they are, and only `record` needs the class.
         """
         try:
             inner, algorithm = table["record"], str(table["algorithm"])
-            if algorithm not in ALGORITHMS:
+            is_own = algorithm not in ALGORITHMS
+            if is_own and not isinstance(table.get(algorithm), dict):
                 raise unknown("algorithm", algorithm, ALGORITHMS)
             options = _options_of(table)
             data = {"name" if k == "dataset" else k: v for k, v in table.get("data", {}).items()}
@@ -204,8 +206,10 @@ class Spec:
                 raise InputError(
                     "this spec.toml is not one of a run: record.label must be a table of texts"
                 )
-            names = [f.name for f in fields_of(ALGORITHMS[algorithm])]
-            hyper = {name: table[algorithm].get(name, EARLIER.get(name)) for name in names}
+            hyper = dict(table[algorithm])
+            if not is_own:
+                names = [f.name for f in fields_of(ALGORITHMS[algorithm])]
+                hyper = {name: table[algorithm].get(name, EARLIER.get(name)) for name in names}
             if inner["version"] != __version__:
                 log.warning(
                     "this run was begun by fedsso %s, this is %s", inner["version"], __version__
@@ -216,7 +220,8 @@ class Spec:
                 integer("outputs", inner["outputs"], 1), algorithm, hyper, options,
                 integer("trial", inner["trial"], 0), short,
             )  # fmt: skip
-            found.record  # noqa: B018  # it checks its fields
+            if not is_own:
+                found.record  # noqa: B018  # it checks its fields
             return found
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -239,6 +244,31 @@ class Spec:
     def settings(self) -> Settings:
         """The run options as the record that the engine takes."""
         return Settings.of(self.options)
+
+
+def data_name(data: Mapping[str, Any]) -> str:
+    """What people call the data of a run: the name of the set, or of the files if they are one's
+    own.
+
+    Args:
+        data: The settings of the federation, as `Spec.data` has them.
+
+    Returns:
+        The name; "" for arrays of one's own.
+
+    >>> data_name({"name": "csv", "files": ["/srv/hospitals/east.csv", "/srv/hospitals/west.csv"]})
+    'hospitals'
+    """
+    files = data.get("files")
+    if not isinstance(files, list | tuple) or not files:
+        return str(data.get("name", ""))
+    paths = [PurePath(str(file)) for file in files]
+    if len(paths) == 1:
+        return paths[0].name
+    folders = {path.parent for path in paths}
+    if len(folders) == 1 and folders.pop().name:
+        return paths[0].parent.name
+    return f"{paths[0].name} and {len(paths) - 1} more files"
 
 
 def _options_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,3 +11,5 @@ from .tables import default_targets as default_targets
 from .tables import markdown as markdown
 from .tables import numbers as numbers
 from .tables import rounds_table as rounds_table
+from .written import Table as Table
+from .written import table as table

@@ -10,16 +10,18 @@ is optional: it is imported within the functions that need it, not with this mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..experiment.trace import ACCURACY
 from ..support import picture
-from .styles import DARK, styles
-from .tables import name_of, series
+from .styles import DARK, looks, styles
+from .tables import found_by, name_of, renamed, series
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from .styles import Style
     from .tables import Curve
 
-# The columns of a trace that are drawn, from left to right.
-METRICS = ("test_accuracy", "train_loss")
+# The columns of a trace that are drawn, from left to right, unless others are asked for.
+METRICS = (ACCURACY, "train_loss")
+NAMES = {ACCURACY: "test accuracy", "train_loss": "training loss"}
+"""What an axis calls a column; any other is called by its name, without underscores."""
 CROSS: dict[str, Any] = {
     "marker": "X",
     "markersize": 9,
@@ -44,12 +48,29 @@ CROSS: dict[str, Any] = {
 FEW = 25  # rounds whose values are marked by dots
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What a user may choose about a picture; `plot` says what each field means."""
+
+    title: str = ""
+    targets: Sequence[float] = ()
+    metrics: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    colors: Mapping[str, str] = field(default_factory=dict)
+    size: tuple[float, float] | None = None
+
+
 def plot(
     curves: Sequence[Curve],
     path: str | Path,
     *,
     title: str = "",
     targets: Sequence[float] = (),
+    metrics: str | Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
+    size: tuple[float, float] | None = None,
+    rc: Mapping[str, Any] | None = None,
 ) -> None:
     """Draw test accuracy and training loss over rounds, each in a panel.
 
@@ -58,49 +79,120 @@ def plot(
 
     Args:
         curves: The settings to draw, at least one.
-        path: The file. Its suffix decides the format: .png, .pdf or .svg.
+        path: The file. Its suffix decides the format: .png, or .pdf and .svg, which have no
+            pixels.
         title: A heading for the picture.
         targets: Accuracies to mark by dotted lines.
+        metrics: The columns of the trace to draw, or one of them; left out: accuracy and training
+            loss.
+        labels: Names for the legend, by the labels of the curves or by the names of algorithms.
+        colors: Colours of matplotlib, by the same keys. An algorithm's colour is shaded where it
+            has several curves.
+        size: Width and height in inches; left out: a size that suits a screen.
+        rc: Settings of matplotlib by name, such as {"font.family": "serif", "font.size": 8}.
 
     Raises:
-        InputError: There is no curve, the format is another one, the file cannot be written, or
-            matplotlib is not installed.
+        InputError: There is no curve, the format is another one, a curve, column or setting is not
+            known, the file cannot be written, or matplotlib is not installed.
     """
     if not curves:
         raise InputError("there is no curve to draw; give at least one")
-    picture.draw(path, lambda figure: _draw(figure, curves, title, targets))
+    wished = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for name in wished:
+        for curve in curves:
+            curve.traces[0][name]  # one that is not there is refused, and those that are are named
+    layout = Layout(title, targets, wished, labels or {}, colors or {}, _checked_size(size))
+    picture.draw(path, lambda figure: _draw(figure, curves, layout), rc)
+
+
+def _checked_size(size: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Width and height in inches; anything but two positive numbers is refused."""
+    if size is None:
+        return None
+    try:
+        width, height = map(float, size)
+    except (TypeError, ValueError):
+        width, height = 0.0, 0.0
+    if not 0 < width < 100 or not 0 < height < 100:
+        raise InputError(
+            f"size must be a width and a height in inches, such as (3.4, 2.4); got {size!r}"
+        )
+    return width, height
 
 
 def _draw(
     figure: Figure,
     curves: Sequence[Curve],
-    title: str,
-    targets: Sequence[float],
+    layout: Layout,
 ) -> None:
     """Draw all panels, the heading and the legend, then choose the size of the figure.
 
-    A metric without a curve has no panel. If no metric has one, both panels are drawn. The size
-    comes last, because the legend grows with the number of curves.
+    A metric without a curve has no panel, unless it was asked for. If no metric has one, both
+    panels are drawn. The size comes last, because the legend grows with the number of curves.
     """
-    shown = [metric for metric in METRICS if _has_curve(curves, metric)] or METRICS
-    looks = list(styles(curves))
-    width = 10 if len(shown) > 1 else 6
+    usual = [metric for metric in METRICS if _has_curve(curves, metric)] or METRICS
+    shown = layout.metrics or usual
+    looks_of = list(_styles(curves, layout.colors))
+    width = 10.0 if len(shown) > 1 else 6.0
+    if layout.size is not None:
+        width = layout.size[0]
     panels = figure.subplots(1, len(shown), sharex=True, squeeze=False)[0]
     for axes, metric in zip(panels, shown, strict=True):
         axes.grid(True)
         round_axis(axes)
-        if metric == "test_accuracy":
-            accuracy_axis(axes, targets)
+        if metric.endswith("loss"):
+            low, high = loss_range(curves, metric)
+            loss_axis(axes, low, high, name_of_metric(metric))
+        elif metric == ACCURACY:
+            accuracy_axis(axes, layout.targets)
         else:
-            low, high = loss_range(curves)
-            loss_axis(axes, low, high)
-        for curve, look in zip(curves, looks, strict=True):
+            axes.set_ylabel(name_of_metric(metric))
+        for curve, look in zip(curves, looks_of, strict=True):
             lines(axes, curve, look, metric)
-    heading(figure, title)
-    labels = [curve.label for curve in curves]
-    handles = [*keys(labels, looks), *marks(curves)]
+    heading(figure, layout.title)
+    labels = [curve.label for curve in renamed(curves, layout.labels)]
+    handles = [*keys(labels, looks_of), *marks(curves)]
     rows = legend(figure, handles, width)
-    figure.set_size_inches(width, 4.1 + 0.22 * rows)
+    figure.set_size_inches(layout.size or (width, 4.1 + 0.22 * rows))
+
+
+def _styles(curves: Sequence[Curve], colors: Mapping[str, str]) -> Iterator[Style]:
+    """The style of each curve, with the colours that the user wants.
+
+    A colour for an algorithm takes the place of its own, before it is shaded. A colour for the
+    label of a curve is taken as it is.
+    """
+    known = looks(curve.algorithm for curve in curves)
+    own: dict[int, str] = {}
+    for key, color in colors.items():
+        places = found_by(curves, key)
+        if key in known and key not in [curve.label for curve in curves]:
+            known[key] = known[key]._replace(color=_hex(color))
+        else:
+            own |= dict.fromkeys(places, _hex(color))
+    for place, look in enumerate(styles(curves, known)):
+        yield look._replace(color=own[place]) if place in own else look
+
+
+def _hex(color: str) -> str:
+    """A colour of matplotlib as "#RRGGBB"."""
+    from matplotlib.colors import to_hex
+
+    try:
+        return to_hex(color).upper()
+    except ValueError:
+        raise InputError(
+            f"a colour is a name such as 'black', or '#RRGGBB'; got {color!r}"
+        ) from None
+
+
+def name_of_metric(metric: str) -> str:
+    """What an axis calls a column of the trace.
+
+    >>> name_of_metric("test_loss")
+    'test loss'
+    """
+    return NAMES.get(metric, metric.replace("_", " "))
 
 
 def _has_curve(curves: Sequence[Curve], metric: str) -> bool:
@@ -115,13 +207,26 @@ def _has_curve(curves: Sequence[Curve], metric: str) -> bool:
 def heading(figure: Figure, title: str) -> None:
     """A title in the upper left corner, unless it is empty."""
     if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
+        size = 1.3 * _font_size()
+        figure.suptitle(title, x=0.012, ha="left", fontsize=size, fontweight="bold")
+
+
+def _font_size() -> float:
+    """The size of letters in this picture, in points."""
+    from matplotlib import rcParams
+
+    return float(rcParams["font.size"])
 
 
 # ---- lines ----
 
 
-def lines(axes: Axes, curve: Curve, look: Style, metric: str) -> None:
+def lines(
+    axes: Axes,
+    curve: Curve,
+    look: Style,
+    metric: str,
+) -> None:
     """Draw one curve.
 
     The seeds that stayed finite become a line for their mean and a band for their range. Each of
@@ -218,7 +323,7 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
     axes.set_ylabel("test accuracy")
     # In these coordinates x is a part of the panel's width and y is an accuracy.
     where = axes.get_yaxis_transform()
-    text: dict[str, Any] = {"va": "center", "fontsize": 8, "color": "#777777"}
+    text: dict[str, Any] = {"va": "center", "fontsize": 0.8 * _font_size(), "color": "#777777"}
     for target in targets:
         axes.axhline(
             target,
@@ -230,8 +335,13 @@ def accuracy_axis(axes: Axes, targets: Sequence[float] = ()) -> None:
         axes.text(1.01, target, name_of(target), transform=where, **text)
 
 
-def loss_axis(axes: Axes, low: float, high: float) -> None:
-    """Training loss upwards, in logarithmic scale, with numbers one can read.
+def loss_axis(
+    axes: Axes,
+    low: float,
+    high: float,
+    name: str = NAMES["train_loss"],
+) -> None:
+    """A loss upwards, in logarithmic scale, with numbers one can read.
 
     `low` and `high` are the limits of the axis, both positive. Powers of ten alone would leave a
     narrow range without a tick. So the ticks depend on the range: even steps below a factor of 4,
@@ -241,7 +351,7 @@ def loss_axis(axes: Axes, low: float, high: float) -> None:
     from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
     axes.set_yscale("log", nonpositive="mask")
-    axes.set(ylabel="training loss (log scale)", ylim=(low, high))
+    axes.set(ylabel=f"{name} (log scale)", ylim=(low, high))
     ticks: Locator = LogLocator()
     if high / low < 4:
         ticks = MaxNLocator(6)
@@ -252,7 +362,7 @@ def loss_axis(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
+def loss_range(curves: Sequence[Curve], metric: str = "train_loss") -> tuple[float, float]:
     """The range of the positive losses, with a margin.
 
     Losses of runs that diverge can be huge. They are cut off above ten times the largest loss of
@@ -265,9 +375,9 @@ def loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
     for curve in curves:
         for trace in curve.traces:
             if trace.diverged is None:
-                calm += _losses(trace)
+                calm += _losses(trace, metric)
             else:
-                wild += _losses(trace)
+                wild += _losses(trace, metric)
     every = [*calm, *wild] or [1.0]
     typical = calm or wild[:1] or every
     low = min(every)
@@ -277,12 +387,12 @@ def loss_range(curves: Sequence[Curve]) -> tuple[float, float]:
     return low / margin, high * margin
 
 
-def _losses(trace: Trace) -> list[float]:
-    """The positive training losses, clipped to what an axis can show.
+def _losses(trace: Trace, metric: str) -> list[float]:
+    """The positive losses of a column, clipped to what an axis can show.
 
     Beyond 1e30 the width of the range, a quotient of two losses, could overflow.
     """
-    _, values = series([trace], "train_loss")
+    _, values = series([trace], metric)
     clipped = np.clip(values[values > 0], 1e-30, 1e30)
     return [float(value) for value in clipped]
 
@@ -317,7 +427,7 @@ def marks(curves: Sequence[Curve]) -> list[Any]:
     from matplotlib.patches import Patch
 
     found: list[Any] = []
-    if any(len(curve.traces) > 1 for curve in curves):
+    if any(len(curve.traces) > 1 and not curve.is_repeated for curve in curves):
         found.append(Patch(color="#888888", alpha=0.3, lw=0, label="range over seeds"))
     if any(_diverges(curve) for curve in curves):
         found.append(Line2D([], [], color=DARK, label="diverged", **CROSS))
@@ -329,7 +439,11 @@ def _diverges(curve: Curve) -> bool:
     return any(trace.diverged is not None for trace in curve.traces)
 
 
-def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
+def legend(
+    figure: Figure,
+    handles: Sequence[Any],
+    width: float,
+) -> int:
     """Put a legend below the panels of a figure that is `width` inches wide.
 
     The width of an entry is estimated from the length of its text, since texts have no size
@@ -338,7 +452,8 @@ def legend(figure: Figure, handles: Sequence[Any], width: float) -> int:
     Returns:
         How many rows the legend takes.
     """
-    widths = [0.7 + 0.08 * len(handle.get_label()) for handle in handles]
+    size = _font_size() / 10
+    widths = [size * (0.7 + 0.08 * len(handle.get_label())) for handle in handles]
     rows, columns = legend_shape(widths, width - 0.4)
     figure.legend(
         handles=handles,

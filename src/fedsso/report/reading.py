@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -49,6 +49,7 @@ from ..support.intake import (
 )
 from ..support.seal import check as check_seal
 from ..support.seal import read_sealed_toml
+from .by_client import saved_by_client
 from .page.content import Entry, Recipe
 from .tables import Curve
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..data import Federation
+    from .page.content import Served
 
 HELP = (
     "give a run's folder, a folder of run folders, the --out folder of a sweep, the checkpoint_dir "
@@ -138,7 +140,7 @@ def source(path: Path, with_data: bool = False) -> Source:
     if is_sweep(path):
         return _sweep(path, with_data)
     if is_file(path / SPEC) or has_runs(path):
-        return _runs(path)
+        return _runs(path, with_data)
     if is_file(path / TRACE):
         return _trace(path / TRACE)
     raise InputError(f"{path} holds nothing to report: {HELP}")
@@ -192,19 +194,22 @@ def name_of(path: Path) -> str:
 # ---- run folders ----
 
 
-def _runs(path: Path) -> Source:
+def _runs(path: Path, with_data: bool) -> Source:
     """The runs of a folder, grouped by their federations.
 
     Runs on different data become results of their own, because settings are compared only within
     one federation. A run that has no round yet is left out with a note. InputError if all are.
     """
     found: dict[str, list[Run]] = {}  # by the digest of the federation
+    folders: dict[str, Path] = {}  # of the finished runs, by their identities
     notes = []
     for folder in run_folders(path):
         spec = Spec.load(folder / SPEC)
         trace, note = _whole_or_part(folder, spec)
         if note:
             notes.append(note)
+        else:
+            folders[spec.identity] = folder
         if trace is not None:
             found.setdefault(spec.digest, []).append(Run(spec, trace))
     if not found:
@@ -216,11 +221,27 @@ def _runs(path: Path) -> Source:
     federations = {}
     for digest, runs in found.items():
         results = Results(runs)
-        curves += [entry._replace(data=digest) for entry in entries(results)]
-        recipes += [(digest, recipe(setting)) for setting in results.settings()]
         spec = runs[0].spec
-        federations[digest] = Data(spec.data, partial(federation_of, spec))
+        # The page may ask for the federation several times: it is loaded once.
+        data = Data(spec.data, cache(partial(federation_of, spec)))
+        federations[digest] = data
+        for setting, entry in zip(results.settings(), entries(results), strict=True):
+            own = [folders.get(run.spec.identity) for run in setting.runs]
+            asked = _asked(own, data) if data.named or with_data else None
+            curves.append(entry._replace(data=digest, by_client=asked))
+            recipes.append((digest, recipe(setting)))
     return Source(name_of(path), curves, notes, recipes, federations)
+
+
+def _asked(folders: Sequence[Path | None], data: Data) -> Callable[[], Served] | None:
+    """What asks the models in some folders how they serve each client.
+
+    None if a run is not finished, or if its data were arrays that no file holds.
+    """
+    finished = [folder for folder in folders if folder is not None]
+    if len(finished) < len(folders) or not data.table:
+        return None
+    return lambda: saved_by_client(finished, data.load())
 
 
 def _whole_or_part(folder: Path, spec: Spec) -> tuple[Trace | None, str]:

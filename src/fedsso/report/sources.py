@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..experiment.results import holding
-from ..experiment.spec import SPEC, TRACE
+from ..experiment.spec import SPEC, TRACE, data_name
 from ..support.intake import inside, is_file, is_folder, user_path
 from .page.content import Content, check_targets
 from .reading import HELP, has_runs, is_sweep, name_of, source
@@ -162,9 +162,9 @@ def _data_names(
 ) -> dict[str, str]:
     """A name for each federation of the entries, by its key.
 
-    This is the name of the data set. Where several federations have the same, the settings that
-    differ follow: "digits clients=4" and "digits clients=5". If none differ, the beginning of the
-    key follows.
+    This is the name of the data set or of its files. Where several federations have the same, the
+    settings that differ follow: "digits clients=4" and "digits clients=5". If none differ, the
+    beginning of the key follows.
     """
     tables: dict[str, Mapping[str, Any]] = {}
     for one in sources:
@@ -175,7 +175,7 @@ def _data_names(
     plain = {}
     for key, table in tables.items():
         unnamed = "own arrays" if key else "unknown data"
-        plain[key] = str(table.get("name", unnamed))
+        plain[key] = data_name(table) or unnamed
     found = {}
     for key, table in tables.items():
         alike = [tables[other] for other in tables if plain[other] == plain[key]]

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiment.results import ACCURACY, LAST, Results, described
+from ..experiment.results import ACCURACY, Results, described
 from ..experiment.store import DIGITS, TRIALS
 from ..support.files import write_atomic
 from . import figures
 from .plots import plot
-from .tables import default_targets, markdown, rounds_table
+from .tables import ENDS, default_targets, markdown, rounds_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,8 +50,7 @@ def explain_choice(results: Results) -> str:
             "training rows and judged by the test rows."
         )
     what = "accuracy" if results.metric() == ACCURACY else "test loss"
-    end = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
-    return f"Best setting: {rule}. {rows} Final {what}: {end}."
+    return f"Best setting: {rule}. {rows} Final {what}: {ENDS}."
 
 
 def _rule(results: Results) -> str:

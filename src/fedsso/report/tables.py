@@ -3,12 +3,13 @@
 A curve stands for one setting of an algorithm: a trace for each seed. Two questions are asked of
 it. How many rounds, and how many bytes, did it take until the test accuracy first reached a target?
 And how accurate was the model at the end? `numbers` answers in plain numbers, `rounds_table` in
-text, and `markdown` puts the text into a table. Where there is no accuracy, as for real targets,
-the table has the test loss at the end.
+text, and `markdown` puts the text into a table; `written.Table` also writes LaTeX and CSV. Where
+there is no accuracy, as for real targets, the table has the test loss at the end.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from ..experiment.trace import ACCURACY, LOSS, at_end
+from ..errors import InputError, unknown
+from ..experiment.trace import ACCURACY, LAST, LOSS, at_end
 
 if TYPE_CHECKING:
     from ..experiment.trace import Trace
@@ -26,6 +27,10 @@ DASH = "–"  # stands for what was not reached
 # The last column of a table: the second where no curve has an accuracy.
 FINAL = "final accuracy"
 FINAL_LOSS = "final test loss"
+ENDS = f"the mean of the last {LAST} evaluations, of a short run that of its last quarter"
+"""What "final" means in every table: the rule of `experiment.trace.at_end` in words."""
+NO_SPREAD = re.compile(r"± 0(\.0*)?(?![\d.])")  # a deviation of which no figure is shown
+MEASURED = ("train_loss", LOSS, ACCURACY)  # columns by which runs are told apart
 SHARES = (0.5, 0.8, 0.9, 0.95)  # of the way to the best accuracy, where the default targets lie
 # Steps to which the first two and the last two targets are rounded; finer ones if these do not do.
 STEPS = ((0.05, 0.01), (0.01, 0.01), (0.001, 0.001))
@@ -55,6 +60,16 @@ class Curve(NamedTuple):
     def ends(self, metric: str = ACCURACY) -> list[float]:
         """A metric at the end of each seed's run, by the rule of `experiment.trace.at_end`."""
         return [at_end(trace, self.rounds, metric) for trace in self.traces]
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether there are several seeds, and all of them gave the same run."""
+        first, *others = self.traces
+        for name in MEASURED:
+            for other in others:
+                if not np.array_equal(first[name], other[name], equal_nan=True):
+                    return False
+        return bool(others)
 
 
 # ---- the numbers ----
@@ -116,14 +131,14 @@ def _numbers(curve: Curve, targets: Sequence[float]) -> Numbers:
     rounds_to = {}
     for target in targets:
         reached = [trace.rounds_to(target) for trace in traces]
-        rounds_to[name_of(target)] = _stat(reached)
+        rounds_to[name_of(target)] = statistic(reached)
     return {
         "label": curve.label,
         "algorithm": curve.algorithm,
         "seeds": len(traces),
         "rounds_to": rounds_to,
         "megabytes": _megabytes(traces, targets),
-        "final_accuracy": _stat(curve.ends()),
+        "final_accuracy": statistic(curve.ends()),
         "diverged": [trace.diverged for trace in traces if trace.diverged is not None],
     }
 
@@ -139,7 +154,7 @@ def name_of(target: float) -> str:
     return max(f"{target:.2f}", f"{target:g}", key=len)
 
 
-def _stat(values: Sequence[float | None]) -> Stat:
+def statistic(values: Sequence[float | None]) -> Stat:
     """The statistic of the values that are there: None, NaN and infinity are left out."""
     found = np.array([v for v in values if v is not None and np.isfinite(v)])
     count = len(found)
@@ -158,9 +173,46 @@ def _megabytes(traces: Sequence[Trace], targets: Sequence[float]) -> Megabytes |
     for target in reversed(targets):
         spent = [trace.bytes_to(target) for trace in traces]
         if None not in spent:
-            stat = _stat([count / 1e6 for count in spent if count is not None])
+            stat = statistic([count / 1e6 for count in spent if count is not None])
             return {**stat, "target": target}
     return None
+
+
+def renamed(curves: Sequence[Curve], labels: Mapping[str, str]) -> list[Curve]:
+    """The curves under other names.
+
+    Args:
+        curves: The settings.
+        labels: A text for the label of a curve, or for the name of an algorithm that has one
+            curve.
+
+    Raises:
+        InputError: A key is neither, or names the algorithm of several curves.
+    """
+    places = {key: found_by(curves, key) for key in labels}
+    found = list(curves)
+    for key, own in places.items():
+        if len(own) > 1:
+            told = ", ".join(curves[place].label for place in own)
+            raise InputError(f"{key} is the name of several curves; give their labels: {told}")
+        place = own[0]
+        found[place] = curves[place]._replace(label=labels[key])
+    return found
+
+
+def found_by(curves: Sequence[Curve], key: str) -> list[int]:
+    """The places of the curves of a label or, if there is none, of an algorithm's name.
+
+    Raises:
+        InputError: The key is neither.
+    """
+    for own in ([curve.label for curve in curves], [curve.algorithm for curve in curves]):
+        places = [place for place, name in enumerate(own) if name == key]
+        if places:
+            return places
+    known = {curve.label for curve in curves}
+    known |= {curve.algorithm for curve in curves}
+    raise unknown("curve", key, known)
 
 
 def default_targets(curves: Sequence[Curve]) -> tuple[float, ...]:
@@ -194,7 +246,7 @@ def _best_end(curves: Sequence[Curve]) -> float | None:
     """The best mean accuracy at the end, of curves of which some seed stays finite."""
     found = []
     for curve in curves:
-        mean = _stat(curve.ends())["mean"]
+        mean = statistic(curve.ends())["mean"]
         lost = all(trace.diverged is not None for trace in curve.traces)
         if mean is not None and not lost:
             found.append(mean)
@@ -264,16 +316,107 @@ def rounds_table(
         A row maps the names of the columns to their texts: the label, the rounds to each target,
         the megabytes and the final accuracy, or the final test loss if no curve has an accuracy.
         With several seeds a text is "mean ± standard deviation". Where only some seeds reach a
-        target, the text is a dash and how many do: "– (2/3)".
+        target, the text is a dash and how many do: "– (2/3)". Seeds that all gave the same run
+        are shown as one, and `remarks` says so.
     """
-    every = numbers(curves, targets)
+    shown = [_once(curve) for curve in curves]
+    every = numbers(shown, targets)
     rows = [_row(one) for one in every]
     if any(one["final_accuracy"]["count"] for one in every):
         return rows
-    for row, curve, one in zip(rows, curves, every, strict=True):
+    for row, curve, one in zip(rows, shown, every, strict=True):
         del row[FINAL]
-        row[FINAL_LOSS] = _ending(one, _stat(curve.ends(LOSS)))
+        row[FINAL_LOSS] = _ending(one, statistic(curve.ends(LOSS)))
     return rows
+
+
+def _once(curve: Curve) -> Curve:
+    """The curve, with one of its seeds if all of them gave the same run."""
+    check(curve)
+    if curve.is_repeated:
+        return curve._replace(traces=curve.traces[:1])
+    return curve
+
+
+def final_text(curve: Curve) -> str:
+    """The accuracy at the end and, if seeds diverged, in which rounds, as tables have it."""
+    (one,) = numbers([_once(curve)], [])
+    return _ending(one, one["final_accuracy"], decimals=4)
+
+
+def remarks(curves: Sequence[Curve], rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Why a table has no deviation where there are several seeds, in sentences.
+
+    Args:
+        curves: The settings.
+        rows: Their rows, as `rounds_table` makes them.
+    """
+    repeated = []
+    agreeing = []
+    for curve, row in zip(curves, rows, strict=True):
+        final = list(row.values())[-1]
+        if curve.is_repeated:
+            repeated.append(curve.label)
+        elif NO_SPREAD.search(final):
+            agreeing.append(curve.label)
+    found = []
+    if repeated:
+        found.append(
+            f"{_listed(repeated)}: all seeds gave the same run. Seeds draw clients, mini-batches "
+            f"and first weights, and here none of these is drawn."
+        )
+    if agreeing:
+        found.append(
+            f"{_listed(agreeing)}: the seeds end with the same value, to the decimals shown, "
+            f"though their runs differ."
+        )
+    return found
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """The first labels, and how many more there are."""
+    more = len(labels) - 3
+    if more > 1:
+        return f"{', '.join(labels[:3])} and {more} more"
+    return ", ".join(labels)
+
+
+# ---- the best of a column ----
+
+Cell = float | str | None  # what a cell of a table is sorted by; None: not reached
+
+
+def cell_values(one: Numbers, end: float | None) -> list[Cell]:
+    """What a row is sorted by, cell by cell: numbers where the text has more than a number.
+
+    A mean over some of the seeds does not count: a setting must reach a target with all of them.
+    `end` is the number of the last column, the final accuracy or the final test loss.
+    """
+    cells: list[Cell] = [one["label"]]
+    for stat in one["rounds_to"].values():
+        whole = stat["count"] == one["seeds"]
+        cells.append(stat["mean"] if whole else None)
+    cost = one["megabytes"]
+    cells.append(None if cost is None else cost["mean"])
+    cells.append(end)
+    return cells
+
+
+def best_value(name: str, values: Sequence[Cell]) -> float | None:
+    """The best of a column with several rows; None where there is none.
+
+    Megabytes have none: those of each row are for a target of its own. The first column holds
+    labels, of which none is the best. Where all rows are equal, none is the best either.
+    """
+    if len(set(values)) < 2 or name == "megabytes":
+        return None
+    found = [value for value in values if isinstance(value, int | float)]
+    if name == FINAL:
+        return max(found, default=None)
+    return min(found, default=None)
+
+
+# ---- cells ----
 
 
 def _row(one: Numbers) -> dict[str, str]:
@@ -282,7 +425,7 @@ def _row(one: Numbers) -> dict[str, str]:
     for target, stat in one["rounds_to"].items():
         row[f"rounds to {target}"] = _rounds(stat, one["seeds"])
     row["megabytes"] = _cost(one["megabytes"])
-    row[FINAL] = final_text(one)
+    row[FINAL] = _ending(one, one["final_accuracy"], decimals=4)
     return row
 
 
@@ -301,20 +444,24 @@ def _cost(stat: Megabytes | None) -> str:
     if stat is None:
         return DASH
     decimals = _decimals(stat["mean"] or 0)
-    return f"{_spread(stat, decimals)} (to {name_of(stat['target'])})"
+    # Seeds that need equally many rounds send the same: a deviation of 0 would look like a slip.
+    shown = stat if stat["sd"] else {**stat, "sd": None}
+    return f"{_spread(shown, decimals)} (to {name_of(stat['target'])})"
 
 
 def _decimals(value: float, figures: int = 3) -> int:
     """How many decimals show so many figures of a number."""
-    return max(0, figures - 1 - floor(log10(abs(value)))) if value else 0
+    if not value:
+        return 0
+    power = floor(log10(abs(value)))
+    return max(0, figures - 1 - power)
 
 
-def final_text(one: Numbers) -> str:
-    """The accuracy at the end and, if seeds diverged, in which rounds."""
-    return _ending(one, one["final_accuracy"], decimals=4)
-
-
-def _ending(one: Numbers, stat: Stat, decimals: int | None = None) -> str:
+def _ending(
+    one: Numbers,
+    stat: Stat,
+    decimals: int | None = None,
+) -> str:
     """A value at the end and, if seeds diverged, in which rounds.
 
     Args:

@@ -9,6 +9,7 @@ from html import escape
 from math import floor, isfinite, isinf, log10
 from typing import TYPE_CHECKING, Any
 
+from ...support.latex import escaped, tabular
 from ..design import INTERCEPT
 from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
 from ..schema import CATEGORY, YESNO
@@ -26,18 +27,6 @@ TITLES = {
 TINY = 2.2e-16  # the precision of a p value
 FIGURES = 4  # of a standard error; the estimate has as many decimals
 BLANK = "."  # stands for a number that does not exist
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
 UNITS = ("bytes", "kB", "MB", "GB")
 
 
@@ -301,23 +290,16 @@ def latex_table(result: Regression, level: float) -> str:
     ratio = result.family.ratio
     heads = ["", "Estimate", "SE", f"${result.columns()[4]}$", "$p$"]
     heads.append(f"{ratio.capitalize()} ({percent(level)} CI)" if ratio else f"{percent(level)} CI")
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        f"% {title_of(result)}",
-        "\\begin{tabular}{lrrrrr}",
-        "\\toprule",
-        " & ".join(map(_latex_head, heads)) + r" \\",
-        "\\midrule",
-    ]
-    for row in result.rows(level):
-        lines.append(" & ".join(_latex_cells(row, bool(ratio))) + r" \\")
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    return "\n".join(lines) + "\n"
+    return tabular(
+        [_latex_head(text) for text in heads],
+        [_latex_cells(row, bool(ratio)) for row in result.rows(level)],
+        notes=[title_of(result)],
+    )
 
 
 def _latex_head(text: str) -> str:
     """A heading: formulas stay formulas."""
-    return text if text.startswith("$") else latex(text)
+    return text if text.startswith("$") else escaped(text)
 
 
 def _latex_cells(row: Coefficient, ratios: bool) -> list[str]:
@@ -328,21 +310,12 @@ def _latex_cells(row: Coefficient, ratios: bool) -> list[str]:
     if ratio:
         interval = f"{ratio[0]} [{ratio[1]}, {ratio[2]}]" if ratio[0] else ""
     numbers = [estimate, error, statistic, p, interval]
-    return [latex(name), *[_latex_number(text) for text in numbers]]
+    return [escaped(name), *[_latex_number(text) for text in numbers]]
 
 
 def _latex_number(text: str) -> str:
     """Numbers with a true minus sign, and a true less-than sign."""
     return text.replace("-", "$-$").replace("<", "$<$")
-
-
-def latex(text: str) -> str:
-    """Text whose special characters mean nothing to LaTeX.
-
-    >>> latex("blood_sugar > 50 %")
-    'blood\\\\_sugar > 50 \\\\%'
-    """
-    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def html_table(result: Regression, level: float) -> str:

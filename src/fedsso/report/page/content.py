@@ -6,7 +6,7 @@ The records here are plain data, without HTML. Texts in them are shown as they a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,9 +26,9 @@ class Entry(NamedTuple):
     lead, its other entries are background: they are on the maps, but in no card, and their curves
     are drawn only on demand.
 
-    Curves whose `data`, the name of the federation, differs are not compared. `ends` holds the
-    accuracies at the end, seed by seed, as a sweep counts them. Where it is empty, the page takes
-    them from the curve, by the same rule (`experiment.trace.at_end`).
+    Curves whose `data`, the name of the federation, differs are not compared. `by_client` asks the
+    models of the setting how well they serve each client. It is called for curves that the page
+    shows at first, and may raise InputError. It is None where there are no models or no data.
     """
 
     curve: Curve
@@ -36,7 +36,21 @@ class Entry(NamedTuple):
     lead: bool = False
     origin: str = ""
     data: str = ""
-    ends: tuple[float, ...] = ()
+    by_client: Callable[[], Served] | None = None
+
+
+class Served(NamedTuple):
+    """How well the models of one setting serve each client.
+
+    `values` has the mean over the seeds of the clients' test accuracies or, where there are none,
+    of their test losses, NaN for a client without test rows. `metric` says which of the two.
+    """
+
+    clients: Sequence[str]
+    train_rows: Sequence[int]
+    test_rows: Sequence[int]
+    metric: str
+    values: Sequence[float]
 
 
 class Recipe(NamedTuple):

@@ -1,4 +1,6 @@
-"""The whole page: the template `assets/report.html` with all its parts filled in.
+"""The whole page: the template `assets/page.html` with all its parts filled in.
+
+The page of a regression is made of the same template, with a body of its own.
 
 Scripts and styles stand in the page itself. Its content policy allows these scripts only, by
 their hashes, and no access to the network. So a script that slipped in through a name would not
@@ -10,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -20,6 +23,7 @@ from ...errors import InputError
 from ...support.files import write_atomic
 from ...support.intake import read_bytes, read_text
 from . import sections
+from .clients import clients
 from .script import data
 from .view import View
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parents[1] / "assets"
 MARK = '<meta name="generator" content="fedsso">'
-"""In assets/report.html: it tells our pages from those of others."""
+"""In assets/page.html: it tells our pages from those of others."""
 
 # Nothing may be loaded, but for pictures that the page makes itself: Plotly saves charts as such.
 # Styles may stand in the page: its own do, and Plotly adds some.
@@ -61,23 +65,52 @@ def page(content: Content) -> str:
     plotly = gzip.decompress(read_bytes(ASSETS / "plotly-cartesian.min.js.gz")).decode()
     script = read_text(ASSETS / "report.js")
     hashes = f"{_hash(plotly)} {_hash(script)}"
-    parts = {
-        "policy": escape(POLICY.format(scripts=hashes)),
-        "title": escape(view.title),
-        "style": read_text(ASSETS / "report.css"),
-        "about": escape(sections.about(view)),
-        "text": sections.paragraphs(content.text),
-        "notes": sections.notes(content.notes),
-        "cards": "\n".join(sections.cards(view)),
-        "tables": sections.tables(view),
-        "recipes": sections.recipes(content.recipes),
-        "data": _json(data(view)),
-        "plotly": plotly,
-        "script": script,
+    head = {
+        "policy": POLICY.format(scripts=hashes),
+        "title": view.title,
+        "about": sections.about(view),
     }
-    template = Template(read_text(ASSETS / "report.html"))
-    text = template.substitute(parts)
-    return text.encode(errors="replace").decode()  # a path may hold what is no text
+    parts = {
+        "style": read_text(ASSETS / "report.css"),
+        "notes": sections.paragraphs(content.text) + sections.notes(content.notes),
+        "cards": "\n".join(sections.cards(view)),
+        "scripts": _scripts(_json(data(view)), plotly, script),
+    }
+    body = {
+        "tables": sections.tables(view),
+        "clients": clients(view),
+        "recipes": sections.recipes(content.recipes),
+    }
+    return document(head, parts, filled("report.html", body))
+
+
+def document(
+    head: Mapping[str, str],
+    parts: Mapping[str, str],
+    body: str,
+) -> str:
+    """A page of ours: the template with its head, parts and body.
+
+    Args:
+        head: Policy, title and what the page is about, as plain text.
+        parts: Style, notes, cards and scripts, as HTML.
+        body: The sections of the page, as HTML.
+    """
+    plain = {name: escape(text) for name, text in head.items()}
+    text = filled("page.html", {**plain, **parts, "body": body})
+    return text.encode(errors="replace").decode()  # a name may hold what is no text
+
+
+def filled(name: str, parts: Mapping[str, str]) -> str:
+    """A template of `assets` with its parts."""
+    return Template(read_text(ASSETS / name)).substitute(parts)
+
+
+def _scripts(numbers: str, *scripts: str) -> str:
+    """The numbers of the page and the scripts that draw them, as HTML."""
+    lines = [f'<script type="application/json" id="data">{numbers}</script>']
+    lines += [f"<script>{script}</script>" for script in scripts]
+    return "\n".join(lines)
 
 
 def _hash(script: str) -> str:

@@ -142,13 +142,17 @@ def _curve(
         "dash": dashes(item.look, 2.2),
         "shown": item in view.shown,
         "rounds": [item.hits[target] for target in view.targets],
-        "final": item.loss if view.by_loss else item.final,
+        "final": view.end_of(item),
         "lost": len(item.numbers["diverged"]),
         "traces": traces,
     }
 
 
-def _columns(trace: Trace, counts: Sequence[str], arrays: _Arrays) -> dict[str, int]:
+def _columns(
+    trace: Trace,
+    counts: Sequence[str],
+    arrays: _Arrays,
+) -> dict[str, int]:
     """The columns that hold something; bytes and seconds are summed up over the rounds.
 
     A column without a finite value is left out.

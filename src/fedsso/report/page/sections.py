@@ -13,28 +13,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...experiment.trace import LAST
 from ...version import __version__
-from ..tables import FINAL
+from ..tables import ENDS, FINAL, best_value, cell_values, remarks
 from .view import FEW
 
 if TYPE_CHECKING:
     from ..styles import Style
-    from ..tables import Curve
+    from ..tables import Cell, Curve
     from .content import Recipe
     from .view import Item, View
 
-ENDS = f"the mean of the last {LAST} evaluations, of a short run of its last quarter"
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 REACHED = (
-    "The first evaluated round that reaches it: mean ± standard deviation over the seeds; a dash: "
-    "not every seed gets there. Megabytes are those of the whole federation, both ways. Headings "
-    "sort."
+    "The first evaluated round that reaches it{seeds}. Megabytes are those of the whole "
+    "federation, both ways. Headings sort."
 )
+ONE_SEED = "; a dash: it is not reached"
+SEVERAL = ": mean ± standard deviation over the seeds; a dash: not every seed gets there"
 BASE = "fedavg"  # the algorithm whose bytes the others are compared with
-
-Cell = float | str | None  # what a cell of a table is sorted by; None: not reached
-
 
 # ---- text, notes, settings ----
 
@@ -78,7 +74,7 @@ def _recipe(recipe: Recipe) -> str:
 
 
 def about(view: View) -> str:
-    """How much the page shows: settings, runs, rounds, and the version of fedsso.
+    """What the page shows: the data, how many settings, runs and rounds, the version of fedsso.
 
     The rounds are those of the longest run. The text is not yet escaped.
     """
@@ -89,7 +85,11 @@ def about(view: View) -> str:
             runs += 1
             last = int(trace["round"].max(initial=0))
             rounds = max(rounds, last)
+    names = list(dict.fromkeys(item.entry.data for item in view.items))
+    if len(names) > 1:
+        names = [_counted(len(names), "data set")]
     parts = [
+        *filter(None, names),
         _counted(len(view.items), "setting"),
         _counted(runs, "run"),
         _counted(rounds, "round"),
@@ -131,16 +131,17 @@ def cards(view: View) -> Iterator[str]:
 def _findings(view: View) -> Iterator[str]:
     """The cards that compare settings: the best final accuracy, the fewest rounds, and the bytes.
 
+    They are about the curves that are shown at first, so that each number is one of the table.
     Without any accuracy, the smallest final test loss takes the place of the best accuracy. A card
     is left out where there is nothing to compare: neither of the two, or no target that is
     reached.
     """
-    judged = [item for item in view.front if item.final is not None]
+    judged = [item for item in view.shown if item.final is not None]
     if judged:
         # `end` is the accuracy with a minus sign, so that the least is the best.
         best = min(judged, key=lambda item: item.end)
         yield _card("Best final accuracy", f"{best.final:.4f}", best.label, best.look)
-    known = [item for item in view.front if item.loss is not None]
+    known = [item for item in view.shown if item.loss is not None]
     if view.by_loss and known:
         best = min(known, key=lambda item: item.end)
         yield _card("Smallest final test loss", f"{best.loss:.4g}", best.label, best.look)
@@ -160,7 +161,7 @@ def _fastest(view: View, target: float) -> str:
         return item.hits[target] or 0.0, item.end
 
     fastest: dict[str, Item] = {}
-    able = [item for item in view.front if item.reaches(target)]
+    able = [item for item in view.shown if item.reaches(target)]
     # In this order, the first setting of an algorithm is its fastest.
     for item in sorted(able, key=order):
         fastest.setdefault(item.algorithm, item)
@@ -185,7 +186,7 @@ def _saved(view: View, target: float) -> Iterator[str]:
     """
     base: list[float] = []  # bytes of FedAvg's settings
     others: list[tuple[float, float, Item]] = []  # bytes and end of each other setting
-    for item in view.front:
+    for item in view.shown:
         cost = _spent(item.curve, target)
         if not cost:
             continue
@@ -214,7 +215,7 @@ def _card(
     With a `look`, a short line in this style stands before the sentence. All texts are escaped
     here.
     """
-    mark = "" if look is None else _swatch(look)
+    mark = "" if look is None else swatch(look)
     return (
         f'<div class="card"><h3>{escape(name)}</h3><p class="value">{escape(value)}</p>'
         f"<p>{mark}{escape(text)}</p></div>"
@@ -259,8 +260,12 @@ def tables(view: View) -> str:
     heading = "Rounds to an accuracy" if view.targets else "At the end"
     said = f"<h2>{heading}</h2>\n"
     if view.targets:
-        said += f'<p class="hint">{REACHED}</p>\n'
-    said += f'<p class="hint">{name.capitalize()}: {ENDS}.</p>'
+        several = any(item.numbers["seeds"] > 1 for item in every)
+        told = REACHED.format(seeds=SEVERAL if several else ONE_SEED)
+        said += f'<p class="hint">{told}</p>\n'
+    said += f'<p class="hint">{name.capitalize()}: {ENDS}.</p>\n'
+    for remark in remarks([item.curve for item in every], [item.row for item in every]):
+        said += f'<p class="hint">{escape(remark)}</p>\n'
     if len(view.shown) == len(every):
         return said + _table(view, every, heading)
     title = "Drawn at first"
@@ -275,7 +280,11 @@ def tables(view: View) -> str:
     return said + _table(view, view.shown, title) + rest
 
 
-def _table(view: View, items: Sequence[Item], title: str) -> str:
+def _table(
+    view: View,
+    items: Sequence[Item],
+    title: str,
+) -> str:
     """A table of some curves; the best of each column is marked unless data sets differ.
 
     Args:
@@ -285,14 +294,16 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
             that read a page aloud always have it.
     """
     names = list(items[0].row)
-    head = "".join(_header(name) for name in names)
-    cells = [_values(item, view.by_loss) for item in items]
+    # The best comes first: few rounds, few bytes, much accuracy.
+    heads = [header(name, "descending" if name == FINAL else "ascending") for name in names]
+    head = "".join(heads)
+    cells = [cell_values(item.numbers, view.end_of(item)) for item in items]
     # Numbers of different data sets do not compare, so no cell is the best of its column.
     rivals = [] if view.apart else cells
     top = []
     for column, name in enumerate(names):
         values = [row[column] for row in rivals]
-        top.append(_best(name, values))
+        top.append(best_value(name, values))
     lines = []
     for item, row in zip(items, cells, strict=True):
         lines.append(f"<tr>{_cells(item, row, top)}</tr>")
@@ -306,46 +317,22 @@ def _table(view: View, items: Sequence[Item], title: str) -> str:
     )
 
 
-def _header(name: str) -> str:
+def header(
+    name: str,
+    first: str = "ascending",
+    mark: str = "",
+) -> str:
     """The head of a column, and which way to sort it first.
 
-    The best comes first: few rounds, few bytes, much accuracy. The button is for the script: a
-    click sorts the rows by the `data-value` of their cells.
+    The button is for the script: a click sorts the rows by the `data-value` of their cells.
+
+    Args:
+        name: The name of the column.
+        first: "ascending" or "descending", so that a first click brings the best to the top.
+        mark: HTML that stands before the name.
     """
-    first = "descending" if name == FINAL else "ascending"
-    button = f'<button type="button">{escape(name)}</button>'
+    button = f'<button type="button">{mark}{escape(name)}</button>'
     return f'<th scope="col" aria-sort="none" data-first="{first}">{button}</th>'
-
-
-def _values(item: Item, by_loss: bool) -> list[Cell]:
-    """What a row is sorted by, cell by cell: numbers where the text has more than a number.
-
-    A mean over some of the seeds does not count: a setting must reach a target with all of them.
-    `by_loss` tells that the last column is the final test loss, not the final accuracy.
-    """
-    one = item.numbers
-    cells: list[Cell] = [one["label"]]
-    for stat in one["rounds_to"].values():
-        whole = stat["count"] == one["seeds"]
-        cells.append(stat["mean"] if whole else None)
-    cost = one["megabytes"]
-    cells.append(None if cost is None else cost["mean"])
-    cells.append(item.loss if by_loss else item.final)
-    return cells
-
-
-def _best(name: str, values: Sequence[Cell]) -> float | None:
-    """The best of a column with several rows; None where there is none.
-
-    Megabytes have none: those of each row are for a target of its own. The first column holds
-    labels, of which none is the best.
-    """
-    if len(values) < 2 or name == "megabytes":
-        return None
-    found = [value for value in values if isinstance(value, int | float)]
-    if name == FINAL:
-        return max(found, default=None)
-    return min(found, default=None)
 
 
 def _cells(
@@ -361,7 +348,7 @@ def _cells(
         top: The best value of each column, which is marked.
     """
     label, *texts = item.row.values()
-    name = _swatch(item.look) + escape(label)
+    name = swatch(item.look) + escape(label)
     cells = [f'<th scope="row" data-value="{escape(label)}">{name}</th>']
     for text, value, best in zip(texts, values[1:], top[1:], strict=True):
         is_best = best is not None and value == best
@@ -385,7 +372,7 @@ def dashes(look: Style, scale: float) -> list[float]:
     return [round(scale * length, 1) for length in lengths]
 
 
-def _swatch(look: Style) -> str:
+def swatch(look: Style) -> str:
     """A short line in the style of a curve, as a small drawing in SVG.
 
     `data-color` keeps the true colour: on a dark page the script draws the line in a brighter

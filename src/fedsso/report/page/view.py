@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...experiment.trace import LOSS
-from ..styles import Style, style, styles
-from ..tables import FINAL, FINAL_LOSS, default_targets, numbers, rounds_table
+from ..styles import Style, looks, style, styles
+from ..tables import FINAL_LOSS, default_targets, numbers, rounds_table
 
 if TYPE_CHECKING:
-    from ..tables import Curve, Numbers, Stat
+    from ..tables import Curve, Numbers
     from .content import Content, Entry
 
 FEW = 10  # curves that are all drawn at first; of more only the best of each algorithm
@@ -103,8 +103,9 @@ class View:
         front: The curves that count, which are all but the background.
         algorithms: The algorithms of these curves.
         title: The heading of the page.
-        target: The accuracy that cards compare by; None where no curve reaches any.
-        shown: The curves that are drawn at first.
+        target: The accuracy that cards compare by; None where no curve on show reaches any.
+        shown: The curves that are drawn at first, which the table begins with and the cards
+            compare.
     """
 
     def __init__(self, content: Content) -> None:
@@ -123,29 +124,40 @@ class View:
         names = [item.algorithm for item in self.front]
         self.algorithms = list(dict.fromkeys(names))
         self.title = content.title or f"fedsso: {', '.join(self.algorithms)}"
-        self.target = self._wished_target() or self._common_target()
+        self.target = self._target(self.front)
         self.shown = self.front
         if len(self.front) > FEW:
             self.shown = self.best(self.front)
+            # The cards are about the curves that are shown: these need not reach the target that
+            # some others reach.
+            self.target = self._target(self.shown)
         self._choose_looks()
 
-    def _wished_target(self) -> float | None:
+    def end_of(self, item: Item) -> float | None:
+        """The number of a curve's last column: the final accuracy, or else the test loss."""
+        return item.loss if self.by_loss else item.final
+
+    def _target(self, items: Sequence[Item]) -> float | None:
+        """The accuracy by which some curves are compared."""
+        return self._wished_target(items) or self._common_target(items)
+
+    def _wished_target(self, items: Sequence[Item]) -> float | None:
         """The goal, if some setting reaches it."""
         goal = self.content.goal
         if goal is None:
             return None
-        known = any(item.reaches(goal) for item in self.front)
+        known = any(item.reaches(goal) for item in items)
         return goal if known else None
 
-    def _common_target(self) -> float | None:
-        """The highest target that every algorithm reaches with some setting.
+    def _common_target(self, items: Sequence[Item]) -> float | None:
+        """The highest target that every algorithm reaches with some of these curves.
 
         If there is none, the highest that one algorithm reaches.
         """
         common = []
         reached = []
         for target in self.targets:
-            able = {item.algorithm for item in self.front if item.reaches(target)}
+            able = {item.algorithm for item in items if item.reaches(target)}
             if len(able) == len(self.algorithms):
                 common.append(target)
             if able:
@@ -186,15 +198,16 @@ class View:
 
         Curves that are shown at first have their algorithm's own colour. The others are shades.
         """
+        known = looks(item.algorithm for item in self.items)
         others = [item for item in self.items if item not in self.shown]
         for own in (self.shown, others):
             curves = [item.curve for item in own]
-            for item, look in zip(own, styles(curves), strict=True):
+            for item, look in zip(own, styles(curves, known), strict=True):
                 item.look = look
 
 
 def _items(content: Content, targets: Sequence[float]) -> list[Item]:
-    """All curves with their numbers; accuracies at the end are a sweep's, where these are given.
+    """All curves with their numbers.
 
     The styles are preliminary: `View` chooses them when it knows which curves are shown.
     """
@@ -205,9 +218,6 @@ def _items(content: Content, targets: Sequence[float]) -> list[Item]:
     for place, entry in enumerate(content.entries):
         one = every[place]
         row = rows[place]
-        if entry.ends:
-            one = _ended(one, entry.ends)
-            row[FINAL] = _end_text(one)
         hits = {target: _hits(entry.curve, target) for target in targets}
         look = style(entry.curve.algorithm)
         found.append(Item(place, entry, one, row, hits, look))
@@ -223,30 +233,6 @@ def _targets(content: Content) -> list[float]:
     if content.goal is not None and content.goal <= 1:
         found.add(content.goal)
     return sorted(found)
-
-
-def _ended(one: Numbers, ends: Sequence[float]) -> Numbers:
-    """The numbers with the accuracies at the end as a sweep counts them."""
-    stat: Stat = {
-        "mean": float(np.mean(ends)),
-        "sd": None,
-        "count": len(ends),
-    }
-    if len(ends) > 1:
-        stat["sd"] = float(np.std(ends, ddof=1))
-    return {**one, "final_accuracy": stat}
-
-
-def _end_text(one: Numbers) -> str:
-    """The accuracy at the end, in the words of a sweep's own table: "0.9123 ± 0.0041"."""
-    stat = one["final_accuracy"]
-    text = f"{stat['mean']:.4f}"
-    if stat["sd"] is not None:
-        text += f" ± {stat['sd']:.4f}"
-    lost = len(one["diverged"])
-    if lost:
-        text += f", {lost} of {one['seeds']} diverged"
-    return text
 
 
 def _hits(curve: Curve, target: float) -> float | None:

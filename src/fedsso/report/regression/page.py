@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from html import escape
 from math import isfinite
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
 
 from ...regression.outcome import BINOMIAL, COX, GAUSSIAN, POISSON
@@ -18,7 +17,7 @@ from ...regression.result import printed
 from ...support.files import write_atomic
 from ...support.intake import read_text
 from ...version import __version__
-from ..page.document import ASSETS
+from ..page.document import ASSETS, document, filled
 from ..page.sections import notes as noted
 from .charts import COLOURS, calibration, convergence, look, roc
 from .steps import Axis, Step, axis_of, shown, steps
@@ -51,14 +50,18 @@ def write(path: str | Path, result: Regression, title: str = "") -> None:
 
 def page(result: Regression, title: str = "") -> str:
     """The whole page as text. The same result gives the same page, byte by byte."""
-    style = read_text(ASSETS / "report.css") + read_text(ASSETS / "regression.css")
+    head = {
+        "policy": POLICY,
+        "title": title or printed.title_of(result),
+        "about": _about(result),
+    }
     parts = {
-        "policy": escape(POLICY),
-        "title": escape(title or printed.title_of(result)),
-        "style": style,
-        "about": escape(_about(result)),
+        "style": read_text(ASSETS / "report.css") + read_text(ASSETS / "regression.css"),
         "notes": noted(result.notes),
         "cards": "\n".join(_cards(result)),
+        "scripts": "",
+    }
+    body = {
         "forest": _forest(result),
         "coefficients": _coefficients(result),
         "predictions": _predictions(result),
@@ -66,9 +69,7 @@ def page(result: Regression, title: str = "") -> str:
         "texts": _texts(result),
         "convergence": _convergence(result),
     }
-    template = Template(read_text(ASSETS / "regression.html"))
-    text = template.substitute(parts)
-    return text.encode(errors="replace").decode()  # a name may hold what is no text
+    return document(head, parts, filled("regression.html", body))
 
 
 # ---- the head ----
