@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedsso import Federation, FedAvg, simulate
+from fedsso import FedAvg, Federation, simulate
 from fedsso.errors import InputError
 from fedsso.models import build
 from fedsso.models.attention import PATCH, CharacterTransformer, VisionTransformer, patches

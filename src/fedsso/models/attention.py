@@ -156,8 +156,8 @@ def patches(x: Tensor) -> Tensor:
     They follow each other row by row. Sides that are no multiple of a patch are padded with zeros
     on the right and below.
     """
-    height, width = x.shape[-2:]
+    rows, channels, height, width = x.shape
     padded = F.pad(x, (0, -width % PATCH, 0, -height % PATCH))
-    parts = padded.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))
+    parts = padded.reshape(rows, channels, -(-height // PATCH), PATCH, -(-width // PATCH), PATCH)
     by_place = parts.permute(0, 2, 4, 1, 3, 5)  # [rows, down, across, channels, PATCH, PATCH]
     return by_place.flatten(3).flatten(1, 2)
