@@ -31,7 +31,14 @@ def gpt_nano(sample: Sequence[int], outputs: int) -> nn.Module:
     d = 816 449.
     """
     window, alphabet = text(sample, "gpt-nano")
-    return CharacterTransformer(window, alphabet, outputs, width=128, heads=4, depth=4)
+    return CharacterTransformer(
+        window,
+        alphabet,
+        outputs,
+        width=128,
+        heads=4,
+        depth=4,
+    )
 
 
 def vit_tiny(sample: Sequence[int], outputs: int) -> nn.Module:
@@ -42,13 +49,25 @@ def vit_tiny(sample: Sequence[int], outputs: int) -> nn.Module:
     """
     channels, height, width = image(sample, "vit-tiny", least=PATCH)
     places = -(-height // PATCH) * -(-width // PATCH)
-    return VisionTransformer(channels, places, outputs, width=192, heads=3, depth=12)
+    return VisionTransformer(
+        channels,
+        places,
+        outputs,
+        width=192,
+        heads=3,
+        depth=12,
+    )
 
 
 class Attention(nn.Module):
     """Self-attention with several heads; a causal one sees no later place."""
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
@@ -72,7 +91,12 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention, then a network of one hidden layer for each place."""
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+    ) -> None:
         super().__init__()
         self.before = nn.LayerNorm(width)
         self.attention = Attention(width, heads, causal)
