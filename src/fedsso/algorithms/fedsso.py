@@ -158,7 +158,6 @@ class FedSSO(Stepping, Remembering):
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-
         products = gram(s, y, g)
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"

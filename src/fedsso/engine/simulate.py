@@ -487,9 +487,8 @@ class Trials:
         start = state.buffers
         buffers = start
         work = partial(self._work, phase, message, state, steps)
-        for share, done in zip(shares, self.crew.each(work, shares), strict=True):
+        for share, (reply, learned) in zip(shares, self.crew.each(work, shares), strict=True):
             part, clients, ids, w = share
-            reply, learned = done
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
             ledger.upload((sent, learned), len(clients), reply.unsent)
             remembered = self._unknown

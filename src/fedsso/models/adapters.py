@@ -117,12 +117,18 @@ def merged(model: nn.Module) -> nn.Module:
     return _each(model, adapters, Adapted.merged)
 
 
-def _with_adapter(rank: int, layer: nn.Linear) -> Adapted:
+def _with_adapter(
+    rank: int,
+    layer: nn.Linear,
+) -> Adapted:
     """A linear layer with an adapter, whose rank is at most its inputs and outputs."""
     return Adapted(layer, min(rank, layer.in_features, layer.out_features))
 
 
-def _thaw(model: nn.Module, name: str) -> None:
+def _thaw(
+    model: nn.Module,
+    name: str,
+) -> None:
     """Let a module or a parameter of this name be trained."""
     modules = dict(model.named_modules())
     params = dict(model.named_parameters())
@@ -134,7 +140,11 @@ def _thaw(model: nn.Module, name: str) -> None:
         raise unknown("module or parameter", name, [*modules, *params])
 
 
-def _chosen(model: nn.Module, layers: Sequence[str] | None, train: Sequence[str]) -> list[str]:
+def _chosen(
+    model: nn.Module,
+    layers: Sequence[str] | None,
+    train: Sequence[str],
+) -> list[str]:
     """The names of the layers that get an adapter, in the order of the model."""
     able = [name for name in _linear(model) if not _is_within(name, train)]
     for name in layers or ():
@@ -163,7 +173,10 @@ def _linear(model: nn.Module) -> list[str]:
     return found
 
 
-def _is_within(name: str, modules: Sequence[str]) -> bool:
+def _is_within(
+    name: str,
+    modules: Sequence[str],
+) -> bool:
     """Whether a layer is one of these modules, or a part of one."""
     return any(name == one or name.startswith(f"{one}.") for one in modules)
 

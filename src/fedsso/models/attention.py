@@ -24,7 +24,10 @@ PATCH = 4  # pixels on a side of a patch
 SPREAD = 0.02  # standard deviation of what is first added to tell places apart
 
 
-def gpt_nano(sample: Sequence[int], outputs: int) -> nn.Module:
+def gpt_nano(
+    sample: Sequence[int],
+    outputs: int,
+) -> nn.Module:
     """A causal transformer of 4 layers and width 128 that predicts the next character.
 
     Samples are one-hot characters [window, alphabet]. With a window of 50 and an alphabet of 65,
@@ -41,7 +44,10 @@ def gpt_nano(sample: Sequence[int], outputs: int) -> nn.Module:
     )
 
 
-def vit_tiny(sample: Sequence[int], outputs: int) -> nn.Module:
+def vit_tiny(
+    sample: Sequence[int],
+    outputs: int,
+) -> nn.Module:
     """A vision transformer of 12 layers and width 192, on patches of 4 x 4 pixels.
 
     d = 5 362 378 on CIFAR-10. Every place of the last layer counts the same: there is no extra

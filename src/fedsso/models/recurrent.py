@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from .shapes import text
 
 
-def lstm(sample: Sequence[int], outputs: int) -> nn.Module:
+def lstm(
+    sample: Sequence[int],
+    outputs: int,
+) -> nn.Module:
     """Predicts the next character of a text, with two LSTM layers of 256 units.
 
     Samples are one-hot characters [window, alphabet]. With an alphabet of 65, d = 815 945.
@@ -25,7 +28,11 @@ class CharacterLSTM(nn.Module):
     Learning of Deep Networks from Decentralized Data".
     """
 
-    def __init__(self, alphabet: int, outputs: int) -> None:
+    def __init__(
+        self,
+        alphabet: int,
+        outputs: int,
+    ) -> None:
         super().__init__()
         self.embed = nn.Linear(alphabet, 8, bias=False)
         self.recurrent = nn.LSTM(8, 256, num_layers=2, batch_first=True)
