@@ -35,6 +35,17 @@ class Clock:
         return time.perf_counter()
 
 
+class WallClock(Clock):
+    """Wall time, for work of several threads; a busy machine makes it longer."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.unit = "wall_ms"
+
+    def _now(self) -> float:
+        return time.perf_counter()
+
+
 def interleaved(
     clock: Clock, contestants: Mapping[str, Work], repeats: int, times: int
 ) -> dict[str, float]:

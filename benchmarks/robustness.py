@@ -248,7 +248,7 @@ def run(
     return True
 
 
-def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
+def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
     """A reader of names with commas between them."""
 
     def read(text: str) -> list[str]:
@@ -281,7 +281,7 @@ def main() -> None:
     for name, all_of in every.items():
         known = ",".join(all_of).replace("%", "%%")
         parser.add_argument(
-            f"--{name}", type=_listed(all_of), default=all_of, help=f"only some of {known}"
+            f"--{name}", type=listed(all_of), default=all_of, help=f"only some of {known}"
         )
     given = parser.parse_args()
     wanted = [cell for cell in cells() if cell.task in given.tasks and cell.change in given.changes]

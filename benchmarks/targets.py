@@ -42,6 +42,10 @@ def checks(found: dict[str, Any]) -> Iterator[Check]:
         yield Check(
             "J3 ours / loop", found["J3"]["ours_cpu_ms"] / found["J3"]["loop_cpu_ms"], "<=", 1.05
         )
+    for unit in ("wall_ms", "cpu_ms") if "J3_cores" in found else ():
+        spent = found["J3_cores"]
+        ratio = spent[f"ours_{unit}"] / spent[f"loop_{unit}"]
+        yield Check(f"J3 ours / loop, two threads, {unit}", ratio, "<=", 0.6)
     for step in found.get("server_step", []):
         if step["d"] >= 1e6 and "batched_wall_ms" not in found.get(
             "sweep", {}

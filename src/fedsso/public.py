@@ -5,7 +5,7 @@ torch takes seconds to import. They fall into six groups:
 
     data         load, Federation
     regressions  glm over the tables of several hospitals; Regression, what it returns; load_model
-    models       build_model; any nn.Module will do as well
+    models       build_model; any nn.Module will do as well; lora, which adapts a trained one
     algorithms   FedSSO, FedAvg and the others of `algorithms`; Algorithm, the base of one's own;
                  Decay, theorem_2 and theorem_3 for step sizes
     runs         simulate, compare and sweep, with grid; Simulation, round by round; resume
@@ -31,6 +31,7 @@ from .experiment.results import Results, Setting
 from .experiment.run import Run, load_run
 from .experiment.stepper import Simulation
 from .experiment.workers import OutOfTime
+from .models.adapters import lora
 from .regression.glm import glm
 from .regression.result import Regression, load_model
 from .version import __version__
@@ -58,6 +59,7 @@ __all__ = [
     "load_model",
     "load_run",
     "load_runs",
+    "lora",
     "resume",
     "simulate",
     "sweep",

@@ -36,7 +36,11 @@ GREY, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (50, 65)
         ("lenet", COLOUR, 10, 49402),
         ("lenet", GREY, 10, 44426),
         ("resnet20-gn", COLOUR, 100, 275572),
+        ("resnet18-gn", COLOUR, 10, 11173962),
+        ("vit-tiny", COLOUR, 10, 5362378),
         ("charmlp", TEXT, 65, 424513),
+        ("lstm", TEXT, 65, 815945),
+        ("gpt-nano", TEXT, 65, 816449),
         ("textmlp", (1024,), 2, 1024 * 64 + 64 + 64 * 32 + 32 + 32 * 2 + 2),
     ],
 )
@@ -44,9 +48,17 @@ def test_parameter_counts(name: str, sample: Sequence[int], outputs: int, d: int
     assert ravel(build(name, sample, outputs)).numel() == d
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("sample", [GREY, COLOUR, (2, 16, 21)])
-def test_every_model_maps_images_to_outputs_and_has_a_gradient(
+OF_TEXT = ("lstm", "gpt-nano")
+ON_IMAGES = [
+    (name, sample)
+    for sample in (GREY, COLOUR, (2, 16, 21))
+    for name in MODELS
+    if name not in OF_TEXT
+]
+
+
+@pytest.mark.parametrize(("name", "sample"), [*ON_IMAGES, *((name, (6, 9)) for name in OF_TEXT)])
+def test_every_model_maps_samples_to_outputs_and_has_a_gradient(
     name: str, sample: Sequence[int]
 ) -> None:
     module = build(name, sample, 7)
@@ -69,7 +81,15 @@ def test_models_of_vectors_take_tables_and_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("cnn", 4), ("cnn-small", 4), ("lenet", 16), ("resnet20-gn", 4)]
+    ("name", "least"),
+    [
+        ("cnn", 4),
+        ("cnn-small", 4),
+        ("lenet", 16),
+        ("resnet20-gn", 4),
+        ("resnet18-gn", 4),
+        ("vit-tiny", 4),
+    ],
 )
 def test_a_sample_that_does_not_suit_is_an_error(name: str, least: int) -> None:
     assert build(name, (1, least, least), 2)(torch.zeros(2, 1, least, least)).shape == (2, 2)

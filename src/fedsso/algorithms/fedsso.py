@@ -158,7 +158,6 @@ class FedSSO(Stepping, Remembering):
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-
         products = gram(s, y, g)
         rounds = k - choice.undone
         if _chooses(self):  # not in the paper: alpha="auto"
@@ -173,6 +172,7 @@ class FedSSO(Stepping, Remembering):
 
         unit = work if _is_cautious(self) else 1.0  # of B^-1
         form = _form(self, x, k, unit * guard.gamma)
+        s, y, products = _as_kept(form, s, y, g, products)
         pair = qn.judge(products, self.lam / unit, self.Lam / unit, dual=form.dual)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
@@ -348,6 +348,24 @@ def _caught(
     return after._replace(x=x, s=s, curvature=curvature, guard=guard, net=net)
 
 
+def _as_kept(
+    form: qn.Form,
+    s: Tensor,
+    y: Tensor,
+    g: Tensor,
+    products: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pair as the form keeps it, and its inner products: what is judged is what enters B.
+
+    Only pairs of very large models, which are kept in half precision, are other than they were.
+    """
+    s_kept = qn.rounded(form, s)
+    y_kept = qn.rounded(form, y)
+    if s_kept is s:
+        return s, y, products
+    return s_kept, y_kept, gram(s_kept, y_kept, g)
+
+
 def _form(
     record: FedSSO,
     x: Tensor,
@@ -362,15 +380,17 @@ def _form(
     wanted = windows.get(record.form, record.pairs)
     d = x.shape[-1]
     held = 0
+    half = wanted > 0 and qn.needs_half(record.form, wanted, d, x.dtype)
     if wanted:
-        held = qn.capacity(record.form, wanted, d, x.element_size())
+        held = qn.capacity(record.form, wanted, d, 2 if half else x.element_size())
     if k == 0 and held < wanted and not x.is_meta:
-        log.warning("%d pairs of %d numbers exceed 2 GB: %d are held", wanted, d, held)
+        kept = "held in half precision" if half else "held"
+        log.warning("%d pairs of %d numbers exceed 2 GB: %d are %s", wanted, d, held, kept)
     was_reset = record.R is not None and k >= record.R
     if k == held + 2 and not was_reset and record.form in ("bfgs", "dfp"):
         log.info("round %d: %d pairs are held at most, from now on the oldest is dropped", k, held)
     held = max(1, held)
-    return qn.form(record.form, held, held, gamma)
+    return qn.form(record.form, held, held, gamma, half)
 
 
 def _undone(server: State) -> tuple[State, Tensor]:

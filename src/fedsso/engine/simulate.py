@@ -54,6 +54,7 @@ from ..objective.choose import objective
 from ..support.intake import Damaged
 from ..support.trees import Scalar, Tree, leaves, named_leaves, tree_map
 from .checkpoint import Reader, of_text
+from .crew import Crew, Desk
 from .dealing import Dealing
 from .evaluate import Evaluator
 from .gather import BUDGET, Chunk, gathering
@@ -228,7 +229,9 @@ class Trials:
         each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)
-        self.gather = gathering(self.fed, self.dtype)
+        another = partial(gathering, self.fed, self.dtype)
+        self.gather = another()
+        self.crew = Crew(Desk(self.f, self.gather), another, each[0], self.device)
         pieces = gathering(self.fed, self.dtype)
         self.evaluator = Evaluator(self.f, self.fed, pieces, job.metrics, self.team)
         self.now = self._begin(module)
@@ -483,11 +486,11 @@ class Trials:
         loss: Tensor | None = None
         start = state.buffers
         buffers = start
-        for share in shares:
+        work = partial(self._work, phase, message, state, steps)
+        for share, (reply, learned) in zip(shares, self.crew.each(work, shares), strict=True):
             part, clients, ids, w = share
-            reply = self._work(phase, message, state, steps, share)
             sent, upload = self.uplink(phase, number, ids, reply.upload, state.errors)
-            ledger.upload((sent, self.f.buffers), len(clients), reply.unsent)
+            ledger.upload((sent, learned), len(clients), reply.unsent)
             remembered = self._unknown
             if not self._memoryless:
                 remembered = gathered(memory.take(ids))
@@ -509,7 +512,7 @@ class Trials:
             if not self._memoryless:
                 _keep_parts(memory, ids, remembered)
             if start.numel():
-                moved = torch.tensordot(w, self.f.buffers - start, 1)
+                moved = torch.tensordot(w, learned - start, 1)
                 buffers = buffers + moved  # a difference, so that a constant stays to the bit
         if self.team.size > 1:
             mean, loss = self.dealing.filled(phase, mean, loss, lender, self.device)
@@ -529,17 +532,23 @@ class Trials:
         server = phase.server(state.server, mean, cohort)
         return state._replace(server=server, buffers=buffers, absence=absence), loss
 
-    def _work(self, phase: Phase, message: Tree, state: State, steps: Ints, share: Share) -> Reply:
-        """What the clients of one chunk reply. Their buffers are in the objective afterwards."""
+    def _work(
+        self, phase: Phase, message: Tree, state: State, steps: Ints, desk: Desk, share: Share
+    ) -> tuple[Reply, Tensor]:
+        """What the clients of one chunk reply, and their buffers afterwards.
+
+        Several threads may call it, each with a desk of its own: it writes nowhere else.
+        """
         part, clients, ids, _ = share
         position = np.array(state.position.take(ids), np.int64)
-        local = Chunk(self.gather, self.rounds, state.k, clients, position, steps[part])
+        local = Chunk(desk.gather, self.rounds, state.k, clients, position, steps[part])
         # Every client starts from the server's buffers and changes a copy of them while it trains.
         start = state.buffers
-        self.f.buffers = start.expand(len(clients), *start.shape).clone()
+        desk.f.buffers = start.expand(len(clients), *start.shape).clone()
         before = state.own[0] if self._stateless else gathered(state.own.take(ids))
         told = tree_map(lambda leaf: leaf[part], message) if phase.apart else message
-        return phase.client(self.f, told, before, local)
+        reply = phase.client(desk.f, told, before, local)
+        return reply, desk.f.buffers
 
     def _answering(self, plan: Plan) -> Answering:
         """Those who answer by this plan, and the chunks of those that this process computes.

@@ -31,7 +31,7 @@ from ..engine.metrics import METRICS, Metric, metric
 from ..engine.rounds import Rounds
 from ..engine.simulate import Job
 from ..errors import InputError
-from ..objective.backend import Backend, buffers_into, buffers_of, ravel, unravel_into
+from ..objective.backend import Backend, Layout, buffers_into, buffers_of, ravel, unravel_into
 from ..objective.choose import objective
 from ..objective.losses import cross_entropy, mse, row_loss
 from ..support.fingerprint import describe
@@ -378,7 +378,9 @@ def _start_from(module: nn.Module, x: Tensor) -> None:
     """Write a flat tensor into a module; refused if its size or its numbers are wrong."""
     d = ravel(module).numel()
     if x.numel() != d:
-        raise InputError(f"init has {x.numel()} numbers, the model has d = {d} parameters")
+        raise InputError(
+            f"init has {x.numel()} numbers, the model has d = {d} parameters: {Layout.of(module)}"
+        )
     if x.is_complex() or not x.isfinite().all():
         raise InputError(
             "init holds complex, NaN or infinite numbers; a start must be real and finite"

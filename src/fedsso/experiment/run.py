@@ -28,7 +28,8 @@ from ..engine.checkpoint import of_text, text_of
 from ..engine.evaluate import Evaluator
 from ..engine.gather import gathering
 from ..errors import InputError
-from ..objective.backend import buffers_into, buffers_of, ravel, unravel_into
+from ..models.adapters import merged
+from ..objective.backend import Layout, buffers_into, buffers_of, ravel, unravel_into
 from ..objective.choose import objective
 from ..support.files import write_atomic
 from ..support.intake import Damaged, inside, is_file, is_folder, read_text
@@ -254,6 +255,8 @@ class Run:
     def model(self) -> nn.Module:
         """The trained module, a new copy each time, on the CPU and in evaluation mode.
 
+        The adapters of `fedsso.lora` are merged into the weights that they belong to.
+
         Where every client has a model of its own, this is their weighted mean, which is not what
         was tested; `personal` holds those.
 
@@ -261,6 +264,10 @@ class Run:
             InputError: The model was not kept, or it was a module of your own and the run was
                 loaded without it.
         """
+        return merged(self._as_trained())
+
+    def _as_trained(self) -> nn.Module:
+        """The same with adapters as they were trained, so that its flat vector is `x`."""
         x, buffers, _ = self.trained
         if self.live is not None:
             architecture = self.live.module
@@ -295,7 +302,9 @@ class Run:
         live = self.live or problem_of(self.spec, model=self.module, trained=True)
         fed = live.fed
         cpu = torch.device("cpu")
-        f, _ = objective(self.model, live.loss, "auto", cpu, fed.sample_shape, fed.is_sparse)
+        f, _ = objective(
+            self._as_trained(), live.loss, "auto", cpu, fed.sample_shape, fed.is_sparse
+        )
         evaluate = Evaluator(f, fed, gathering(fed, self.x.dtype), live.metrics)
         names = fed.client_names or [str(i) for i in range(fed.clients)]
         rows = []
@@ -498,8 +507,8 @@ def _same_size(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     ):
         if own.numel() != held.numel():
             raise InputError(
-                f"this model has {own.numel()} {what}, that of the run {held.numel()}: give its "
-                f"architecture"
+                f"this model has {own.numel()} {what} ({Layout.of(model)}), that of the run "
+                f"{held.numel()}: give its architecture"
             )
 
 

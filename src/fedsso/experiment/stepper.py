@@ -19,6 +19,7 @@ from ..algorithm import Algorithm
 from ..engine.settings import with_options
 from ..engine.simulate import Trials, run
 from ..errors import InputError
+from ..models.adapters import merged
 from ..objective.backend import buffers_into, unravel_into
 from .execute import traces
 from .plan import Planned, check, record_of, settings_of
@@ -142,7 +143,8 @@ class Simulation(Trials):
     def model(self, trial: int = 0) -> nn.Module:
         """The model as it is now, a new copy on the CPU, in evaluation mode.
 
-        Where every client has a model of its own, this is their weighted mean.
+        Where every client has a model of its own, this is their weighted mean. The adapters of
+        `fedsso.lora` are merged into the weights that they belong to.
 
         Args:
             trial: Which of several records; 0 where there is one.
@@ -154,7 +156,7 @@ class Simulation(Trials):
         unravel_into(module, models[trial].cpu())
         with torch.no_grad():
             buffers_into(module, self.buffers[trial].cpu())
-        return module.eval()
+        return merged(module).eval()
 
     def trace(self, trial: int = 0) -> Trace:
         """The rounds so far, as the trace of a run has them.

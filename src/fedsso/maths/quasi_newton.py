@@ -3,8 +3,8 @@
 FedSSO's server learns an estimate B of the Hessian from pairs (s, y), and needs the direction
 B^-1 g. `judge` is the paper's test of a pair; a `Form` keeps the matrix and gives the direction.
 Everything is pure and branch-free for any leading axes L (trials): vectors are [*L, d], scalars
-[*L, 1]. Pairs are kept in the run's dtype; inner products, Gram matrices and small solves are in
-float64.
+[*L, 1]. Pairs are kept in the run's dtype, those of very large models in bfloat16; inner products,
+Gram matrices and small solves are in float64.
 
 =========  =========================================================================================
 s, y       x_k - x_{k-1} and g_k - g_{k-1}, the pair of round k
@@ -53,6 +53,7 @@ from ..support.linalg import solve
 FORMS = ("bfgs", "bfgs-dense", "dfp", "dfp-dense", "lbfgs")
 FLAT = 1e-8  # a pair with |cos(s, y)| below this makes B (numerically) singular and is skipped
 STORE_BYTES = 2_000_000_000  # per trial
+FEW = 20  # where not even so many pairs fit in float32, they are kept in bfloat16
 DENSE_BYTES = 8_000_000_000  # per trial, beyond which a d x d matrix is refused
 
 
@@ -187,17 +188,21 @@ class Pairs(NamedTuple):
 class Bfgs:
     """BFGS without the matrix, exact for the pairs that are kept, with H_0 = gamma I.
 
-    `scaled` takes gamma from the newest pair instead, as L-BFGS does.
+    `scaled` takes gamma from the newest pair instead, as L-BFGS does. `half` keeps the pairs in
+    bfloat16. The pairs that are given must then have been `rounded`: the matrix is exact for them.
     """
 
     pairs: int
     scaled: bool = False
     gamma: float | Tensor = 1.0
+    half: bool = False
     dual: ClassVar[bool] = False
 
     def init(self, x: Tensor) -> Pairs:
         """Room for the pairs of models x [*L, d], and no pair: H = gamma I."""
-        return _empty(x, self.pairs, vectors=2, slots=self.pairs)
+        like = x.new_empty(0, dtype=torch.bfloat16) if self.half else x
+        store = like.new_zeros(*x.shape[:-1], self.pairs, 2, x.shape[-1])
+        return _blank(store, self.pairs)
 
     def forget(self, state: Pairs) -> Pairs:
         """No pair; the store stays as it is, since nobody reads slots without a pair."""
@@ -266,7 +271,8 @@ class Dfp:
         h is computed from all pairs, also from the one that will leave. So the new pair gets a
         slot of its own: a step that is interrupted and taken again finds what it found before.
         """
-        return _empty(x, self.pairs, vectors=3, slots=self.pairs + 1)
+        store = x.new_zeros(*x.shape[:-1], self.pairs + 1, 3, x.shape[-1])
+        return _blank(store, self.pairs)
 
     def forget(self, state: Pairs) -> Pairs:
         """No pair, as in `Bfgs`."""
@@ -373,6 +379,7 @@ def form(
     pairs: int,
     m: int,
     gamma: float | Tensor = 1.0,
+    half: bool = False,
 ) -> Form:
     """The form of that name, which keeps at most `pairs` pairs (`lbfgs`: m).
 
@@ -381,6 +388,7 @@ def form(
         pairs: The most pairs that are kept; dense forms keep none.
         m: The window of `lbfgs`.
         gamma: `bfgs` starts from H_0 = gamma I; a number or [*L, 1].
+        half: Whether `bfgs` and `lbfgs` keep their pairs in bfloat16.
 
     Raises:
         InputError: The name is not known, or there would be no room for a pair.
@@ -390,11 +398,11 @@ def form(
             f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair"
         )
     made: dict[str, Form] = {
-        "bfgs": Bfgs(pairs, gamma=gamma),
+        "bfgs": Bfgs(pairs, gamma=gamma, half=half),
         "bfgs-dense": Dense(dual=False),
         "dfp": Dfp(pairs),
         "dfp-dense": Dense(dual=True),
-        "lbfgs": Bfgs(min(m, pairs), scaled=True),
+        "lbfgs": Bfgs(min(m, pairs), scaled=True, half=half),
     }
     if name not in made:
         raise unknown("form", name, FORMS)
@@ -419,6 +427,28 @@ def capacity(
     slots = STORE_BYTES // (vectors * d * itemsize)
     # One is spare: the copy of the oldest pair, or the further slot of `dfp`.
     return max(1, min(pairs, slots - 1))
+
+
+def needs_half(
+    name: str,
+    pairs: int,
+    d: int,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether a form keeps its pairs in bfloat16: too few of them would fit in float32.
+
+    It depends on the model's size alone, so that every machine comes to the same numbers. The
+    arguments are those of `capacity`; in float64 nothing is rounded.
+    """
+    if name not in ("bfgs", "lbfgs") or dtype != torch.float32:
+        return False
+    return capacity(name, pairs, d, dtype.itemsize) < min(pairs, FEW)
+
+
+def rounded(form: Form, v: Tensor) -> Tensor:
+    """A vector as the form keeps it, in the vector's own dtype."""
+    half = isinstance(form, Bfgs) and form.half
+    return v.bfloat16().to(v.dtype) if half else v
 
 
 # ---- inner products in float64 ----
@@ -487,17 +517,6 @@ def _rank_two(
     return torch.where(verdict.accept[..., None], new, B)
 
 
-def _empty(
-    x: Tensor,
-    pairs: int,
-    vectors: int,
-    slots: int,
-) -> Pairs:
-    """Room for pairs of models x [*L, d], in so many slots."""
-    store = x.new_zeros(*x.shape[:-1], slots, vectors, x.shape[-1])
-    return _blank(store, pairs)
-
-
 def _blank(store: Tensor, pairs: int) -> Pairs:
     """No pair held.
 
@@ -543,7 +562,8 @@ def _append(
     # Written in any case: after an undone step the slot holds the pair of that step.
     old = state.oldest if kept else 0.0
     new = torch.where(verdict.accept.unsqueeze(-1), torch.stack(tuple(pair), -2), old)
-    all_slots.index_copy_(0, rings + state.head.flatten(), new.view(-1, vectors, d))
+    new = new.to(store.dtype).view(-1, vectors, d)
+    all_slots.index_copy_(0, rings + state.head.flatten(), new)
     more = accept.long()
     head = (state.head + more) % slots
     oldest = state.oldest
@@ -627,12 +647,21 @@ def _combine(
 ) -> Tensor:
     """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype.
 
-    The weights are brought into the order of the slots, for the same reason.
+    The weights are brought into the order of the slots, for the same reason. Pairs in bfloat16 are
+    widened strip by strip.
     """
     rows, slots = _slots(state, k)
     vectors = weights.shape[-1]
     held = rows.shape[-2] // vectors
     by_slot = weights.new_zeros(*weights.shape[:-2], held, vectors)
     by_slot.scatter_(-2, slots[..., None].expand_as(weights), weights)
-    by_row = by_slot.flatten(-2)[..., None, :].to(rows.dtype)
-    return (by_row @ rows)[..., 0, :]
+    by_row = by_slot.flatten(-2)[..., None, :]
+    if rows.dtype != torch.bfloat16:
+        return (by_row.to(rows.dtype) @ rows)[..., 0, :]
+    narrow = by_row.float()
+    width = (CPU_BLOCK if rows.is_cpu else DEVICE_BLOCK).columns
+    total = narrow.new_empty(*rows.shape[:-2], rows.shape[-1])
+    for start in range(0, rows.shape[-1], width):
+        strip = slice(start, start + width)
+        total[..., strip] = (narrow @ rows[..., strip].float())[..., 0, :]
+    return total

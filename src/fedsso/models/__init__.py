@@ -2,8 +2,9 @@
 
 These are for convenience and for the paper's experiments; any other `nn.Module` works as well. A
 model is a function of a sample's shape and the number of outputs that returns a plain module:
-`vectors.py` has those that flatten a sample, `images.py` those with convolutions. A line in
-MODELS makes one known to Python and the command line.
+`vectors.py` has those that flatten a sample, `images.py` those with convolutions, `attention.py`
+transformers, `recurrent.py` an LSTM. A line in MODELS makes one known to Python and the command
+line. `adapters.py` freezes a model of any kind and gives it a few trainable parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import torch
 from torch import nn
 
 from ..errors import unknown
-from .images import cnn, cnn_small, lenet, resnet20_gn
+from .attention import gpt_nano, vit_tiny
+from .images import cnn, cnn_small, lenet, resnet18_gn, resnet20_gn
+from .recurrent import lstm
 from .vectors import charmlp, linear, mclr, mlp, textmlp
 
 
@@ -40,7 +43,11 @@ MODELS: dict[str, Model] = {
     "cnn-small": Model(cnn_small, "two convolutions of 8 and 16 channels"),
     "lenet": Model(lenet, "the paper's LeNet, 49 402 parameters on CIFAR-10"),
     "resnet20-gn": Model(resnet20_gn, "ResNet-20 with GroupNorm, 275 572 parameters on CIFAR-100"),
+    "resnet18-gn": Model(resnet18_gn, "ResNet-18 with GroupNorm, 11.2 million on CIFAR-10"),
+    "vit-tiny": Model(vit_tiny, "a vision transformer of 12 layers, 5.4 million on CIFAR-10"),
     "charmlp": Model(charmlp, "one hidden layer of 128 units, 424 513 parameters on Shakespeare"),
+    "lstm": Model(lstm, "an LSTM of characters, 815 945 parameters on Shakespeare"),
+    "gpt-nano": Model(gpt_nano, "a transformer of characters, 816 449 on Shakespeare"),
     "textmlp": Model(textmlp, "hidden layers of 64 and 32 units"),
 }
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..algorithm import Batch
 
 BLOCK = 1 << 22  # numbers that a block of a Hessian's columns may take
+SHOWN = 4  # parameters that a message names
 
 
 # ---- models as flat vectors ----
@@ -66,6 +67,15 @@ class Layout:
         """Number of entries of each parameter; their sum is d."""
         return [shape.numel() for shape in self.shapes]
 
+    def __str__(self) -> str:
+        """The first few parameters by name and shape, for messages."""
+        shown = [
+            f"{name} {list(shape)}"
+            for name, shape in zip(self.names[:SHOWN], self.shapes[:SHOWN], strict=True)
+        ]
+        more = len(self.names) - SHOWN
+        return ", ".join([*shown, f"{more} more"] if more > 0 else shown)
+
     def unravel(self, x: Tensor) -> dict[str, Tensor]:
         """Views of x [..., d] by parameter name, [..., *shape].
 
@@ -77,6 +87,12 @@ class Layout:
         for name, shape, part in zip(self.names, self.shapes, parts, strict=True):
             views[name] = part.view((*lead, *shape))
         return views
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its frozen parameters, which may be large."""
+    shared = {id(p): p for p in module.parameters() if not p.requires_grad}
+    return copy.deepcopy(module, shared)
 
 
 def ravel(module: nn.Module) -> Tensor:
@@ -126,6 +142,7 @@ class Backend:
 
     Args:
         module: The model. It is copied, since back ends write parameters and modes into it.
+            Frozen parameters, which nobody writes, are shared with the copy.
         loss: The loss of single rows.
 
     It is the `Objective` of the algorithms' contract. Mini-batches carry weights that sum to 1
@@ -138,7 +155,7 @@ class Backend:
     l2 = 0.0
 
     def __init__(self, module: nn.Module, loss: RowLoss) -> None:
-        self.module = copy.deepcopy(module)
+        self.module = copied(module)
         self.layout = Layout.of(self.module)
         self.loss = loss
         self.buffers = torch.zeros(0)

@@ -76,14 +76,17 @@ def _chosen(
     sample: Sequence[int],
 ) -> tuple[Backend, str]:
     """The back end for dense rows, and why."""
+    pools = device.type == "cpu" and Chained.fits(module, sample) and _has_wide_pools(module)
+    layout = torch.channels_last if pools else torch.contiguous_format
     if engine == "loop":
-        return Looped(module, loss), "clients one by one, as asked"
+        return Looped(module, loss, layout), "clients one by one, as asked"
     if Dense.fits(module, sample):
         return Dense(module, loss), "clients and trials stacked"
     if Chained.fits(module, sample) and (engine == "stacked" or device.type == "cuda"):
         return Chained(module, loss), "clients and trials stacked, convolutions as matrix products"
     if engine == "auto" and device.type == "cpu" and _has_convolutions(module):
-        return Looped(module, loss), "clients one by one: on a CPU convolutions are faster so"
+        reason = "clients one by one: on a CPU convolutions are faster so"
+        return Looped(module, loss, layout), reason
     reason = _cannot_batch(module, loss, sample)
     if not reason:
         return Vmapped(module, loss), "clients and trials stacked by torch.func"
@@ -115,6 +118,18 @@ def _on_sparse_rows(
 def _has_convolutions(module: nn.Module) -> bool:
     """Whether any layer is a convolution."""
     return any(isinstance(m, CONVOLUTIONS) for m in module.modules())
+
+
+def _has_wide_pools(module: nn.Module) -> bool:
+    """Whether a chain pools in single precision, behind a convolution of several channels.
+
+    Pools that choose the largest number are then faster with the channels of a pixel side by side.
+    Other modules keep torch's usual layout: a module of one's own may rely on it.
+    """
+    layers = list(module.modules())
+    wide = any(isinstance(m, nn.Conv2d) and m.out_channels > 1 for m in layers)
+    single = all(p.dtype == torch.float32 for p in module.parameters())
+    return wide and single and any(isinstance(m, nn.MaxPool2d) for m in layers)
 
 
 def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ as in any torch program, and what it leaves in its buffers is read back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,13 +29,37 @@ class Looped(Backend):
 
     BatchNorm would count padded rows otherwise. `stacks` is False, so that the engine hands over
     one client at a time.
+
+    `draws` says whether the module may draw random numbers, from torch's one stream, which is then
+    seeded for each client. The engine sets it to False where several threads compute clients.
+
+    Args:
+        module: The model.
+        loss: The loss of single rows.
+        layout: How images and filters lie in memory. With `torch.channels_last` a CPU pools
+            several times as fast; numbers are the same up to rounding.
     """
 
     stacks = False
+    draws = True
 
-    def __init__(self, module: nn.Module, loss: RowLoss) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: RowLoss,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> None:
         super().__init__(module, loss)
+        self.memory_format = layout
+        self.module.to(memory_format=layout)  # type: ignore[call-overload]
         self.params = [self.module.get_parameter(n) for n in self.layout.names]
+
+    def twin(self) -> Looped:
+        """The same objective with a module of its own, whose frozen parameters are shared."""
+        twin = Looped(self.module, self.loss, self.memory_format)
+        twin.l2 = self.l2
+        twin.one_output = self.one_output
+        return twin
 
     # one client i and one trial t
 
@@ -67,8 +92,12 @@ class Looped(Backend):
 
     def _outputs(self, rows: Batch) -> Tensor:
         """Outputs [classes, rows] of the loaded module; the batch's key fixes its draws."""
-        with seeded(rows.key, rows.x.device):
-            return by_classes(self.module(rows.x))
+        with seeded(rows.key, rows.x.device) if self.draws else nullcontext():
+            return self._run(rows.x)
+
+    def _run(self, rows: Tensor) -> Tensor:
+        """Outputs [classes, rows] of the loaded module."""
+        return by_classes(self.module(rows.contiguous(memory_format=self.memory_format)))
 
     def _loss(self, rows: Batch) -> Tensor:
         """The weighted sum of the rows' losses."""
@@ -182,7 +211,7 @@ class Looped(Backend):
             for i in range(clients):
                 for t in range(trials):
                     self._load(x, i, t)
-                    out.append(by_classes(self.module(rows[i])))
+                    out.append(self._run(rows[i]))
         z = torch.stack(out)
         return z.view(clients, trials, *z.shape[1:])
 
