@@ -90,7 +90,7 @@ def test_a_sweep_finds_what_a_study_finds(tmp_path: Path) -> None:
         "fewest mean rounds until 0.7 is first reached, over 2 seeds; a miss counts as never"
         in result.stdout
     )
-    assert "judged by the same test rows" in result.stdout
+    assert "evaluated on the same test rows" in result.stdout
     assert document["chosen"] in result.stdout
     assert document["left_out"] == {}
 

@@ -658,7 +658,7 @@ def test_the_command_writes_the_first_table_of_the_page(
     assert Path("t.csv").read_text(encoding="utf-8") == ours.to_csv()
     command(*wished)  # our own tables are replaced
     Path("t.tex").write_text("mine", encoding="utf-8")
-    assert "t.tex is there already and is not a table" in command(*wished, code=2).stderr
+    assert "t.tex already exists and is not a table" in command(*wished, code=2).stderr
     told = command("report", "runs", "--tables", "t.xls", code=2).stderr
     assert "unknown format of a table '.xls'" in told
     assert Path("t.tex").read_text(encoding="utf-8") == "mine"
