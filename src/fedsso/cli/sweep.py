@@ -21,7 +21,7 @@ from ..experiment.plan import folder_of
 from ..experiment.reading import read_sweep
 from ..experiment.results import Results, Setting
 from ..experiment.store import PARTS, SETTINGS, TRIALS
-from ..experiment.sweep import Means, answer
+from ..experiment.sweep import Means, answer, purpose_of
 from ..report import sweeps
 from ..support.files import write_atomic
 from ..support.intake import read_bytes, read_toml
@@ -90,9 +90,7 @@ def sweep(
         )
     team().told(lambda: begin(made, save_config, _foreign(made)))
     out = folder_of(settings.out)
-    with nullcontext() if out is None else Lock(out):
-        if out is not None:
-            _settle(out / SETTINGS, sealed_toml(made.table))
+    with nullcontext() if out is None else _joined(out, made):
         again = None if settings.out is None else AGAIN
         with watching(again, live, tensorboard) as watch, in_time():
             parts = None if out is None else out / PARTS
@@ -137,6 +135,16 @@ def _same_trials(made: Plan, folder: Path) -> bool:
         planned = {run.spec.identity for run in made.planned}
         return there == planned and found.target == made.settings.target
     return False  # it cannot be read
+
+
+def _joined(out: Path, made: Plan) -> Lock:
+    """The lock of a folder, which others may hold who ask the same.
+
+    The first of them writes the settings.
+    """
+    settings = made.settings
+    purpose = purpose_of(made.planned, settings.target, settings.select)
+    return Lock(out, purpose, lambda: _settle(out / SETTINGS, sealed_toml(made.table)))
 
 
 def _settle(path: Path, settings: bytes) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from ..engine.ranks import team
 from ..engine.settings import with_options
 from ..errors import integer
-from ..support.lock import locked
+from ..support.lock import Lock, locked
 from .execute import Progress, execute, printer
 from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep, forget_other
 from .plan import (
@@ -47,7 +48,7 @@ from .revive import problem_of, specify
 from .run import Run, is_done, load_run, path_of, run_folders
 from .spec import SPEC, Spec
 from .store import PARTS
-from .sweep import Means, answer, deadline_of
+from .sweep import Means, answer, deadline_of, purpose_of
 from .workers import OutOfTime
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def sweep(
     means = Means(
         None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
     )
-    with locked([root]):
+    with nullcontext() if root is None else Lock(root, purpose_of(planned, target, select)):
         try:
             results = answer(question, planned, means, target, select)
         except OutOfTime as late:

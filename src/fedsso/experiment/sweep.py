@@ -5,11 +5,14 @@ best setting of each algorithm; `fedsso.sweep` and the command `fedsso sweep` bo
 
 The trials are cut into parts, which are trained batched, one after the other or on several
 processes. Each part is written when it is finished. A sweep that is called again looks which
-trials are there and trains the others.
+trials are there and trains the others. Several sweeps that ask the same may share a folder, from
+several machines too: each takes parts that no other has taken, and all of them end with the same
+result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import tempfile
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..engine.ranks import team
 from ..errors import InputError, integer, number
+from ..support.claims import Claims
 from ..support.files import check_writable
 from ..support.lock import Lock
 from .execute import Counter, Progress, Standing, begin, chunks, follow
@@ -35,13 +39,14 @@ from .store import (
     read,
 )
 from .together import lead_or_follow
-from .workers import in_order, in_processes
+from .workers import Agenda, in_order, in_processes
 
 if TYPE_CHECKING:
     from .spec import Spec
 
 
 log = logging.getLogger("fedsso")
+SHARED = "sweeps"  # all sweeps may write parts into a folder at once
 CHOSEN = "chosen settings"  # the second phase of a sweep that chooses by held-out rows
 
 
@@ -53,6 +58,7 @@ class Means(NamedTuple):
     deadline: float = math.inf  # of time.monotonic(): no new part begins after it
     progress: Progress | None = None
     phase: str = "grid"  # what the progress calls this part of the work
+    at_once: int | None = None  # trials of a part at most; None: as many as fit
 
 
 def deadline_of(minutes: float | None) -> float:
@@ -66,6 +72,18 @@ def deadline_of(minutes: float | None) -> float:
     if not number("minutes", minutes) > 0:
         raise InputError(f"minutes must be > 0, got minutes={minutes}")
     return time.monotonic() + 60 * minutes
+
+
+def purpose_of(planned: Sequence[Planned], target: float | None, select: str) -> str:
+    """What a sweep asks, as a word: those who ask the same may share a folder.
+
+    Args:
+        planned: The trials of the grid.
+        target: The accuracy to reach, or None.
+        select: The rows to choose by.
+    """
+    parts = [*(run.spec.identity for run in planned), repr(target), select]
+    return f"sweep {hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 
 def answer(
@@ -146,7 +164,7 @@ def carry_out(
         OutOfTime: The deadline has passed and parts are left.
         InputError: The folder cannot be written, or a process failed.
     """
-    with _folder(means.out) as folder, Lock(folder):
+    with _folder(means.out) as folder, Lock(folder, SHARED), Claims(folder) as claims:
         check_writable(folder)
         put_aside_damaged(folder)
         there = held(folder)
@@ -156,18 +174,19 @@ def carry_out(
             kept = [spec for spec in specs if spec.identity in there]
             runs = read([there[spec.identity] for spec in kept], kept)
             look(kept, [run.trace for run in runs])
-        todo = [i for i, spec in enumerate(specs) if spec.identity not in there]
-        parts = list(chunks(planned, todo))
-        tally = _Tally(planned, todo, means)
+        # All trials are cut, those that are finished too: so others cut alike who come later.
+        parts = list(chunks(planned, range(len(planned)), most=means.at_once))
+        agenda = Agenda([spec.identity for spec in specs], parts, folder, claims)
+        tally = _Tally(planned, sorted(agenda.open), means)
         # More processes than parts would have nothing to do.
-        processes = min(integer("jobs", means.jobs, 1), len(parts))
+        processes = min(integer("jobs", means.jobs, 1), agenda.size)
         if processes > 1:
+            devices = [None] * processes
             arguments = tuple(question)
-            in_processes(
-                arguments, parts, folder, processes, means.deadline, tally, look, judged_by
-            )
+            in_processes(arguments, agenda, devices, means.deadline, tally, look, judged_by)
         else:
-            in_order(planned, parts, folder, means.deadline, tally, look, judged_by)
+            in_order(planned, agenda, means.deadline, tally, look, judged_by)
+        agenda.tidy()
         return Results(_collect(specs, folder))
 
 
@@ -216,6 +235,7 @@ class _Tally:
         self.under_way: dict[int, int] = {}  # rounds of the parts that run, by their first trial
         self.labels: dict[int, str] = {}
         self.numbers: dict[str, float] = {}
+        self.last: tuple[Sequence[int], int] = ([0], 0)  # the part and round that were told last
 
     def round(self, part: Sequence[int], k: int, label: str, numbers: dict[str, float]) -> None:
         """A part has done k rounds."""
@@ -231,11 +251,21 @@ class _Tally:
         self.finished += len(part)
         self._tell(part, self.rounds[part[0]])
 
+    def elsewhere(self, trials: Sequence[int]) -> None:
+        """Others have finished these trials."""
+        self.done += sum(self.rounds[i] for i in trials)
+        self.finished += len(trials)
+
+    def wait(self) -> None:
+        """Nothing is left to do here: tell again how far it is, since others go on."""
+        self._tell(*self.last)
+
     def _tell(self, part: Sequence[int], k: int) -> None:
         """Tell the progress what has become more: halves of a part that was too large begin again.
 
         A callback that counts is told of the end of each part as well, any other of rounds alone.
         """
+        self.last = (part, k)
         now = self.done + sum(self.under_way.values())
         further = now > self.told
         self.told = max(self.told, now)
@@ -250,7 +280,7 @@ class _Tally:
             label,
             k,
             self.rounds[part[0]],
-            self.told / self.total,
+            self.told / max(1, self.total),
         )
         if isinstance(self.progress, Counter):
             self.progress.count(standing, self.numbers)
