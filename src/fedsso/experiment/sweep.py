@@ -42,6 +42,7 @@ from .together import lead_or_follow
 from .workers import Agenda, in_order, in_processes
 
 if TYPE_CHECKING:
+    from ..algorithm import Algorithm
     from .spec import Spec
 
 
@@ -113,14 +114,31 @@ def answer(
     results = Results(runs, target=target)
     if select == "test":
         return results
-    winners = results.winners().values()
     # By the plan: an algorithm of the caller's own need not be in the registry.
     records = {run.spec.point: run.record for run in planned}
+    chosen = {name: records[best.spec.point] for name, best in results.winners().items()}
+    return judge_chosen(question, results, means, chosen)
+
+
+def judge_chosen(
+    question: Question, results: Results, means: Means, chosen: Mapping[str, Algorithm]
+) -> Results:
+    """Run the best setting of each algorithm on all training rows, judged by the test rows.
+
+    Args:
+        question: What is asked, with the whole federation.
+        results: The runs that were judged by held-out rows.
+        means: How it is carried out.
+        chosen: The record of the best setting of each algorithm.
+    """
+    winners = results.winners()
     # A winner runs with its own local steps and batch size, not with all that were listed.
-    own = [{name: setting.spec.options[name] for name in VARIED} for setting in winners]
-    again = question._replace(records=[records[one.spec.point] for one in winners], own=own)
+    own = []
+    for setting in winners.values():
+        own.append({name: setting.spec.options[name] for name in VARIED})
+    again = question._replace(records=[chosen[name] for name in winners], own=own)
     last = means._replace(phase=CHOSEN)
-    return Results(runs, target=target, judged=_with_all(again, plan(*again), last))
+    return Results(results, target=results.target, judged=_with_all(again, plan(*again), last))
 
 
 def run_grid(question: Question, means: Means) -> Results:
@@ -164,7 +182,7 @@ def carry_out(
         OutOfTime: The deadline has passed and parts are left.
         InputError: The folder cannot be written, or a process failed.
     """
-    with _folder(means.out) as folder, Lock(folder, SHARED), Claims(folder) as claims:
+    with kept_in(means.out) as folder, Lock(folder, SHARED), Claims(folder) as claims:
         check_writable(folder)
         put_aside_damaged(folder)
         there = held(folder)
@@ -191,8 +209,8 @@ def carry_out(
 
 
 @contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """The folder of the parts; a temporary one if nothing is to be kept."""
+def kept_in(out: Path | None) -> Iterator[Path]:
+    """The folder of the results; a temporary one if nothing is to be kept."""
     if out is not None:
         yield out
         return

@@ -1,0 +1,7 @@
+"""Adaptive search for good hyper-parameters, in place of a grid.
+
+space    what is searched: ranges, choices and fixed values of an algorithm's fields
+batch    some settings trained stacked, of which the worse ones are dropped on the way
+search   asks Optuna for settings, trains them, tells how they fared; shared and resumable
+call     `fedsso.tune`
+"""

@@ -1,0 +1,153 @@
+"""What is searched for an algorithm: ranges, choices and fixed values of its fields.
+
+Left to itself, an algorithm is searched where its grid lies (`grids.axes`): between the smallest
+and the largest value of each axis, on a logarithmic scale if both are above 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...algorithm.records import fields_of
+from ...algorithms import ALGORITHMS, make
+from ...errors import InputError
+from ..grids import axes
+
+if TYPE_CHECKING:
+    import optuna
+
+    from ...algorithm import Algorithm
+
+DIGITS = 3  # of a number that is tried: more would not be told apart by anybody
+
+
+class Range(NamedTuple):
+    """Numbers between two ends, both of them included."""
+
+    low: float
+    high: float
+    whole: bool = False  # integers alone
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether factors count, not differences."""
+        return self.low > 0
+
+    def __str__(self) -> str:
+        """The range as it is typed."""
+        return f"{self.low:g}:{self.high:g}"
+
+
+class Space(NamedTuple):
+    """The fields of one algorithm that are searched, and those that have one value."""
+
+    algorithm: str
+    ranges: Mapping[str, Range]
+    choices: Mapping[str, list[Any]]
+    fixed: Mapping[str, Any]
+
+    def record(self, values: Mapping[str, Any]) -> Algorithm:
+        """The algorithm with some values of the fields that are searched."""
+        return make(self.algorithm, {**self.fixed, **values})
+
+    def corners(self) -> list[Algorithm]:
+        """Records at both ends of the ranges, with each choice; to check them before any work."""
+        found = []
+        for end in ("low", "high"):
+            ends = {name: getattr(one, end) for name, one in self.ranges.items()}
+            firsts = {name: several[0] for name, several in self.choices.items()}
+            found.append(self.record({**firsts, **ends}))
+            for name, several in self.choices.items():
+                for value in several[1:]:
+                    found.append(self.record({**firsts, **ends, name: value}))
+        return list({repr(record): record for record in found}.values())
+
+    def draw(self, trial: optuna.Trial) -> Algorithm:
+        """A record with values that a trial suggests, in few digits."""
+        values: dict[str, Any] = {}
+        for name, one in self.ranges.items():
+            scale = one.is_logarithmic
+            if one.whole:
+                values[name] = trial.suggest_int(name, int(one.low), int(one.high), log=scale)
+                continue
+            exact = trial.suggest_float(name, one.low, one.high, log=scale)
+            values[name] = min(max(float(f"{exact:.{DIGITS}g}"), one.low), one.high)
+        for name, several in self.choices.items():
+            values[name] = trial.suggest_categorical(name, several)
+        return self.record(values)
+
+    def table(self) -> dict[str, Any]:
+        """The space as a settings file holds it."""
+        ranges = {name: str(one) for name, one in self.ranges.items()}
+        return {**self.fixed, **ranges, **self.choices}
+
+
+def space_of(name: str, values: Mapping[str, Any] | None = None) -> Space:
+    """What is searched for an algorithm.
+
+    Args:
+        name: The algorithm's name in the registry.
+        values: By field: a range as text, "0.001:1", or as a pair of numbers, (0.001, 1); a list
+            of choices; or one value, which is then fixed. Fields that are left out are searched
+            where the grid lies, or have their defaults.
+
+    Raises:
+        InputError: A name is unknown, a range is none, or nothing is left to search.
+
+    >>> space_of("fedprox", {"mu": 0.1})
+    Space(algorithm='fedprox', ranges={'alpha': Range(low=0.0001, high=0.7, whole=False)},
+          choices={}, fixed={'mu': 0.1})
+    """
+    given: dict[str, Any] = {}
+    for key, axis in axes(name).items():
+        given[key] = (min(axis), max(axis))
+    given |= values or {}
+    defaults = {field.name: field.default for field in fields_of(ALGORITHMS[name])}
+    ranges: dict[str, Range] = {}
+    choices: dict[str, list[Any]] = {}
+    fixed: dict[str, Any] = {}
+    for key, value in given.items():
+        one = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(one, list):
+            choices[key] = _different(key, one)
+        elif isinstance(one, tuple) or (isinstance(one, str) and ":" in one):
+            ranges[key] = _range(key, one, type(defaults.get(key)) is int)
+        else:
+            fixed[key] = one
+    if not ranges and not choices:
+        raise InputError(
+            f"{name} has nothing to tune here; give a range, such as "
+            f"{next(iter(defaults), 'alpha')}=0.001:1, or list several values"
+        )
+    space = Space(name, ranges, choices, fixed)
+    space.corners()  # which check every field
+    return space
+
+
+def _range(key: str, given: Any, whole: bool) -> Range:
+    """A range from text such as 0.001:1, or from a pair of numbers."""
+    ends = given.split(":") if isinstance(given, str) else list(given)
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(
+            f"{key} must be a range of two numbers, the smaller one first, such as 0.001:1; got "
+            f"{key}={given!r}"
+        )
+    if whole and not (low.is_integer() and high.is_integer()):
+        raise InputError(f"{key} takes integers alone; got the range {key}={given!r}")
+    return Range(low, high, whole)
+
+
+def _different(key: str, several: list[Any]) -> list[Any]:
+    """The choices, if there are some and all differ, and none is itself a range."""
+    if len(set(map(repr, several))) < max(1, len(several)):
+        raise InputError(f"{key} must list different values, at least one; got {key}={several}")
+    for one in several:
+        if isinstance(one, tuple) or (isinstance(one, str) and ":" in one):
+            raise InputError(f"{key} is a range or a list of values; got {key}={several}")
+    return several
