@@ -131,9 +131,9 @@ class Tune(Sweep):
         AT_ONCE, ge=1, description="settings that are asked for and trained together"
     )
     prune: str = Field(
-        "median",
-        description="which settings are dropped while they train: those below the median, by "
-        "successive halving, or none",
+        "halving",
+        description="which settings are dropped while they train: halving (the worse half), median "
+        "(what is below it) or none",
     )
 
 

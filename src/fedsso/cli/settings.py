@@ -212,7 +212,9 @@ def _records(chosen: Any, name: str, own: dict[str, Any]) -> list[Algorithm]:
 
 
 def spaces(chosen: Any, names: Iterable[str], hyper: Mapping[str, Any]) -> list[Space]:
-    """What is searched for each algorithm, by its table in the file and by the command line."""
+    """What `tune` searches for each algorithm, by its table in the file and by the command line."""
+    if not isinstance(chosen, Tune):
+        return []
     return [space_of(name, _values(chosen, name, hyper)) for name in names]
 
 

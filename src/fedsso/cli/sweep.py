@@ -33,7 +33,6 @@ from .config import Sweep, Tune
 from .flags import Config, Json, Live, Minutes, SaveConfig, TensorBoard, Verbose
 from .plan import Plan, begin, plan, targets_of
 from .screen import print_json, print_table, say, tell, visible
-from .settings import spaces
 from .view import judge
 from .watch import AGAIN, check_minutes, in_time, set_logging, watching
 
@@ -43,6 +42,10 @@ KEPT_UNTIL = "--minutes needs --out, the folder where the work is kept until the
 TUNED = "tune.toml"  # settings with which `fedsso tune --config` repeats a search
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes that share the work.")]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trials that train in one batch at most; left out: as many as fit."),
+]
 
 
 def sweep(
@@ -50,6 +53,7 @@ def sweep(
     config: Config = None,
     save_config: SaveConfig = None,
     jobs: Jobs = 1,
+    at_once: AtOnce = None,
     minutes: Minutes = None,
     live: Live = False,
     tensorboard: TensorBoard = None,
@@ -78,7 +82,11 @@ def sweep(
 
     --out gets table.md, trials.csv, curves.png, grid.png, all traces (parts/)
     and sweep.toml, a --config that repeats the sweep. Killed or stopped, the
-    same command goes on: finished parts are not run again.
+    same command goes on: finished parts are not run again. The same command on
+    other machines, with the same --out on a shared file system, takes part.
+
+    --device cuda:0,cuda:1 deals the parts to several GPUs, with one process on
+    each. --at-once makes parts smaller, so that more machines find work.
 
     Exit code 1: the best setting of an algorithm diverged, or no setting
     reached --target with every seed. Other settings may diverge.
@@ -97,7 +105,8 @@ def sweep(
         again = None if settings.out is None else AGAIN
         with watching(again, live, tensorboard) as watch, in_time():
             parts = None if out is None else out / PARTS
-            means = Means(parts, jobs, deadline_of(minutes), watch)
+            limit = deadline_of(minutes)
+            means = Means(parts, jobs, limit, watch, at_once=at_once, devices=made.devices)
             found = answer(made.question, made.planned, means, settings.target, settings.select)
         _show(made, found, as_json)
         if out is not None:
@@ -121,8 +130,8 @@ def tune(
     Example: fedsso tune --algorithms fedsso --alpha 0.001:1 --form bfgs,dfp
 
     Settings are drawn where those before them fared well (Optuna's TPE), a few
-    at a time, which train together. Those that fall behind are dropped after an
-    eighth, a quarter or half of the rounds (--prune median, halving or none).
+    at a time, which train together. Those that fall behind are dropped after a
+    quarter or half of the rounds (--prune halving, median or none).
     It needs Optuna: pip install 'fedsso\[tune]'.
 
     Left to itself, it searches between the ends of the algorithm's grid, on a
@@ -153,12 +162,9 @@ def tune(
     if minutes is not None and settings.out is None:
         raise InputError(KEPT_UNTIL)
     begin(made, save_config, _foreign(made, TUNED))
-    names = dict.fromkeys(run.spec.algorithm for run in made.planned)
-    searched = spaces(settings, names, ctx.obj["hyper"])
-    table = {**made.table, **{space.algorithm: space.table() for space in searched}}
     out = folder_of(settings.out)
     purpose = f"tune {purpose_of(made.planned, settings.target, settings.select)}"
-    with kept_in(out) as folder, Lock(folder, purpose, _settling(folder / TUNED, table)):
+    with kept_in(out) as folder, Lock(folder, purpose, _settling(folder / TUNED, made.table)):
         again = None if out is None else AGAIN
         with watching(again) as watch, in_time():
             limit = deadline_of(minutes)
@@ -166,7 +172,7 @@ def tune(
                 folder, folder / PARTS, settings.trials, settings.at_once, settings.prune, limit,
                 watch,
             )  # fmt: skip
-            found = search_all(made.question, searched, settings.target, settings.select, means)
+            found = search_all(made.question, made.spaces, settings.target, settings.select, means)
         _show(made, found, as_json)
         if out is not None:
             sweeps.write(out, found)

@@ -231,7 +231,9 @@ class Settings:
         bounds=Bounds(0, 1, low_belongs=False),
     )
     dtype: str = option("float32", "Floating-point type of all numbers.", choices=tuple(DTYPES))
-    device: str = option("auto", "auto (a GPU where there is one), cpu, cuda or cuda:1.")
+    device: str = option(
+        "auto", "auto (a GPU where there is one), cpu, cuda or cuda:1; a sweep takes several."
+    )
     engine: str = option(
         "auto",
         "How clients are computed: stacked (many at a time), loop (one at a time) or auto.",

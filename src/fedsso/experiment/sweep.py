@@ -20,9 +20,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.ranks import team
+from ..engine.settings import device_of
 from ..errors import InputError, integer, number
 from ..support.claims import Claims
 from ..support.files import check_writable
@@ -60,6 +61,7 @@ class Means(NamedTuple):
     progress: Progress | None = None
     phase: str = "grid"  # what the progress calls this part of the work
     at_once: int | None = None  # trials of a part at most; None: as many as fit
+    devices: tuple[str, ...] = ()  # one process on each; none: where the run options say
 
 
 def deadline_of(minutes: float | None) -> float:
@@ -73,6 +75,28 @@ def deadline_of(minutes: float | None) -> float:
     if not number("minutes", minutes) > 0:
         raise InputError(f"minutes must be > 0, got minutes={minutes}")
     return time.monotonic() + 60 * minutes
+
+
+def split_devices(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Run options whose device may be several, as a list or with commas between.
+
+    Returns:
+        The options with the first device, and all devices if there are several.
+
+    Raises:
+        InputError: One of them is not there.
+
+    >>> split_devices({"device": "cpu,cpu"})
+    ({'device': 'cpu'}, ('cpu', 'cpu'))
+    """
+    found = options.get("device", "auto")
+    several = list(found) if isinstance(found, list | tuple) else str(found).split(",")
+    names = tuple(str(name).strip() for name in several)
+    if len(names) < 2:
+        return {**options, **({"device": names[0]} if names else {})}, ()
+    for name in names:
+        device_of(name)
+    return {**options, "device": names[0]}, names
 
 
 def purpose_of(planned: Sequence[Planned], target: float | None, select: str) -> str:
@@ -156,6 +180,11 @@ def _with_all(
 ) -> Results:
     """As `carry_out`, by all processes that torchrun has started, one batch after the other."""
     ours = team()
+    if ours.size > 1 and means.devices:
+        raise InputError(
+            f"device={','.join(means.devices)} lists several, but torchrun gives each of its "
+            f"processes one; leave device out"
+        )
     if ours.size > 1 and means.jobs > 1:
         if ours.is_first:
             log.warning("jobs=%d is left out: torchrun has started the processes", means.jobs)
@@ -193,19 +222,38 @@ def carry_out(
             runs = read([there[spec.identity] for spec in kept], kept)
             look(kept, [run.trace for run in runs])
         # All trials are cut, those that are finished too: so others cut alike who come later.
-        parts = list(chunks(planned, range(len(planned)), most=means.at_once))
+        parts = list(chunks(planned, range(len(planned)), most=_most(planned, means)))
         agenda = Agenda([spec.identity for spec in specs], parts, folder, claims)
         tally = _Tally(planned, sorted(agenda.open), means)
         # More processes than parts would have nothing to do.
-        processes = min(integer("jobs", means.jobs, 1), agenda.size)
-        if processes > 1:
-            devices = [None] * processes
+        places = _places(means)[: agenda.size]
+        if len(places) > 1:
             arguments = tuple(question)
-            in_processes(arguments, agenda, devices, means.deadline, tally, look, judged_by)
+            in_processes(arguments, agenda, places, means.deadline, tally, look, judged_by)
         else:
             in_order(planned, agenda, means.deadline, tally, look, judged_by)
         agenda.tidy()
         return Results(_collect(specs, folder))
+
+
+def _most(planned: Sequence[Planned], means: Means) -> int | None:
+    """How many trials a part has at most; every device is to get some, if nothing else is said."""
+    if means.at_once is not None:
+        return integer("at_once", means.at_once, 1)
+    return math.ceil(len(planned) / len(means.devices)) if means.devices else None
+
+
+def _places(means: Means) -> list[str | None]:
+    """Where each process computes; None: where the run options say."""
+    jobs = integer("jobs", means.jobs, 1)
+    if not means.devices:
+        return [None] * jobs
+    if jobs > 1:
+        raise InputError(
+            f"jobs={jobs} and device={','.join(means.devices)} were both given; there is one "
+            f"process for each device: leave jobs out"
+        )
+    return list(means.devices)
 
 
 @contextmanager

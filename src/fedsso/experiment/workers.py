@@ -186,7 +186,8 @@ def in_order(
         part = agenda.take()
         tally.elsewhere(agenda.news())
         if part is None:
-            agenda.wait(tally)
+            if agenda.left:
+                agenda.wait(tally)
             continue
 
         def show(label: str, k: int, _: int, numbers: dict[str, float], part: Part = part) -> None:
@@ -243,7 +244,7 @@ def in_processes(
                 with _alive():
                     pipe.send(part)
             tally.elsewhere(agenda.news())
-            if not busy:
+            if not busy and agenda.left:
                 if time.monotonic() >= deadline:
                     break
                 agenda.wait(tally)

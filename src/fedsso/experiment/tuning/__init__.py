@@ -2,6 +2,7 @@
 
 space    what is searched: ranges, choices and fixed values of an algorithm's fields
 batch    some settings trained stacked, of which the worse ones are dropped on the way
+journal  what Optuna knows, in a file that many may add to, any of whom may be killed
 search   asks Optuna for settings, trains them, tells how they fared; shared and resumable
 call     `fedsso.tune`
 """

@@ -43,7 +43,7 @@ def tune(
     space: Mapping[str, Any] | None = None,
     trials: int = 24,
     at_once: int = AT_ONCE,
-    prune: str = "median",
+    prune: str = "halving",
     seeds: Iterable[int] | None = None,
     target: float | None = None,
     select: str = "test",
@@ -68,9 +68,9 @@ def tune(
         trials: Settings that are tried for each algorithm, the dropped ones among them.
         at_once: Settings that are asked for and trained together. More are faster, fewer learn
             sooner from each other.
-        prune: When a setting is dropped, after an eighth, a quarter and half of the rounds:
-            "median", if it is worse than the median of those that were finished; "halving", if
-            it is not in the better half; or "none", never.
+        prune: When a setting is dropped, after a quarter and after half of the rounds:
+            "halving", if it is not in the better half of those that came so far; "median", if it
+            is worse than the median of those that were finished; or "none", never.
         seeds: Every setting runs once for each of these, and its mean counts.
         target: The accuracy to reach in few rounds.
         select: The rows to choose by, as for `fedsso.sweep`.

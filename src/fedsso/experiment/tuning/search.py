@@ -32,6 +32,7 @@ from ..store import held, read, save_part, spec_of
 from ..trace import LOSS
 from ..workers import OutOfTime
 from .batch import train
+from .journal import Journal
 from .space import Space
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ JOURNAL = "tune.journal"  # what Optuna knows, in the folder of the search
 RUNS = "runs"  # where the journal says which runs belong to a setting
 ASK = "ask"
 AT_ONCE = 4  # settings of a batch
-PRUNERS = ("median", "halving", "none")
-FIRST_RUNG = 8  # settings are first compared after the eighth part of the rounds
+PRUNERS = ("halving", "median", "none")
+FIRST_RUNG = 4  # settings are first compared after a quarter of the rounds
 HALVING = 2  # and again whenever the rounds have doubled
 WORST = -1e300  # of a setting whose loss is no number
 
@@ -70,7 +71,7 @@ class Means(NamedTuple):
     parts: Path  # folder of the traces
     trials: int  # settings that are tried for each algorithm
     at_once: int = AT_ONCE  # of them, how many are asked for and trained together
-    prune: str = "median"
+    prune: str = "halving"
     deadline: float = math.inf  # of time.monotonic(): no new batch begins after it
     progress: Progress | None = None
 
@@ -114,9 +115,9 @@ class Search:
         self.rounds = int(plan(*question._replace(records=space.corners()[:1]))[0].settings.rounds)
         self.name = f"{space.algorithm}-{self._digest()}"
         with _readable(means.root / JOURNAL):
-            backend = self.optuna.storages.journal.JournalFileBackend(str(means.root / JOURNAL))
+            journal = Journal(means.root / JOURNAL, claims)
             self.study = self.optuna.create_study(
-                storage=self.optuna.storages.JournalStorage(backend),
+                storage=self.optuna.storages.JournalStorage(journal),
                 study_name=self.name,
                 load_if_exists=True,
                 direction="maximize",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
-from ...algorithm.records import fields_of
+from ...algorithm.records import fields_of, to_dict
 from ...algorithms import ALGORITHMS, make
 from ...errors import InputError
 from ..grids import axes
@@ -81,7 +82,10 @@ class Space(NamedTuple):
     def table(self) -> dict[str, Any]:
         """The space as a settings file holds it."""
         ranges = {name: str(one) for name, one in self.ranges.items()}
-        return {**self.fixed, **ranges, **self.choices}
+        fixed = {}
+        for name, value in self.fixed.items():
+            fixed[name] = to_dict(value) if is_dataclass(value) else value
+        return {**fixed, **ranges, **self.choices}
 
 
 def space_of(name: str, values: Mapping[str, Any] | None = None) -> Space:
@@ -104,7 +108,8 @@ def space_of(name: str, values: Mapping[str, Any] | None = None) -> Space:
     for key, axis in axes(name).items():
         given[key] = (min(axis), max(axis))
     given |= values or {}
-    defaults = {field.name: field.default for field in fields_of(ALGORITHMS[name])}
+    fields = [field.name for field in fields_of(ALGORITHMS[name])]
+    hints = get_type_hints(ALGORITHMS[name])
     ranges: dict[str, Range] = {}
     choices: dict[str, list[Any]] = {}
     fixed: dict[str, Any] = {}
@@ -112,18 +117,39 @@ def space_of(name: str, values: Mapping[str, Any] | None = None) -> Space:
         one = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(one, list):
             choices[key] = _different(key, one)
-        elif isinstance(one, tuple) or (isinstance(one, str) and ":" in one):
-            ranges[key] = _range(key, one, type(defaults.get(key)) is int)
+        elif _is_range(one):
+            kinds = get_args(hints.get(key)) or (hints.get(key),)
+            ranges[key] = _range(key, one, int in kinds and float not in kinds)
         else:
             fixed[key] = one
     if not ranges and not choices:
         raise InputError(
             f"{name} has nothing to tune here; give a range, such as "
-            f"{next(iter(defaults), 'alpha')}=0.001:1, or list several values"
+            f"{next(iter(fields), 'alpha')}=0.001:1, or list several values"
         )
     space = Space(name, ranges, choices, fixed)
     space.corners()  # which check every field
     return space
+
+
+def _is_range(value: Any) -> bool:
+    """Whether a value is meant as a range: a pair, or text such as 0.001:1.
+
+    A word may have a colon as well, such as the compressor rank:1 of FedNL, which is no range.
+    """
+    if not isinstance(value, str):
+        return isinstance(value, tuple)
+    low, colon, high = value.partition(":")
+    return bool(colon) and _is_number(low) and _is_number(high)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _range(key: str, given: Any, whole: bool) -> Range:
@@ -148,6 +174,6 @@ def _different(key: str, several: list[Any]) -> list[Any]:
     if len(set(map(repr, several))) < max(1, len(several)):
         raise InputError(f"{key} must list different values, at least one; got {key}={several}")
     for one in several:
-        if isinstance(one, tuple) or (isinstance(one, str) and ":" in one):
+        if _is_range(one):
             raise InputError(f"{key} is a range or a list of values; got {key}={several}")
     return several
