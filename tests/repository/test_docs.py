@@ -162,6 +162,7 @@ OTHERS = {
     "pip": "installs",
     ".venv/bin/python": "runs the campaign, which test_campaign.py does",
     "export": "sets a variable of the shell",
+    "torchrun": "starts processes, which test_ranks.py does",
     "ssh-keygen": "writes keys",
     "flower-superlink": "a server",
     "flower-supernode": "a server",
@@ -169,7 +170,7 @@ OTHERS = {
     "examples/hospitals/deploy.sh": "takes minutes, tests_deploy runs it",
 }
 PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
-TRAINING, ROUNDS = ("run", "compare", "sweep"), 2
+TRAINING, ROUNDS = ("run", "compare", "sweep", "tune"), 2
 MANY = re.compile(r"(?<=rounds=)\d{2,3}|(?<=rounds_left\()\d{2,3}")
 
 
