@@ -169,9 +169,14 @@ def tune(
         with watching(again) as watch, in_time():
             limit = deadline_of(minutes)
             means = SearchMeans(
-                folder, folder / PARTS, settings.trials, settings.at_once, settings.prune, limit,
-                watch,
-            )  # fmt: skip
+                root=folder,
+                parts=folder / PARTS,
+                trials=settings.trials,
+                at_once=settings.at_once,
+                prune=settings.prune,
+                deadline=limit,
+                progress=watch,
+            )
             found = search_all(made.question, made.spaces, settings.target, settings.select, means)
         _show(made, found, as_json)
         if out is not None:

@@ -89,17 +89,24 @@ def split_devices(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     >>> split_devices({"device": "cpu,cpu"})
     ({'device': 'cpu'}, ('cpu', 'cpu'))
     """
-    found = options.get("device", "auto")
-    several = list(found) if isinstance(found, list | tuple) else str(found).split(",")
+    given = options.get("device", "auto")
+    several = given
+    if not isinstance(given, list | tuple):
+        several = str(given).split(",")
     names = tuple(str(name).strip() for name in several)
-    if len(names) < 2:
-        return {**options, **({"device": names[0]} if names else {})}, ()
+    if not names:
+        raise InputError("device must name at least one device, got an empty list")
     for name in names:
         device_of(name)
-    return {**options, "device": names[0]}, names
+    first = {**options, "device": names[0]}
+    return first, names if len(names) > 1 else ()
 
 
-def purpose_of(planned: Sequence[Planned], target: float | None, select: str) -> str:
+def purpose_of(
+    planned: Sequence[Planned],
+    target: float | None,
+    select: str,
+) -> str:
     """What a sweep asks, as a word: those who ask the same may share a folder.
 
     Args:
@@ -107,8 +114,12 @@ def purpose_of(planned: Sequence[Planned], target: float | None, select: str) ->
         target: The accuracy to reach, or None.
         select: The rows to choose by.
     """
-    parts = [*(run.spec.identity for run in planned), repr(target), select]
-    return f"sweep {hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
+    parts = [run.spec.identity for run in planned]
+    parts.append(repr(target))
+    parts.append(select)
+    text = " ".join(parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"sweep {digest[:16]}"
 
 
 def answer(
@@ -145,7 +156,10 @@ def answer(
 
 
 def judge_chosen(
-    question: Question, results: Results, means: Means, chosen: Mapping[str, Algorithm]
+    question: Question,
+    results: Results,
+    means: Means,
+    chosen: Mapping[str, Algorithm],
 ) -> Results:
     """Run the best setting of each algorithm on all training rows, judged by the test rows.
 
@@ -229,9 +243,24 @@ def carry_out(
         places = _places(means)[: agenda.size]
         if len(places) > 1:
             arguments = tuple(question)
-            in_processes(arguments, agenda, places, means.deadline, tally, look, judged_by)
+            in_processes(
+                arguments,
+                agenda,
+                places,
+                means.deadline,
+                tally,
+                look,
+                judged_by,
+            )
         else:
-            in_order(planned, agenda, means.deadline, tally, look, judged_by)
+            in_order(
+                planned,
+                agenda,
+                means.deadline,
+                tally,
+                look,
+                judged_by,
+            )
         agenda.tidy()
         return Results(_collect(specs, folder))
 

@@ -78,7 +78,11 @@ class Agenda:
     """
 
     def __init__(
-        self, identities: Sequence[str], parts: Sequence[Part], folder: Path, claims: Claims
+        self,
+        identities: Sequence[str],
+        parts: Sequence[Part],
+        folder: Path,
+        claims: Claims,
     ) -> None:
         self.identities = identities
         self.folder = folder
@@ -276,7 +280,10 @@ def _pickled(arguments: Any) -> bytes:
 
 @contextmanager
 def _started(
-    devices: Sequence[str | None], folder: Path, arguments: bytes, looks: bool
+    devices: Sequence[str | None],
+    folder: Path,
+    arguments: bytes,
+    looks: bool,
 ) -> Iterator[list[Any]]:
     """Pipes to processes that have been given the arguments; all of them end with the block.
 
@@ -340,7 +347,13 @@ def _received(pipe: Any) -> tuple[str, Any]:
     return kind, content
 
 
-def _work(pipe: Any, folder: Path, jobs: int, looks: bool, device: str | None) -> None:
+def _work(
+    pipe: Any,
+    folder: Path,
+    jobs: int,
+    looks: bool,
+    device: str | None,
+) -> None:
     """The life of a process: a plan, then parts until it is ended.
 
     Args:

@@ -7,12 +7,13 @@ a whole run of fewer rounds, whose settings say so. So nobody can take it for a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...engine.simulate import Trials
 from ...engine.simulate import run as advance
@@ -35,7 +36,12 @@ class Stack:
     def __init__(self, planned: Sequence[Planned], members: Sequence[int]) -> None:
         self.planned = [planned[i] for i in members]
         self.members = list(members)
-        self.simulation = Trials(self.planned[0].problem, [run.record for run in self.planned])
+        self.simulation = self._begin()
+
+    def _begin(self) -> Trials:
+        """The runs before their first round."""
+        records = [run.record for run in self.planned]
+        return Trials(self.planned[0].problem, records)
 
     def traces(self) -> dict[int, Trace]:
         """The traces so far, by place in the batch."""
@@ -44,20 +50,34 @@ class Stack:
 
     def drop(self, lost: Collection[int]) -> None:
         """Go on without some of the runs: the state of the others moves into a smaller stack."""
-        stay = [place for place, member in enumerate(self.members) if member not in lost]
-        if len(stay) == len(self.members):
+        places = []
+        members = []
+        planned = []
+        for place, member in enumerate(self.members):
+            if member not in lost:
+                places.append(place)
+                members.append(member)
+                planned.append(self.planned[place])
+        if len(members) == len(self.members):
             return
-        self.members = [self.members[place] for place in stay]
-        self.planned = [self.planned[place] for place in stay]
-        if not stay:
-            return
-        saved = {}
-        for name, tensor in self.simulation.state().items():
+        state = self.simulation.state()
+        self.members = members
+        self.planned = planned
+        if members:
+            self.simulation = self._begin()
+            self.simulation.restore(_selected(state, places))
+
+
+def _selected(state: Mapping[str, Tensor], places: Sequence[int]) -> dict[str, Tensor]:
+    """The state of some of the trials of a stack."""
+    found = {}
+    for name, tensor in state.items():
+        found[name] = tensor
+        if name not in WHOLE:
             axis = 1 if name.startswith("rows.") else 0
-            index = torch.tensor(stay, device=tensor.device)
-            saved[name] = tensor if name in WHOLE else tensor.index_select(axis, index)
-        self.simulation = Trials(self.planned[0].problem, [run.record for run in self.planned])
-        self.simulation.restore(saved)
+            index = torch.tensor(places, device=tensor.device)
+            found[name] = tensor.index_select(axis, index)
+    return found
 
 
 def train(
@@ -80,7 +100,8 @@ def train(
         The runs in their order, without models. Those that were dropped have fewer rounds.
     """
     rounds = planned[0].settings.rounds
-    stacks = [Stack(planned, chunk) for chunk in chunks(planned, range(len(planned)))]
+    every = range(len(planned))
+    stacks = [Stack(planned, chunk) for chunk in chunks(planned, every)]
     runs: dict[int, Run] = {}
     for rung in [*rungs, rounds]:
         for stack in stacks:
@@ -88,30 +109,36 @@ def train(
         if rung == rounds:
             break
         values = _values(stacks, settings)
-        losers = set(compare(rung, values)) if values else set()
-        lost = {i for i, setting in enumerate(settings) if setting in losers}
+        losers = compare(rung, values) if values else ()
+        lost = [i for i in every if settings[i] in losers]
         for stack in stacks:
-            for member, trace in stack.traces().items():
-                if member in lost:
-                    runs[member] = _shortened(planned[member], trace)
+            traces_now = stack.traces()
+            for i in lost:
+                if i in traces_now:
+                    runs[i] = _shortened(planned[i], traces_now[i])
             stack.drop(lost)
         stacks = [stack for stack in stacks if stack.members]
     for stack in stacks:
-        for member, trace in stack.traces().items():
-            runs[member] = Run(planned[member].spec, trace)
-    return [runs[i] for i in range(len(planned))]
+        for i, trace in stack.traces().items():
+            runs[i] = Run(planned[i].spec, trace)
+    return [runs[i] for i in every]
 
 
 def _advance(stack: Stack, rung: int, show: Progress | None) -> None:
     """Advance a stack to a round."""
     spec = stack.planned[0].spec
+    rounds = spec.options["rounds"]
     label = f"{spec.algorithm}, seed {spec.seed}, {len(stack.members)} trials"
 
     def after(simulation: Trials) -> None:
+        if show is None:
+            return
         row = simulation.rows[-1]
-        numbers = {n: float(row[n].nan_to_num(-1.0).max()) for n in (ACCURACY,) if n in row}
-        if show is not None:
-            show(label, simulation.k, spec.options["rounds"], numbers)
+        numbers = {}
+        if ACCURACY in row:
+            known = row[ACCURACY].nan_to_num(-1.0)
+            numbers[ACCURACY] = float(known.max())
+        show(label, simulation.k, rounds, numbers)
 
     advance(stack.simulation, rung, after)
 
@@ -124,12 +151,17 @@ def _values(stacks: Sequence[Stack], settings: Sequence[int]) -> dict[int, float
     """
     found: dict[int, list[float]] = {}
     for stack in stacks:
-        running = (stack.simulation.ended < 0).tolist()
-        for runs_on, (member, trace) in zip(running, stack.traces().items(), strict=True):
-            value = _newest(trace) if runs_on else np.nan
-            found.setdefault(settings[member], []).append(value)
-    means = {setting: float(np.mean(values)) for setting, values in found.items()}
-    return {setting: mean for setting, mean in means.items() if np.isfinite(mean)}
+        ended = stack.simulation.ended.tolist()
+        newest = stack.traces()
+        for i, end in zip(stack.members, ended, strict=True):
+            value = _newest(newest[i]) if end < 0 else np.nan
+            found.setdefault(settings[i], []).append(value)
+    means = {}
+    for setting, values in found.items():
+        mean = float(np.mean(values))
+        if np.isfinite(mean):
+            means[setting] = mean
+    return means
 
 
 def _newest(trace: Trace) -> float:
@@ -143,5 +175,7 @@ def _shortened(planned: Planned, trace: Trace) -> Run:
     """A run that was dropped, as a run of the rounds that it has."""
     rounds = len(trace) - 1
     spec = planned.spec
+    options = {**spec.options, "rounds": rounds}
     short = {**spec.short, "rounds": str(rounds)}
-    return Run(replace(spec, options={**spec.options, "rounds": rounds}, short=short), trace)
+    shorter = replace(spec, options=options, short=short)
+    return Run(shorter, trace)

@@ -76,6 +76,13 @@ class Means(NamedTuple):
     progress: Progress | None = None
 
 
+class Count(NamedTuple):
+    """How many settings the journal has."""
+
+    finished: int
+    open: int
+
+
 class Asked(NamedTuple):
     """A setting to try."""
 
@@ -112,7 +119,9 @@ class Search:
         self.judged_by = judged_by
         self.means = means
         self.claims = claims
-        self.rounds = int(plan(*question._replace(records=space.corners()[:1]))[0].settings.rounds)
+        self.pause = min(1.0, claims.patience / BEATS)  # seconds between two looks at the journal
+        self.planned = plan(*question._replace(records=space.corners()))
+        self.rounds = self.planned[0].settings.rounds
         self.name = f"{space.algorithm}-{self._digest()}"
         with _readable(means.root / JOURNAL):
             journal = Journal(means.root / JOURNAL, claims)
@@ -126,10 +135,12 @@ class Search:
 
     def _digest(self) -> str:
         """A digest of everything that decides how a setting fares."""
-        planned = plan(*self.question._replace(records=self.space.corners()))
-        parts = [run.spec.identity for run in planned]
-        parts += [json.dumps(self.space.table(), default=str), repr(self.target), self.judged_by]
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+        parts = [run.spec.identity for run in self.planned]
+        parts.append(json.dumps(self.space.table(), default=str))
+        parts.append(repr(self.target))
+        parts.append(self.judged_by)
+        text = " ".join(parts)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _pruner(self) -> Any:
         """Optuna's rule by which settings are dropped."""
@@ -143,13 +154,15 @@ class Search:
 
     def _rungs(self) -> list[int]:
         """The rounds after which settings are compared; each of them is evaluated."""
-        found = []
-        every = int(self.question.options.get("eval_every", 1))
+        found: dict[int, None] = {}
+        every = self.planned[0].settings.eval_every
         rung = max(1, self.rounds // FIRST_RUNG)
         while rung < self.rounds:
-            found.append(math.ceil(rung / every) * every)
+            evaluated = math.ceil(rung / every) * every
+            if evaluated < self.rounds:
+                found[evaluated] = None
             rung *= HALVING
-        return sorted({rung for rung in found if rung < self.rounds})
+        return list(found)
 
     # ---- the loop ----
 
@@ -160,18 +173,19 @@ class Search:
             OutOfTime: The deadline has passed and settings are left to try.
         """
         while True:
-            states = self._count()
-            if states["finished"] >= self.means.trials and not states["open"]:
+            count = self._count()
+            if count.finished >= self.means.trials and not count.open:
                 return self._collect()
             if time.monotonic() >= self.means.deadline:
-                left = max(0, self.means.trials - states["finished"])
+                left = max(0, self.means.trials - count.finished)
                 raise OutOfTime(f"{left} of {self.means.trials} trials are left")
             batch = self._ask()
             if batch:
                 self._try(batch)
             else:
-                self._tell(states["finished"], f"{self.space.algorithm}, others are at the rest", 0)
-                time.sleep(min(1.0, self.claims.patience / BEATS))
+                label = f"{self.space.algorithm}, others are at the rest"
+                self._tell(count.finished, label, 0)
+                time.sleep(self.pause)
 
     def _trials(self) -> list[Any]:
         """All settings of the journal but those that were given up."""
@@ -179,10 +193,11 @@ class Search:
             every = self.study.get_trials(deepcopy=False)
         return [one for one in every if one.state != self.optuna.trial.TrialState.FAIL]
 
-    def _count(self) -> dict[str, int]:
+    def _count(self) -> Count:
         """How many settings are finished, and how many are not."""
         done = [one.state.is_finished() for one in self._trials()]
-        return {"finished": sum(done), "open": len(done) - sum(done)}
+        finished = sum(done)
+        return Count(finished, len(done) - finished)
 
     # ---- asking ----
 
@@ -212,8 +227,10 @@ class Search:
 
     def _seed(self, asked: int) -> int:
         """The seed of the sampler of a batch, by how many settings came before it."""
-        text = f"{self.name} {self.question.seeds[0]} {asked}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+        seed = self.question.seeds[0]
+        text = f"{self.name} {seed} {asked}"
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:4])
 
     def _one(self) -> Asked:
         """One more setting, claimed."""
@@ -221,10 +238,12 @@ class Search:
         self.claims.take(self._claim(trial.number))
         record = self.space.draw(trial)
         planned = plan(*self.question._replace(records=[record]))
-        first = trial.number * len(planned)
+        number = trial.number * len(planned)
         runs = []
-        for i, run in enumerate(planned):
-            runs.append(run._replace(spec=replace(run.spec, trial=first + i)))
+        for run in planned:
+            spec = replace(run.spec, trial=number)
+            runs.append(run._replace(spec=spec))
+            number += 1
         return Asked(trial, runs)
 
     def _claim(self, number: int) -> str:
@@ -237,10 +256,11 @@ class Search:
         for one in self._trials():
             if one.state != state.RUNNING or not self.claims.take(self._claim(one.number)):
                 continue
-            if self.study.get_trials(deepcopy=False)[one.number].state == state.RUNNING:
-                if len(one.params) == len(self.space.ranges) + len(self.space.choices):
-                    self.study.enqueue_trial(one.params)
-                self.study.tell(one.number, state=state.FAIL)
+            now = self.study.get_trials(deepcopy=False)[one.number]
+            if now.state == state.RUNNING:
+                if len(now.params) == self.space.size:
+                    self.study.enqueue_trial(now.params)
+                self.study.tell(now.number, state=state.FAIL)
             self.claims.give_back(self._claim(one.number))
 
     # ---- trying ----
@@ -252,16 +272,19 @@ class Search:
         new: list[int] = []
         for i, one in enumerate(batch):
             specs = [run.spec for run in one.runs]
-            kept = [there[spec.identity] for spec in specs if spec.identity in there]
-            if len(kept) == len(specs):
+            names = [spec.identity for spec in specs]
+            if all(name in there for name in names):
+                kept = [there[name] for name in names]
                 found[i] = read(kept, specs)
             else:
                 new.append(i)
         found |= self._train(batch, new)
         for i, one in enumerate(batch):
-            one.trial.set_user_attr(RUNS, [run.spec.identity for run in found[i]])
-            if all(run.spec.options["rounds"] == self.rounds for run in found[i]):
-                self.study.tell(one.trial, self._score(found[i]))
+            runs = found[i]
+            names = [run.spec.identity for run in runs]
+            one.trial.set_user_attr(RUNS, names)
+            if runs[0].spec.options["rounds"] == self.rounds:
+                self.study.tell(one.trial, self._score(runs))
             else:
                 self.study.tell(one.trial, state=self.optuna.trial.TrialState.PRUNED)
             self.claims.give_back(self._claim(one.trial.number))
@@ -285,13 +308,20 @@ class Search:
         def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
             self._tell(self._done, label, k, numbers)
 
-        self._done = self._count()["finished"]
-        runs = train([run for _, run in planned], settings, self._rungs(), compare, show)
-        runs = [replace(run, judged_by=self.judged_by) for run in runs]
+        self._done = self._count().finished
+        trained = train(
+            [run for _, run in planned],
+            settings,
+            self._rungs(),
+            compare,
+            show,
+        )
+        runs = [replace(run, judged_by=self.judged_by) for run in trained]
         save_part(self.means.parts, runs)
         found: dict[int, list[Run]] = {}
         for setting, run in zip(settings, runs, strict=True):
-            found.setdefault(setting, []).append(run)
+            own = found.setdefault(setting, [])
+            own.append(run)
         return found
 
     def _score(self, runs: Sequence[Run]) -> float:
@@ -304,12 +334,12 @@ class Search:
         if not any(run.trace.has_accuracy for run in runs):
             loss = setting.final(LOSS)
             return -loss if math.isfinite(loss) else WORST
+        if self.target is not None:
+            needed = setting.mean_rounds(self.target)
+            if math.isfinite(needed):
+                return 2 - needed / (self.rounds + 1)
         final = setting.final()
-        score = final if math.isfinite(final) else 0.0
-        if self.target is None:
-            return score
-        needed = setting.mean_rounds(self.target)
-        return 2 - needed / (self.rounds + 1) if math.isfinite(needed) else score
+        return final if math.isfinite(final) else 0.0
 
     # ---- what came of it ----
 
@@ -328,7 +358,13 @@ class Search:
         kept = [there[identity] for identity in wanted]
         return read(kept, [spec_of(one) for one in kept])
 
-    def _tell(self, done: int, label: str, k: int, numbers: dict[str, float] | None = None) -> None:
+    def _tell(
+        self,
+        done: int,
+        label: str,
+        k: int,
+        numbers: dict[str, float] | None = None,
+    ) -> None:
         """Tell the progress how far the search is."""
         show = self.means.progress
         if show is None:
@@ -337,7 +373,16 @@ class Search:
         if isinstance(show, Counter):
             phase = f"tune {self.space.algorithm}"
             share = min(1.0, done / trials)
-            show.count(Standing(phase, done, trials, label, k, self.rounds, share), numbers or {})
+            now = Standing(
+                phase=phase,
+                done=done,
+                trials=trials,
+                label=label,
+                k=k,
+                rounds=self.rounds,
+                share=share,
+            )
+            show.count(now, numbers or {})
         elif numbers is not None:
             show(f"{done} of {trials} trials done: {label}", k, self.rounds, numbers)
 
@@ -350,7 +395,8 @@ def _in_one_problem_each(
     found = []
     for setting, runs in asked:
         for run, like in zip(runs, first, strict=True):
-            found.append((setting, run._replace(problem=like.problem)))
+            stacked = run._replace(problem=like.problem)
+            found.append((setting, stacked))
     return found
 
 

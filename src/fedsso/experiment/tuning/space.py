@@ -49,21 +49,32 @@ class Space(NamedTuple):
     choices: Mapping[str, list[Any]]
     fixed: Mapping[str, Any]
 
+    @property
+    def size(self) -> int:
+        """How many fields are searched."""
+        return len(self.ranges) + len(self.choices)
+
     def record(self, values: Mapping[str, Any]) -> Algorithm:
         """The algorithm with some values of the fields that are searched."""
         return make(self.algorithm, {**self.fixed, **values})
 
     def corners(self) -> list[Algorithm]:
         """Records at both ends of the ranges, with each choice; to check them before any work."""
-        found = []
-        for end in ("low", "high"):
-            ends = {name: getattr(one, end) for name, one in self.ranges.items()}
-            firsts = {name: several[0] for name, several in self.choices.items()}
-            found.append(self.record({**firsts, **ends}))
-            for name, several in self.choices.items():
-                for value in several[1:]:
-                    found.append(self.record({**firsts, **ends, name: value}))
-        return list({repr(record): record for record in found}.values())
+        lowest: dict[str, Any] = {}
+        highest: dict[str, Any] = {}
+        for name, one in self.ranges.items():
+            lowest[name] = one.low
+            highest[name] = one.high
+        for name, several in self.choices.items():
+            lowest[name] = several[0]
+            highest[name] = several[0]
+        found = [self.record(lowest)]
+        if self.ranges:
+            found.append(self.record(highest))
+        for name, several in self.choices.items():
+            for value in several[1:]:
+                found.append(self.record({**lowest, name: value}))
+        return found
 
     def draw(self, trial: optuna.Trial) -> Algorithm:
         """A record with values that a trial suggests, in few digits."""
@@ -71,10 +82,13 @@ class Space(NamedTuple):
         for name, one in self.ranges.items():
             scale = one.is_logarithmic
             if one.whole:
-                values[name] = trial.suggest_int(name, int(one.low), int(one.high), log=scale)
+                low = int(one.low)
+                high = int(one.high)
+                values[name] = trial.suggest_int(name, low, high, log=scale)
                 continue
             exact = trial.suggest_float(name, one.low, one.high, log=scale)
-            values[name] = min(max(float(f"{exact:.{DIGITS}g}"), one.low), one.high)
+            short = float(f"{exact:.{DIGITS}g}")
+            values[name] = min(max(short, one.low), one.high)
         for name, several in self.choices.items():
             values[name] = trial.suggest_categorical(name, several)
         return self.record(values)
@@ -114,20 +128,24 @@ def space_of(name: str, values: Mapping[str, Any] | None = None) -> Space:
     choices: dict[str, list[Any]] = {}
     fixed: dict[str, Any] = {}
     for key, value in given.items():
-        one = value[0] if isinstance(value, list) and len(value) == 1 else value
+        one = value
+        if isinstance(value, list) and len(value) == 1:
+            one = value[0]
         if isinstance(one, list):
             choices[key] = _different(key, one)
         elif _is_range(one):
-            kinds = get_args(hints.get(key)) or (hints.get(key),)
-            ranges[key] = _range(key, one, int in kinds and float not in kinds)
+            hint = hints.get(key)
+            kinds = get_args(hint) or (hint,)
+            whole = int in kinds and float not in kinds
+            ranges[key] = _range(key, one, whole)
         else:
             fixed[key] = one
-    if not ranges and not choices:
+    space = Space(name, ranges, choices, fixed)
+    if not space.size:
         raise InputError(
             f"{name} has nothing to tune here; give a range, such as "
             f"{next(iter(fields), 'alpha')}=0.001:1, or list several values"
         )
-    space = Space(name, ranges, choices, fixed)
     space.corners()  # which check every field
     return space
 
@@ -154,12 +172,13 @@ def _is_number(text: str) -> bool:
 
 def _range(key: str, given: Any, whole: bool) -> Range:
     """A range from text such as 0.001:1, or from a pair of numbers."""
-    ends = given.split(":") if isinstance(given, str) else list(given)
+    ends = given.split(":") if isinstance(given, str) else given
     try:
-        low, high = (float(end) for end in ends)
+        low, high = map(float, ends)
     except (TypeError, ValueError):
-        low = high = math.nan
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        low = math.inf
+        high = math.inf
+    if not -math.inf < low < high < math.inf:
         raise InputError(
             f"{key} must be a range of two numbers, the smaller one first, such as 0.001:1; got "
             f"{key}={given!r}"
