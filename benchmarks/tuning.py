@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import fedsso
-from fedsso.experiment.tuning.search import PRUNERS
+from fedsso.experiment.tuning import PRUNERS
 
 SHARE = 3  # the grid has so many times the trials
 

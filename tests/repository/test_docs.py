@@ -162,12 +162,12 @@ OTHERS = {
     "pip": "installs",
     ".venv/bin/python": "runs the campaign, which test_campaign.py does",
     "export": "sets a variable of the shell",
-    "torchrun": "starts processes, which test_ranks.py does",
     "ssh-keygen": "writes keys",
     "flower-superlink": "a server",
     "flower-supernode": "a server",
     "flwr": "needs a server",
     "examples/hospitals/deploy.sh": "takes minutes, tests_deploy runs it",
+    "torchrun": "starts processes, test_ranks.py does",
 }
 PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
 TRAINING, ROUNDS = ("run", "compare", "sweep", "tune"), 2

@@ -29,7 +29,7 @@ from ..data.options import Option
 from ..data.partition import PARTITIONS
 from ..engine.settings import options
 from ..errors import InputError
-from ..experiment.tuning.search import AT_ONCE
+from ..experiment.tuning import AT_ONCE
 from ..models import MODELS
 
 # What only Python can give in these options, and what is said of them in files and on the command

@@ -6,3 +6,6 @@ journal  what Optuna knows, in a file that many may add to, any of whom may be k
 search   asks Optuna for settings, trains them, tells how they fared; shared and resumable
 call     `fedsso.tune`
 """
+
+AT_ONCE = 4  # settings that are asked for and trained together, unless the user says otherwise
+PRUNERS = ("halving", "median", "none")  # rules by which settings are dropped

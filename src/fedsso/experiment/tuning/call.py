@@ -25,7 +25,8 @@ from ..results import Results
 from ..store import PARTS, put_aside_damaged
 from ..sweep import SHARED, deadline_of, kept_in, purpose_of
 from ..workers import OutOfTime
-from .search import AT_ONCE, PRUNERS, Means, Search, load_optuna
+from . import AT_ONCE, PRUNERS
+from .search import Means, Search, load_optuna
 from .space import Space, space_of
 
 if TYPE_CHECKING:

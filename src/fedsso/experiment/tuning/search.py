@@ -31,6 +31,7 @@ from ..run import Run
 from ..store import held, read, save_part, spec_of
 from ..trace import LOSS
 from ..workers import OutOfTime
+from . import AT_ONCE
 from .batch import train
 from .journal import Journal
 from .space import Space
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 JOURNAL = "tune.journal"  # what Optuna knows, in the folder of the search
 RUNS = "runs"  # where the journal says which runs belong to a setting
 ASK = "ask"
-AT_ONCE = 4  # settings of a batch
-PRUNERS = ("halving", "median", "none")
 FIRST_RUNG = 4  # settings are first compared after a quarter of the rounds
 HALVING = 2  # and again whenever the rounds have doubled
 WORST = -1e300  # of a setting whose loss is no number
@@ -175,6 +174,7 @@ class Search:
         while True:
             count = self._count()
             if count.finished >= self.means.trials and not count.open:
+                self._tidy()
                 return self._collect()
             if time.monotonic() >= self.means.deadline:
                 left = max(0, self.means.trials - count.finished)
@@ -342,6 +342,11 @@ class Search:
         return final if math.isfinite(final) else 0.0
 
     # ---- what came of it ----
+
+    def _tidy(self) -> None:
+        """Remove the claims that killed processes have left on settings, when all are finished."""
+        every = self.study.get_trials(deepcopy=False)
+        self.claims.forget([self._claim(one.number) for one in every])
 
     def _collect(self) -> list[Run]:
         """The runs of all settings, in the order in which they were asked for, each once."""
