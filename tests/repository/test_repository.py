@@ -26,7 +26,7 @@ IGNORED = [
 ]
 STEPS = ("An algorithm", "A data set", "A model")
 SYSTEM = {"bin", "dev", "etc", "proc", "usr"}  # of every machine
-EXAMPLES = {"absolute", "data", "path", "srv"}  # folders of the user, in examples
+EXAMPLES = {"absolute", "data", "path", "scratch", "srv"}  # folders of the user, in examples
 HOSTILE = {
     "tests/data/test_data_fetch.py",
     "tests/data/test_data_images.py",
