@@ -8,7 +8,7 @@ torch takes seconds to import. They fall into six groups:
     models       build_model; any nn.Module will do as well; lora, which adapts a trained one
     algorithms   FedSSO, FedAvg and the others of `algorithms`; Algorithm, the base of one's own;
                  Decay, theorem_2 and theorem_3 for step sizes
-    runs         simulate, compare and sweep, with grid; Simulation, round by round; resume
+    runs         simulate, compare, sweep and tune, with grid; Simulation, round by round; resume
     results      Run, Setting and Results; load_run and load_runs, which read folders
 
 InputError is what wrong input raises, OutOfTime what a sweep raises whose time is up.
@@ -30,6 +30,7 @@ from .experiment.reading import load_runs
 from .experiment.results import Results, Setting
 from .experiment.run import Run, load_run
 from .experiment.stepper import Simulation
+from .experiment.tuning.call import tune
 from .experiment.workers import OutOfTime
 from .models.adapters import lora
 from .regression.glm import glm
@@ -65,4 +66,5 @@ __all__ = [
     "sweep",
     "theorem_2",
     "theorem_3",
+    "tune",
 ]

@@ -19,7 +19,8 @@ from fedsso.algorithm import Algorithm
 from fedsso.errors import InputError
 from fedsso.experiment.plan import plan
 from fedsso.experiment.store import held
-from fedsso.experiment.workers import OutOfTime, in_order, in_processes
+from fedsso.experiment.workers import Agenda, OutOfTime, in_order, in_processes
+from fedsso.support.claims import Claims
 from studies import study
 
 RECORDS: list[Algorithm] = [FedAvg(alpha=0.1), FedSSO(alpha=0.1), FedSSO(alpha=0.1, form="dfp")]
@@ -29,6 +30,12 @@ PARTS = [[0], [1], [2]]
 def arguments(fed: Federation, **options: Any) -> tuple[Any, ...]:
     """Three runs that do not stack: three parts."""
     return fed, "mclr", RECORDS, (0,), {"rounds": 4, "device": "cpu", **options}
+
+
+def agenda(fed: Federation, folder: Path, **options: Any) -> Agenda:
+    """The three parts of these runs, none of them claimed by anybody else."""
+    identities = [run.spec.identity for run in plan(*arguments(fed, **options))]
+    return Agenda(identities, PARTS, folder, Claims(folder))
 
 
 class Tally:
@@ -48,6 +55,12 @@ class Tally:
 
     def end(self, part: Sequence[int]) -> None:
         self.ended.append(part[0])
+
+    def elsewhere(self, trials: Sequence[int]) -> None:
+        assert not trials, "nobody else is there"
+
+    def wait(self) -> None:
+        raise AssertionError("nobody else is there")
 
 
 class Deadline(float):
@@ -80,7 +93,7 @@ def test_the_deadline_falls_between_two_parts(fed: Federation, tmp_path: Path) -
     deadline = Deadline()
     tally = Tally(lambda: setattr(deadline, "come", True))
     with pytest.raises(OutOfTime, match="2 of 3 parts are left"):
-        in_order(plan(*arguments(fed)), PARTS, tmp_path, deadline, tally)
+        in_order(plan(*arguments(fed)), agenda(fed, tmp_path), deadline, tally)
     assert (tally.ended, len(held(tmp_path)), tally.rounds[-1]) == ([0], 1, (0, 4))
 
 
@@ -89,14 +102,14 @@ def test_at_the_deadline_every_process_ends_its_part(fed: Federation, tmp_path: 
     deadline = Deadline()
     tally = Tally(lambda: setattr(deadline, "come", True))
     with pytest.raises(OutOfTime, match="1 of 3 parts are left"):
-        in_processes(arguments(fed), PARTS, tmp_path, 2, deadline, tally)
+        in_processes(arguments(fed), agenda(fed, tmp_path), [None, None], deadline, tally)
     assert (sorted(tally.ended), len(held(tmp_path))) == ([0, 1], 2)
     assert active_children() == []
 
 
 def test_no_part_begins_after_the_deadline(fed: Federation, tmp_path: Path) -> None:
     with pytest.raises(OutOfTime, match="3 of 3"):
-        in_order(plan(*arguments(fed)), PARTS, tmp_path, time.monotonic(), Tally())
+        in_order(plan(*arguments(fed)), agenda(fed, tmp_path), time.monotonic(), Tally())
     assert held(tmp_path) == {}
 
 
@@ -106,18 +119,21 @@ def test_a_killed_process_is_told(fed: Federation, tmp_path: Path) -> None:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
+    long = arguments(fed, rounds=3000)
     with pytest.raises(
         InputError,
         match=r"unexpectedly; finished parts are kept.*memory ran out, use fewer jobs",
     ):
-        in_processes(arguments(fed, rounds=3000), PARTS, tmp_path, 1, np.inf, Tally(kill))
+        in_processes(long, agenda(fed, tmp_path, rounds=3000), [None], np.inf, Tally(kill))
     assert active_children() == []
 
 
 def test_the_error_of_a_process_is_told_as_it_is(fed: Federation, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
+    there = agenda(fed, tmp_path)
+    there.folder = tmp_path / "file"
+    there.folder.write_text("x")
     with pytest.raises(InputError, match=r"cannot write .*file.*a folder that can be written"):
-        in_processes(arguments(fed), PARTS, tmp_path / "file", 1, np.inf, Tally())
+        in_processes(arguments(fed), there, [None], np.inf, Tally())
     assert active_children() == []
 
 
@@ -127,10 +143,11 @@ def broken(z: Tensor, y: Tensor) -> float:
 
 @pytest.mark.full
 def test_any_other_failure_is_one_line(fed: Federation, tmp_path: Path) -> None:
+    asked = arguments(fed, metrics=(broken,))
     with pytest.raises(
         InputError, match=r"a process of the sweep failed \(RuntimeError: .* do not please me\)"
     ):
-        in_processes(arguments(fed, metrics=(broken,)), PARTS, tmp_path, 1, np.inf, Tally())
+        in_processes(asked, agenda(fed, tmp_path), [None], np.inf, Tally())
 
 
 def test_what_cannot_be_sent_to_a_process(fed: Federation) -> None:

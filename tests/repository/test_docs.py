@@ -172,7 +172,7 @@ OTHERS = {
     "torchrun": "starts processes, test_ranks.py does",
 }
 PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
-TRAINING, ROUNDS = ("run", "compare", "sweep"), 2
+TRAINING, ROUNDS = ("run", "compare", "sweep", "tune"), 2
 MANY = re.compile(r"(?<=rounds=)\d{2,3}|(?<=rounds_left\()\d{2,3}")
 
 

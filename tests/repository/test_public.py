@@ -29,7 +29,9 @@ def test_a_public_name_has_an_example_that_runs(name: str) -> None:
     assert not told, "".join(told)
 
 
-@pytest.mark.parametrize("call", [fedsso.simulate, fedsso.compare, fedsso.sweep, fedsso.Simulation])
+@pytest.mark.parametrize(
+    "call", [fedsso.simulate, fedsso.compare, fedsso.sweep, fedsso.tune, fedsso.Simulation]
+)
 def test_help_explains_every_option(call: Any) -> None:
     text = inspect.getdoc(call) or ""
     signature = inspect.signature(call)

@@ -6,7 +6,8 @@ that declare them: those of a run (`engine.settings`), those of data sets (`data
 the fields of the algorithms. Ranges are checked where they hold for everybody, by these records.
 
 `model(Base)` is the form for `run` and `compare`, `model(Sweep)` the form for `sweep`, in whose
-tables a field may list several values.
+tables a field may list several values, and `model(Tune)` the form for `tune`, where it may also be
+a range.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..data.options import Option
 from ..data.partition import PARTITIONS
 from ..engine.settings import options
 from ..errors import InputError
+from ..experiment.tuning import AT_ONCE
 from ..models import MODELS
 
 # What only Python can give in these options, and what is said of them in files and on the command
@@ -123,6 +125,20 @@ class Sweep(Base):
     )
 
 
+class Tune(Sweep):
+    """The keys at the top of a file for `tune`; in its tables a field may be a range, "0.001:1"."""
+
+    trials: int = Field(24, ge=1, description="settings that are tried for each algorithm")
+    at_once: int = Field(
+        AT_ONCE, ge=1, description="settings that are asked for and trained together"
+    )
+    prune: str = Field(
+        "halving",
+        description="which settings are dropped while they train: halving (the worse half), median "
+        "(what is below it) or none",
+    )
+
+
 # ---- options of a run ----
 
 
@@ -213,13 +229,14 @@ def _other_fields() -> dict[str, Any]:
 # ---- tables of algorithms ----
 
 
-def table(record: type, several: bool = False) -> type[Table]:
+def table(record: type, several: bool = False, ranges: bool = False) -> type[Table]:
     """A TOML table with the fields of a record.
 
     Args:
         record: The class of an algorithm, or of a schedule. A field that is itself a record, such
             as a schedule, becomes a sub-table.
         several: Whether a field may also be a list of values, as in a sweep.
+        ranges: Whether a field may also be a text such as 0.001:1, as where settings are tuned.
     """
     every = get_type_hints(record)
     made: dict[str, Any] = {}
@@ -227,6 +244,8 @@ def table(record: type, several: bool = False) -> type[Table]:
         hint = _plain(every[field.name])
         if several:
             hint = hint | list[_simple(hint)]  # type: ignore[misc]
+        if ranges:
+            hint = hint | str
         made[field.name] = (hint, Field(field.default, description=field.metadata["doc"]))
     return create_model(record.__name__, __base__=Table, **made)
 
@@ -272,14 +291,17 @@ TABLES = {name: table(record) for name, record in ALGORITHMS.items()}
 def model(base: type[Base]) -> type[Base]:
     """The model of a whole file; [record], which a run's spec.toml has, is let through.
 
-    `base` is `Sweep` for a sweep, whose tables may list several values, else `Base`.
+    `base` is `Sweep` for a sweep, whose tables may list several values, `Tune` where they may have
+    ranges as well, else `Base`.
     """
     data = create_model("Data", __base__=Data, **_other_fields())
     made: dict[str, Any] = run_fields()
     made["data"] = (data, Field(default_factory=data))
     made["record"] = (dict[str, Any] | None, None)
     for name, record in ALGORITHMS.items():
-        own = table(record, several=True) if base is Sweep else TABLES[name]
+        own = TABLES[name]
+        if issubclass(base, Sweep):
+            own = table(record, several=True, ranges=issubclass(base, Tune))
         made[name] = (own | None, None)
     return create_model("Settings", __base__=base, **made)
 

@@ -1,7 +1,7 @@
 """The command `fedsso`: its sub-commands, and how it ends.
 
-Each sub-command is a function in a module of its own. The options of `run`, `compare` and `sweep`
-are not written there: `options` makes them from the records that declare them.
+Each sub-command is a function in a module of its own. The options of `run`, `compare`, `sweep` and
+`tune` are not written there: `options` makes them from the records that declare them.
 
 Whatever happens, the program ends with one of the exit codes of `support.exits`. Wrong input is a
 sentence on standard error and exit code 2, never a traceback. A traceback means a fault of ours,
@@ -31,7 +31,7 @@ try:
     from .paper import app as paper_app
     from .report import report
     from .screen import complain, say, tell, unbreakable, visible
-    from .sweep import sweep
+    from .sweep import sweep, tune
 except ModuleNotFoundError as error:
     remedy = "install fedsso with its extra, in a checkout `pip install '.[cli]'`"
     print(f"the command line needs more packages: {remedy} ({error})", file=sys.stderr)
@@ -114,6 +114,7 @@ app.add_typer(paper_app, name="paper")
 app.command(cls=WithSettings)(runs.run)
 app.command(cls=WithSettings)(runs.compare)
 app.command(cls=WithSettings)(sweep)
+app.command(cls=WithSettings)(tune)
 app.command()(glm)
 app.command()(predict)
 app.command()(report)

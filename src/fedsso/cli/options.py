@@ -1,4 +1,4 @@
-"""The options of `run`, `compare`, `sweep` and `data show`, made from the form of a settings file.
+"""The options of commands that train or show data, made from the form of a settings file.
 
 Every key of `config` becomes an option, and so does every field that some algorithm has. A
 command finds the options that were given in `ctx.obj`, in three parts: run, data and hyper.
@@ -24,7 +24,7 @@ from ..algorithm.records import OTHER_NAMES as OF_ALGORITHMS
 from ..data.catalogue import all_options
 from ..engine.settings import OTHER_NAMES as OF_RUNS
 from ..engine.settings import options as run_options
-from .config import TABLES, Base, Data, Head, Sweep, alternatives, flag, model
+from .config import TABLES, Base, Data, Head, Sweep, Tune, alternatives, flag, model
 
 if TYPE_CHECKING:
     Kind = click.ParamType[Any, Any]
@@ -46,11 +46,13 @@ NAMES = {
 """Keys whose option has another name, or several."""
 
 SWEEP = "sweep"
+TUNE = "tune"
 ACCURACY = "--target"  # an accuracy of a sweep; elsewhere the outcome
 ABSENT = {
     "run": ("algorithms",),
     "compare": ("algorithm", "checkpoint_every"),
     SWEEP: ("algorithm", "checkpoint_every", "targets"),
+    TUNE: ("algorithm", "checkpoint_every", "targets"),
 }
 """Keys of the settings file that a command has no option for."""
 
@@ -204,7 +206,7 @@ def setting_options(section: str, command: str) -> Iterator[TyperOption]:
         if section == "run" and key in ABSENT[command]:
             continue
         names = NAMES.get((section, key), [flag(key)])
-        if command == SWEEP and section == "data":
+        if command in (SWEEP, TUNE) and section == "data":
             names = [name for name in names if name != ACCURACY]
         doc = str(field.description)
         if field.default is not None and field.default is not False:
@@ -222,7 +224,8 @@ def _fields(section: str, command: str) -> Mapping[str, Any]:
     if section == "data":
         found: Mapping[str, Any] = Data.model_fields
         return found
-    base = Sweep if command == SWEEP else Base
+    bases: dict[str, type[Base]] = {SWEEP: Sweep, TUNE: Tune}
+    base = bases.get(command, Base)
     every = model(base).model_fields
     head = list(Head.model_fields)
     run = [one.name for one in run_options()]
@@ -231,7 +234,7 @@ def _fields(section: str, command: str) -> Mapping[str, Any]:
 
 
 def hyper_options(command: str) -> Iterator[TyperOption]:
-    """One option for each field that some algorithm has; a sweep takes several values.
+    """One option for each field that some algorithm has; sweep and tune take several values.
 
     Algorithms that share a field share the option. The help tells what the field means, and in
     brackets which algorithms have it with which default.
@@ -245,7 +248,9 @@ def hyper_options(command: str) -> Iterator[TyperOption]:
             owners.setdefault(key, {})[name] = field
     for key, own in owners.items():
         hint: Any = reduce(or_, [field.annotation for field in own.values()])
-        if command == SWEEP:
+        if command == TUNE:
+            hint = hint | str  # a range, such as 0.001:1
+        if command in (SWEEP, TUNE):
             hint = list[hint]
         yield option("hyper", key, hint, _meanings(own), [flag(key)])
 

@@ -28,13 +28,14 @@ from ..experiment.plan import (
 from ..experiment.plan import plan as plan_runs
 from ..experiment.spec import CHECKPOINT, TRACE
 from ..experiment.store import PARTS
+from ..experiment.sweep import split_devices
 from ..models import MODELS
 from ..report.page.content import check_targets
 from ..support.files import check_writable, to_toml, write_atomic
-from .config import Base, Sweep
+from .config import Base, Sweep, Tune
 from .replace import check_folder, check_settings
 from .screen import say
-from .settings import effective, read_settings, records
+from .settings import effective, read_settings, records, spaces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from ..algorithm import Algorithm
     from ..data.federation import Federation
+    from ..experiment.tuning.space import Space
 
 log = logging.getLogger("fedsso")
 PICTURE = "curves.png"
@@ -59,6 +61,8 @@ class Plan(NamedTuple):
     planned: list[Planned]
     left_out: dict[str, str]  # why an algorithm of "all" cannot run here
     table: dict[str, Any]  # the settings in force, as a file
+    devices: tuple[str, ...]  # of a sweep that uses several
+    spaces: list[Space]  # what `tune` searches
 
 
 def plan(
@@ -93,9 +97,8 @@ def plan(
     by_name = [] if chosen == ["all"] else _joined(grids)
     _check_before_loading(settings, by_name)
     fed = _federation(settings, config, given["data"])
-    question = Question(
-        fed, settings.model, _joined(grids), settings.seeds, settings.given_options()
-    )
+    given_options, devices = _options(settings)
+    question = Question(fed, settings.model, _joined(grids), settings.seeds, given_options)
     rows = judging(fed, settings.select) if isinstance(settings, Sweep) else fed
     kept, left_out = suited(plan_runs(*question._replace(fed=rows)))
     if left_out and chosen != ["all"]:
@@ -107,7 +110,18 @@ def plan(
     grids = {name: own for name, own in grids.items() if name not in left_out}
     question = question._replace(records=_joined(grids))
     table = {key: chosen, **effective(settings, fed, kept[0].settings, grids)}
-    return Plan(settings, fed, question, _numbered(kept), left_out, table)
+    if devices:
+        table["device"] = settings.device
+    searched = spaces(settings, grids, given["hyper"])
+    table |= {space.algorithm: space.table() for space in searched}
+    return Plan(settings, fed, question, _numbered(kept), left_out, table, devices, searched)
+
+
+def _options(settings: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The run options that were set, and the devices if a sweep is to use several."""
+    if isinstance(settings, Sweep) and not isinstance(settings, Tune):
+        return split_devices(settings.given_options())
+    return settings.given_options(), ()
 
 
 def _check_before_loading(settings: Any, by_name: Sequence[Algorithm]) -> None:
@@ -118,7 +132,7 @@ def _check_before_loading(settings: Any, by_name: Sequence[Algorithm]) -> None:
     options. What depends on the data is checked when the runs are planned.
     """
     one_of("model", settings.model, MODELS)
-    first = every_settings(settings.seeds, settings.given_options())[0]
+    first = every_settings(settings.seeds, _options(settings)[0])[0]
     for record in by_name:
         admit(record, first)
     if isinstance(settings, Sweep):

@@ -10,7 +10,7 @@ was expected.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,10 +20,11 @@ from ..algorithm.schedule import Decay
 from ..algorithms import make
 from ..errors import InputError, unknown
 from ..experiment.grids import grid, tried
+from ..experiment.tuning.space import Space, space_of
 from ..report.page.content import check_targets
 from ..support.intake import read_bytes, read_toml, user_path
 from ..support.seal import check as check_seal
-from .config import TABLES, Base, Sweep, alternatives, flag, model
+from .config import TABLES, Base, Sweep, Tune, alternatives, flag, model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,7 +192,7 @@ def records(
     known: dict[str, None] = {}
     for name in names:
         own = _values(chosen, name, hyper)
-        made[name] = grid(name, own) if isinstance(chosen, Sweep) else [make(name, own)]
+        made[name] = _records(chosen, name, own)
         first = cast(Any, made[name][0])
         known |= dict.fromkeys(field.name for field in fields(first))
     for option in hyper:
@@ -201,6 +202,20 @@ def records(
                 f"{flag(option)} is not an option of {' or '.join(names)}; choose from {has}"
             )
     return made
+
+
+def _records(chosen: Any, name: str, own: dict[str, Any]) -> list[Algorithm]:
+    """The records of one algorithm; where settings are tuned, those at the ends of its space."""
+    if isinstance(chosen, Tune):
+        return space_of(name, own).corners()
+    return grid(name, own) if isinstance(chosen, Sweep) else [make(name, own)]
+
+
+def spaces(chosen: Any, names: Iterable[str], hyper: Mapping[str, Any]) -> list[Space]:
+    """What `tune` searches for each algorithm, by its table in the file and by the command line."""
+    if not isinstance(chosen, Tune):
+        return []
+    return [space_of(name, _values(chosen, name, hyper)) for name in names]
 
 
 def _values(
@@ -250,6 +265,8 @@ def effective(
     data = {"dataset": fed.source["name"], **fed.source}
     del data["name"]
     data["data_dir"] = chosen.data.data_dir
+    if isinstance(chosen, Tune):
+        plain |= {"trials": chosen.trials, "at_once": chosen.at_once, "prune": chosen.prune}
     tables = {name: _table(own) for name, own in made.items()}
     return {"model": chosen.model, **plain, "data": data, **tables}
 

@@ -230,7 +230,9 @@ class Settings:
         bounds=Bounds(0, 1, low_belongs=False),
     )
     dtype: str = option("float32", "Floating-point type of all numbers.", choices=tuple(DTYPES))
-    device: str = option("auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:1.")
+    device: str = option(
+        "auto", "Device: auto (a GPU if there is one), cpu, cuda or cuda:1; a sweep takes several."
+    )
     engine: str = option(
         "auto",
         "How clients are trained: stacked (many at once), loop (one by one) or auto.",

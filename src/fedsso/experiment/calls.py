@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from ..engine.ranks import team
 from ..engine.settings import with_options
 from ..errors import integer
-from ..support.lock import locked
+from ..support.lock import Lock, locked
 from .execute import Progress, execute, printer
 from .folders import COMPARISON, RUN, SWEEP, check_kind, check_no_sweep, forget_other
 from .plan import (
@@ -47,7 +48,7 @@ from .revive import problem_of, specify
 from .run import Run, is_done, load_run, path_of, run_folders
 from .spec import SPEC, Spec
 from .store import PARTS
-from .sweep import Means, answer, deadline_of
+from .sweep import Means, answer, deadline_of, purpose_of, split_devices
 from .workers import OutOfTime
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ def sweep(
     select: str = "test",
     out: str | Path | None = None,
     jobs: int = 1,
+    at_once: int | None = None,
     minutes: float | None = None,
     progress: bool | Progress = False,
     **options: Any,
@@ -220,17 +222,21 @@ def sweep(
         select: The rows to choose by. "test": the test rows. "val": a quarter of each client's
             training rows; the chosen settings are then judged by the test rows.
         out: A folder in which all traces and settings are kept in a few files, but no models. The
-            same call continues if it was interrupted. It must not hold runs, nor a table.md or
-            trials.csv of your own.
+            same call continues if it was interrupted. The same call in other processes, also on
+            other machines, shares the work. It must not hold runs, nor a table.md or trials.csv of
+            your own.
         jobs: Processes that share the work. Their number changes no result. With more than one, a
             script must call the sweep below `if __name__ == "__main__":`, because every process
             imports the script.
+        at_once: Most trials that train in one batch; by default as many as are fast on a CPU, and
+            as many as fit on a GPU. Calls that share a folder should give the same number.
         minutes: Stop after this time with OutOfTime; with `out`, the same call continues.
         progress: True prints a line with the trials that are done and the round of the batch under
             way. A function is called after every round of a batch, as for `simulate`; the label
             has the trials that are done.
         **options: Run options; `local_steps` and `batch_size` may be lists, whose values are
-            combined with the grid.
+            combined with the grid. `device` may be several, `"cuda:0,cuda:1"`: one process on
+            each, for which holds what is said of `jobs`.
 
     Returns:
         The runs of the grid, without models. `winners()` has the best setting of each algorithm,
@@ -258,15 +264,21 @@ def sweep(
     check_kind(root, SWEEP)
     chosen = seeds_of(seeds, options)  # once: a generator is empty afterwards
     options.pop("seed", None)  # it is among the chosen seeds
+    options, devices = split_devices(options)
     every_settings(chosen, options)  # wrong options are told before rows are held out
     question = Question(fed, model, records, chosen, options)
     planned = plan_sweep(question, target, select)
     if root is not None:
         check_registered(planned)
     means = Means(
-        None if root is None else root / PARTS, jobs, deadline_of(minutes), printer(progress)
+        None if root is None else root / PARTS,
+        jobs,
+        deadline_of(minutes),
+        printer(progress),
+        at_once=at_once,
+        devices=devices,
     )
-    with locked([root]):
+    with nullcontext() if root is None else Lock(root, purpose_of(planned, target, select)):
         try:
             results = answer(question, planned, means, target, select)
         except OutOfTime as late:

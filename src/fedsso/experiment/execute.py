@@ -183,7 +183,10 @@ def begin(show: Progress | None, specs: Sequence[Spec]) -> Look | None:
 
 
 def chunks(
-    planned: Sequence[Planned], todo: Sequence[int], done: Container[int] = ()
+    planned: Sequence[Planned],
+    todo: Sequence[int],
+    done: Container[int] = (),
+    most: int | None = None,
 ) -> Iterator[list[int]]:
     """Indices of runs that are batched together.
 
@@ -192,6 +195,7 @@ def chunks(
         todo: Indices of the runs to group.
         done: Indices of runs that are finished. They keep their place among the others: a batch
             is cut in the same way as before the kill, so that its sums round alike.
+        most: The largest number of runs in a chunk; None: as many as fit.
 
     Yields:
         Indices of the runs of one chunk, at most as many as fit into memory.
@@ -206,7 +210,7 @@ def chunks(
         groups.setdefault((id(run.problem), signature(run.record), alone), []).append(i)
     for group in groups.values():
         first = planned[group[0]]
-        size = _trials(first)
+        size = min(_trials(first), most or len(group))
         for start in range(0, len(group), size):
             yield group[start : start + size]
 

@@ -118,7 +118,8 @@ def _exact(name: str) -> bool:
 def put_aside_damaged(folder: Path) -> None:
     """Rename parts that are not whole, so that their trials are run again.
 
-    Call it only while you hold the folder's lock, so that no other process uses the parts.
+    Other sweeps may do the same at the same time. Should one of them put aside what another has
+    just run again, it is run once more.
 
     Raises:
         InputError: A damaged file has a name that fedsso does not give; it is left alone.
@@ -132,7 +133,10 @@ def put_aside_damaged(folder: Path) -> None:
                     f"{damage}; move it out of this folder, or choose another one"
                 ) from damage
             aside = path.with_name(f"{path.name}.damaged")
-            os.replace(path, aside)
+            try:
+                os.replace(path, aside)
+            except FileNotFoundError:  # another process was faster
+                continue
             log.warning("%s; its trials are run again, and it is kept as %s", damage, aside.name)
 
 
@@ -141,14 +145,23 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{PART}") if path.is_file())
 
 
-def held(folder: Path) -> dict[str, Held]:
+def held(folder: Path, known: set[Path] | None = None) -> dict[str, Held]:
     """The trials that a folder holds, by identity.
 
     Those of another version of the package do not count: its numbers may differ, so they are run
     again.
+
+    Args:
+        folder: The folder of the parts.
+        known: Parts that are not read, to which those that are read now are added. So whoever
+            waits for the parts of others reads each of them once.
     """
     found: dict[str, Held] = {}
+    read_before = known if known is not None else set()
     for path in _parts(folder):
+        if path in read_before:
+            continue
+        read_before.add(path)
         # The columns are not unpacked: only the list of trials is asked for.
         meta, _ = _read_part(path, ["meta"])
         if any(m["version"] != __version__ for m in meta):

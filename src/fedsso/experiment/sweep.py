@@ -5,11 +5,14 @@ best setting of each algorithm; `fedsso.sweep` and the command `fedsso sweep` bo
 
 The trials are cut into parts, which are trained batched, one after the other or on several
 processes. Each part is written when it is finished. A sweep that is called again looks which
-trials are there and trains the others.
+trials are there and trains the others. Several sweeps that ask the same may share a folder, from
+several machines too: each takes parts that no other has taken, and all of them end with the same
+result.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import tempfile
@@ -17,10 +20,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engine.ranks import team
+from ..engine.settings import device_of
 from ..errors import InputError, integer, number
+from ..support.claims import Claims
 from ..support.files import check_writable
 from ..support.lock import Lock
 from .execute import Counter, Progress, Standing, begin, chunks, follow
@@ -35,13 +40,15 @@ from .store import (
     read,
 )
 from .together import lead_or_follow
-from .workers import in_order, in_processes
+from .workers import Agenda, in_order, in_processes
 
 if TYPE_CHECKING:
+    from ..algorithm import Algorithm
     from .spec import Spec
 
 
 log = logging.getLogger("fedsso")
+SHARED = "sweeps"  # all sweeps may write parts into a folder at once
 CHOSEN = "chosen settings"  # the second phase of a sweep that chooses by held-out rows
 
 
@@ -53,6 +60,8 @@ class Means(NamedTuple):
     deadline: float = math.inf  # of time.monotonic(): no new part begins after it
     progress: Progress | None = None
     phase: str = "grid"  # what the progress calls this part of the work
+    at_once: int | None = None  # trials of a part at most; None: as many as fit
+    devices: tuple[str, ...] = ()  # one process on each; none: where the run options say
 
 
 def deadline_of(minutes: float | None) -> float:
@@ -66,6 +75,51 @@ def deadline_of(minutes: float | None) -> float:
     if not number("minutes", minutes) > 0:
         raise InputError(f"minutes must be > 0, got minutes={minutes}")
     return time.monotonic() + 60 * minutes
+
+
+def split_devices(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Run options whose device may be several, as a list or with commas between.
+
+    Returns:
+        The options with the first device, and all devices if there are several.
+
+    Raises:
+        InputError: One of them is not there.
+
+    >>> split_devices({"device": "cpu,cpu"})
+    ({'device': 'cpu'}, ('cpu', 'cpu'))
+    """
+    given = options.get("device", "auto")
+    several = given
+    if not isinstance(given, list | tuple):
+        several = str(given).split(",")
+    names = tuple(str(name).strip() for name in several)
+    if not names:
+        raise InputError("device must name at least one device, got an empty list")
+    for name in names:
+        device_of(name)
+    first = {**options, "device": names[0]}
+    return first, names if len(names) > 1 else ()
+
+
+def purpose_of(
+    planned: Sequence[Planned],
+    target: float | None,
+    select: str,
+) -> str:
+    """What a sweep asks, as a word: those who ask the same may share a folder.
+
+    Args:
+        planned: The trials of the grid.
+        target: The accuracy to reach, or None.
+        select: The rows to choose by.
+    """
+    parts = [run.spec.identity for run in planned]
+    parts.append(repr(target))
+    parts.append(select)
+    text = " ".join(parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"sweep {digest[:16]}"
 
 
 def answer(
@@ -95,14 +149,34 @@ def answer(
     results = Results(runs, target=target)
     if select == "test":
         return results
-    winners = results.winners().values()
     # By the plan: an algorithm of the caller's own need not be in the registry.
     records = {run.spec.point: run.record for run in planned}
+    chosen = {name: records[best.spec.point] for name, best in results.winners().items()}
+    return judge_chosen(question, results, means, chosen)
+
+
+def judge_chosen(
+    question: Question,
+    results: Results,
+    means: Means,
+    chosen: Mapping[str, Algorithm],
+) -> Results:
+    """Run the best setting of each algorithm on all training rows, judged by the test rows.
+
+    Args:
+        question: What is asked, with the whole federation.
+        results: The runs that were judged by held-out rows.
+        means: How it is carried out.
+        chosen: The record of the best setting of each algorithm.
+    """
+    winners = results.winners()
     # A winner runs with its own local steps and batch size, not with all that were listed.
-    own = [{name: setting.spec.options[name] for name in VARIED} for setting in winners]
-    again = question._replace(records=[records[one.spec.point] for one in winners], own=own)
+    own = []
+    for setting in winners.values():
+        own.append({name: setting.spec.options[name] for name in VARIED})
+    again = question._replace(records=[chosen[name] for name in winners], own=own)
     last = means._replace(phase=CHOSEN)
-    return Results(runs, target=target, judged=_with_all(again, plan(*again), last))
+    return Results(results, target=results.target, judged=_with_all(again, plan(*again), last))
 
 
 def run_grid(question: Question, means: Means) -> Results:
@@ -120,6 +194,11 @@ def _with_all(
 ) -> Results:
     """As `carry_out`, by all processes that torchrun has started, one batch after the other."""
     ours = team()
+    if ours.size > 1 and means.devices:
+        raise InputError(
+            f"device={','.join(means.devices)} lists several, but torchrun gives each of its "
+            f"processes one; leave device out"
+        )
     if ours.size > 1 and means.jobs > 1:
         if ours.is_first:
             log.warning("jobs=%d is left out: torchrun has started the processes", means.jobs)
@@ -146,7 +225,7 @@ def carry_out(
         OutOfTime: The deadline has passed and parts are left.
         InputError: The folder cannot be written, or a process failed.
     """
-    with _folder(means.out) as folder, Lock(folder):
+    with kept_in(means.out) as folder, Lock(folder, SHARED), Claims(folder) as claims:
         check_writable(folder)
         put_aside_damaged(folder)
         there = held(folder)
@@ -156,24 +235,59 @@ def carry_out(
             kept = [spec for spec in specs if spec.identity in there]
             runs = read([there[spec.identity] for spec in kept], kept)
             look(kept, [run.trace for run in runs])
-        todo = [i for i, spec in enumerate(specs) if spec.identity not in there]
-        parts = list(chunks(planned, todo))
-        tally = _Tally(planned, todo, means)
+        # All trials are cut, those that are finished too: so others cut alike who come later.
+        parts = list(chunks(planned, range(len(planned)), most=_most(planned, means)))
+        agenda = Agenda([spec.identity for spec in specs], parts, folder, claims)
+        tally = _Tally(planned, sorted(agenda.open), means)
         # More processes than parts would have nothing to do.
-        processes = min(integer("jobs", means.jobs, 1), len(parts))
-        if processes > 1:
+        places = _places(means)[: agenda.size]
+        if len(places) > 1:
             arguments = tuple(question)
             in_processes(
-                arguments, parts, folder, processes, means.deadline, tally, look, judged_by
+                arguments,
+                agenda,
+                places,
+                means.deadline,
+                tally,
+                look,
+                judged_by,
             )
         else:
-            in_order(planned, parts, folder, means.deadline, tally, look, judged_by)
+            in_order(
+                planned,
+                agenda,
+                means.deadline,
+                tally,
+                look,
+                judged_by,
+            )
+        agenda.tidy()
         return Results(_collect(specs, folder))
 
 
+def _most(planned: Sequence[Planned], means: Means) -> int | None:
+    """How many trials a part has at most; every device is to get some, if nothing else is said."""
+    if means.at_once is not None:
+        return integer("at_once", means.at_once, 1)
+    return math.ceil(len(planned) / len(means.devices)) if means.devices else None
+
+
+def _places(means: Means) -> list[str | None]:
+    """Where each process computes; None: where the run options say."""
+    jobs = integer("jobs", means.jobs, 1)
+    if not means.devices:
+        return [None] * jobs
+    if jobs > 1:
+        raise InputError(
+            f"jobs={jobs} and device={','.join(means.devices)} were both given; there is one "
+            f"process for each device: leave jobs out"
+        )
+    return list(means.devices)
+
+
 @contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """The folder of the parts; a temporary one if nothing is to be kept."""
+def kept_in(out: Path | None) -> Iterator[Path]:
+    """The folder of the results; a temporary one if nothing is to be kept."""
     if out is not None:
         yield out
         return
@@ -216,6 +330,7 @@ class _Tally:
         self.under_way: dict[int, int] = {}  # rounds of the parts that run, by their first trial
         self.labels: dict[int, str] = {}
         self.numbers: dict[str, float] = {}
+        self.last: tuple[Sequence[int], int] = ([0], 0)  # the part and round that were told last
 
     def round(self, part: Sequence[int], k: int, label: str, numbers: dict[str, float]) -> None:
         """A part has done k rounds."""
@@ -231,11 +346,21 @@ class _Tally:
         self.finished += len(part)
         self._tell(part, self.rounds[part[0]])
 
+    def elsewhere(self, trials: Sequence[int]) -> None:
+        """Others have finished these trials."""
+        self.done += sum(self.rounds[i] for i in trials)
+        self.finished += len(trials)
+
+    def wait(self) -> None:
+        """Nothing is left to do here: tell again how far it is, since others go on."""
+        self._tell(*self.last)
+
     def _tell(self, part: Sequence[int], k: int) -> None:
         """Tell the progress what has become more: halves of a part that was too large begin again.
 
         A callback that counts is told of the end of each part as well, any other of rounds alone.
         """
+        self.last = (part, k)
         now = self.done + sum(self.under_way.values())
         further = now > self.told
         self.told = max(self.told, now)
@@ -250,7 +375,7 @@ class _Tally:
             label,
             k,
             self.rounds[part[0]],
-            self.told / self.total,
+            self.told / max(1, self.total),
         )
         if isinstance(self.progress, Counter):
             self.progress.count(standing, self.numbers)

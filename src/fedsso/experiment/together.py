@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRAIN = "train"
+WAIT = "wait"
 END = "end"
 FAIL = "fail"
 
@@ -72,6 +73,16 @@ def announce(batch: Sequence[Planned], every: int) -> None:
         ours.share((TRAIN, Batch([run.spec.identity for run in batch], every)))
 
 
+def wait_together() -> None:
+    """Tell the others that this process is still there, while it waits for somebody else.
+
+    They listen for what comes next, and would give this process up after some minutes.
+    """
+    ours = team()
+    if ours.size > 1 and ours.is_first:
+        ours.share((WAIT, None))
+
+
 def _follow(ours: Team, runs: Mapping[str, Planned], train: Train) -> Any:
     """Train what the first process trains, until it has a result."""
     while True:
@@ -81,6 +92,8 @@ def _follow(ours: Team, runs: Mapping[str, Planned], train: Train) -> Any:
             return content
         if kind == FAIL:
             raise content
+        if kind == WAIT:
+            continue
         unknown = [one for one in content.identities if one not in runs]
         if unknown:
             raise InputError(

@@ -154,8 +154,10 @@ def write(folder: Path, results: Results) -> None:
     write_atomic(folder / TABLE, f"{table}\n{explain_choice(results)}\n")
 
 
-def draw(folder: Path, results: Results) -> None:
+def draw(folder: Path, results: Results, maps: bool = True) -> None:
     """Draw the curves of the best settings (curves.png) and every grid as a map (grid.png).
+
+    Without `maps` there is no grid.png: settings that were searched for form no grid.
 
     Maps show the rounds to the target of the sweep. A sweep without one takes the highest of the
     default targets. If nothing was learned there is none, and then there are no maps.
@@ -170,7 +172,7 @@ def draw(folder: Path, results: Results) -> None:
     if path.is_file():
         path.unlink()
     shown = target or max(default_targets(curves), default=None)
-    if shown is None:
+    if shown is None or not maps:
         return
     where = " on held-out rows" if results.judged is not None else ""
     title = f"Mean rounds to an accuracy of {shown:g}{where}"
