@@ -120,7 +120,9 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="pairs (s, y) held; beyond it the oldest leaves")
     m: int = param(default=20, doc="window of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="for alpha auto: small, steady or fading (networks)")
+    drift: str = param(
+        default="auto", doc="for alpha auto: small, steady, fading (networks) or none"
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -161,19 +163,19 @@ class FedSSO(Stepping, Remembering):
 
         products = gram(s, y, g)
         rounds = k - choice.undone
-        if _chooses(self):  # not in the paper: alpha="auto"
+        if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, tau, rounds, self.drift)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
             look = Look(products, work, rounds, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
-            y = trust_region.damp(y, server.g, products, guard)
-            products = gram(s, y, g)
+            y, products = _trusted(self, server, y, products, g)
         if isinstance(mean, Heard):  # not in the paper: memory
             s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
 
         unit = work if _is_cautious(self) else 1.0  # of B^-1
         form = _form(self, x, k, unit * guard.gamma)
-        pair = qn.judge(products, self.lam / unit, self.Lam / unit, dual=form.dual)
+        bounds = (self.lam / unit, self.Lam / unit)
+        pair = qn.judge(products, *bounds, dual=form.dual, convex=_is_exact(self))
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
@@ -249,6 +251,11 @@ def _is_cautious(record: FedSSO) -> bool:
     return record.guard == "cautious"
 
 
+def _is_exact(record: FedSSO) -> bool:
+    """Whether g is a gradient without any error, whatever alpha is."""
+    return _chooses(record) and record.guard == "adaptive" and record.drift == "none"
+
+
 def _recalled(
     server: State,
     mean: Tensor | Heard,
@@ -293,9 +300,26 @@ def _adapted(
     if _is_cautious(record):
         net = cautious.follow(server.net, server.guard, products)
         return cautious.adapt(server.guard, net, products, work), net
-    growth = trust_region.early_growth(cohort.size, cohort.mass)
-    guard = trust_region.adapt(server.guard, products, work, rounds, growth, heard)
-    return guard, server.net
+    if _is_exact(record):
+        trust = trust_region.exact(cohort.k, server.choice.undone, record.lam)
+    else:
+        growth = trust_region.early_growth(cohort.size, cohort.mass)
+        trust = trust_region.careful(rounds, growth)
+    return trust_region.adapt(server.guard, products, work, trust, heard), server.net
+
+
+def _trusted(
+    record: FedSSO,
+    server: State,
+    y: Tensor,
+    products: Tensor,
+    g: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """y [trials, d] as far as the guard trusts it, and the inner products of s, y and g."""
+    if _is_exact(record):
+        return y, products
+    y = trust_region.damp(y, server.g, products, server.guard)
+    return y, gram(server.s, y, g)
 
 
 def _move(

@@ -90,6 +90,7 @@ def judge(
     Lam: float | Tensor,
     *,
     dual: bool = False,
+    convex: bool = False,
 ) -> Verdict:
     """The paper's curvature test of a pair: lines 4-6 of its BFGS updating.
 
@@ -99,6 +100,7 @@ def judge(
         lam: Lower bound of the curvature; a number or [*L, 1], as Lam.
         Lam: Upper bound of the curvature.
         dual: Test ||s||^2/rho instead of ||y||^2/rho, for DFP.
+        convex: Do not accept a pair of negative rho, which a convex loss has by rounding alone.
 
     Returns:
         The verdict. Where the test fails, cur is enforced so that the ratio is the mean of the
@@ -116,7 +118,7 @@ def judge(
     ok = (lam < ratio) & (ratio < Lam)
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
-    accept = rho.abs() > FLAT * length
+    accept = (rho if convex else rho.abs()) > FLAT * length
     one = torch.ones_like(rho)  # makes float64 of bounds that a float32 sweep holds
     cur = torch.where(ok, rho, 2 * square / (lam * one + Lam * one))
     return Verdict(
