@@ -158,23 +158,25 @@ class FedSSO(Stepping, Remembering):
         work = alpha * tau  # FedAvg's step is -work g
         delta, recalled = _recalled(server, mean, alpha, cohort)  # not in the paper: memory
 
-        g = delta / (-alpha * tau)  # Alg. 1, line 11
+        g = delta / -work  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
 
         products = gram(s, y, g)
-        rounds = k - choice.undone
         if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
-            choice = client_step.choose(choice, products, tau, rounds, self.drift)
+            choice = client_step.choose(choice, products, tau, k - choice.undone, self.drift)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
-            look = Look(products, work, rounds, _slope_heard(mean, s, work, cohort), cohort)
+            look = Look(products, work, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
             y, products = _trusted(self, server, y, products, g)
         if isinstance(mean, Heard):  # not in the paper: memory
             s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
 
-        unit = work if _is_cautious(self) else 1.0  # of B^-1
-        form = _form(self, x, k, unit * guard.gamma)
-        bounds = (self.lam / unit, self.Lam / unit)
+        gamma = guard.gamma
+        bounds = (self.lam, self.Lam)
+        if _is_cautious(self):  # work is the unit of B^-1
+            gamma = work * gamma
+            bounds = (self.lam / work, self.Lam / work)
+        form = _form(self, x, k, gamma)
         pair = qn.judge(products, *bounds, dual=form.dual, convex=_is_exact(self))
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
@@ -273,7 +275,6 @@ class Look(NamedTuple):
 
     products: Tensor  # [trials, 3, 3]: the inner products of s, y and g
     work: Scalar  # alpha tau
-    rounds: Tensor  # [trials, 1]: how many there were, this one included
     heard: Tensor | None  # [trials, 1]: s^T times the plain mean gradient of those who answered
     cohort: Cohort
 
@@ -296,15 +297,16 @@ def _adapted(
     look: Look,
 ) -> tuple[trust_region.Guard, cautious.Net]:
     """The guard and its net after a look back along the last step."""
-    products, work, rounds, heard, cohort = look
+    products, work, heard, cohort = look
     if _is_cautious(record):
         net = cautious.follow(server.net, server.guard, products)
         return cautious.adapt(server.guard, net, products, work), net
+    undone = server.choice.undone
     if _is_exact(record):
-        trust = trust_region.exact(cohort.k, server.choice.undone, record.lam)
+        trust = trust_region.exact(cohort.k, undone, record.lam)
     else:
         growth = trust_region.early_growth(cohort.size, cohort.mass)
-        trust = trust_region.careful(rounds, growth)
+        trust = trust_region.careful(cohort.k - undone, growth)
     return trust_region.adapt(server.guard, products, work, trust, heard), server.net
 
 

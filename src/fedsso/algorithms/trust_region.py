@@ -74,7 +74,7 @@ class Guard(NamedTuple):
 class Trust(NamedTuple):
     """How far one look back is trusted."""
 
-    least: Tensor  # [trials, 1]: m is at most 1 over this
+    least: Scalar  # m is at most 1 over this
     flattest: Scalar  # the largest gamma
     exact: bool  # whether gradients are; gamma may then grow after a step that was cut, too
 
@@ -110,7 +110,7 @@ def adapt(
     theta = torch.where(moved, sg / guard.slope, 0.0)
     if heard is not None:
         theta = _agreed(theta, torch.where(moved, heard / guard.slope, 0.0))
-    m = 1 / torch.maximum(1 + theta, trust.least).clamp(max=2)
+    m = 1 / torch.clamp(1 + theta, min=trust.least).clamp(max=2)
     radius = torch.where((m < 1) | guard.capped, m * radius, radius)
     factor = m * guard.share
     kept = factor.clamp(min=1) if trust.exact else 1.0
@@ -136,9 +136,9 @@ def exact(k: int, undone: Tensor, lam: Scalar) -> Trust:
     `undone` [trials, 1] is above 0 where a round has exploded: then no step is trusted to be
     much too short. `lam` bounds the curvature from below.
     """
-    least = torch.full_like(undone, 1 / EARLY_GROWTH)
+    least: Scalar = 1 / EARLY_GROWTH
     if k == 2:
-        least = torch.where(undone > 0, least, 1 / PROBE_GROWTH)
+        least = torch.full_like(undone, least).masked_fill(undone == 0, 1 / PROBE_GROWTH)
     return Trust(least, 1 / lam, exact=True)
 
 
@@ -197,5 +197,5 @@ def limit(
         longest = guard.radius / square.sqrt().clamp(min=TINY)
     else:
         longest = torch.full_like(slope, torch.inf)
-    t = torch.minimum(eta * torch.ones_like(slope), longest)
+    t = torch.clamp(longest, max=eta)
     return t, guard._replace(slope=t * slope, share=t, capped=t == longest)

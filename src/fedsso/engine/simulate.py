@@ -637,6 +637,8 @@ class Trials:
 
         Only the names of the leaves are compared. The check is for authors of algorithms.
         """
+        if own is self.own[0]:
+            return
         given = [name for name, _ in named_leaves(self.own[0], "own")]
         kept = [name for name, _ in named_leaves(own, "own")]
         if given != kept:
@@ -795,10 +797,9 @@ class Trials:
 
         `nan` is added to the latter: NaN where there is nothing to tell, else 0.
         """
-        row = {"train_loss": loss}
-        for name, value in self.algorithm.diagnostics(server).items():
-            row[name] = value.double() + nan
-        return row
+        told = self.algorithm.diagnostics(server)
+        values = (torch.stack([value.double() for value in told.values()]) + nan) if told else ()
+        return {"train_loss": loss} | dict(zip(told, values, strict=True))
 
     def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
         """Let the algorithm take back the trials that are lost, [trials] of booleans.
