@@ -136,9 +136,10 @@ def exact(k: int, undone: Tensor, lam: Scalar) -> Trust:
     `undone` [trials, 1] is above 0 where a round has exploded: then no step is trusted to be
     much too short. `lam` bounds the curvature from below.
     """
-    least: Scalar = 1 / EARLY_GROWTH
-    if k == 2:
-        least = torch.full_like(undone, least).masked_fill(undone == 0, 1 / PROBE_GROWTH)
+    cautious = 1 / EARLY_GROWTH
+    if k != 2:
+        return Trust(cautious, 1 / lam, exact=True)
+    least = torch.full_like(undone, cautious).masked_fill(undone == 0, 1 / PROBE_GROWTH)
     return Trust(least, 1 / lam, exact=True)
 
 

@@ -124,7 +124,7 @@ class Sparse(Backend):
         B, O = z.shape[3], z.shape[2]
         y = by_trial(batch.y, T)
         share = batch.weight[:, None, None, :]
-        if O == 1 and B <= 2 * d:
+        if O == 1 and 2 * d >= B:
             return self._of_one_output(bend(self.loss, z, y, torch.ones_like(z)) * share, batch)
         unit = torch.eye(O, dtype=z.dtype, device=z.device).unsqueeze(-1)
         numbers = torch.arange(M * B, device=z.device).view(M, B)
