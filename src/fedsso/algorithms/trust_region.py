@@ -30,7 +30,7 @@ its rows, and all of them answer, g has none. So the first step, which is nothin
 believed: m <= 1000 in round 2, and m <= 10 in all later rounds. gamma follows a step that was cut
 as well, but upwards alone: it is multiplied by m t or 1, the larger of the two. It may be as large
 as 1 / lam, the flattest that the paper's curvature test allows. And y is taken as it is: its angle
-to s tells of the curvature, not of noise. A trial of which a round has exploded keeps to m <= 10.
+to s tells of the curvature, not of noise. A trial of which a round has exploded keeps to m <= 2.
 
 Damping. A y that hardly points along s is mostly noise. It is drawn towards B s, the y that would
 leave B as it is:
@@ -74,7 +74,7 @@ class Guard(NamedTuple):
 class Trust(NamedTuple):
     """How far one look back is trusted."""
 
-    least: Scalar  # m is at most 1 over this
+    least: Tensor  # [trials, 1]: m is at most 1 over this
     flattest: Scalar  # the largest gamma
     exact: bool  # whether gradients are; gamma may then grow after a step that was cut, too
 
@@ -136,10 +136,8 @@ def exact(k: int, undone: Tensor, lam: Scalar) -> Trust:
     `undone` [trials, 1] is above 0 where a round has exploded: then no step is trusted to be
     much too short. `lam` bounds the curvature from below.
     """
-    cautious = 1 / EARLY_GROWTH
-    if k != 2:
-        return Trust(cautious, 1 / lam, exact=True)
-    least = torch.full_like(undone, cautious).masked_fill(undone == 0, 1 / PROBE_GROWTH)
+    growth = PROBE_GROWTH if k == 2 else EARLY_GROWTH
+    least = torch.full_like(undone, 1 / growth).masked_fill_(undone > 0, 1 / LATE_GROWTH)
     return Trust(least, 1 / lam, exact=True)
 
 
