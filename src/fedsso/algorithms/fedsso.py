@@ -158,7 +158,7 @@ class FedSSO(Stepping, Remembering):
         work = alpha * tau  # FedAvg's step is -work g
         delta, recalled = _recalled(server, mean, alpha, cohort)  # not in the paper: memory
 
-        g = delta / -work  # Alg. 1, line 11
+        g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
 
         products = gram(s, y, g)
@@ -171,13 +171,9 @@ class FedSSO(Stepping, Remembering):
         if isinstance(mean, Heard):  # not in the paper: memory
             s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
 
-        gamma = guard.gamma
-        bounds = (self.lam, self.Lam)
-        if _is_cautious(self):  # work is the unit of B^-1
-            gamma = work * gamma
-            bounds = (self.lam / work, self.Lam / work)
-        form = _form(self, x, k, gamma)
-        pair = qn.judge(products, *bounds, dual=form.dual, convex=_is_exact(self))
+        unit = work if _is_cautious(self) else 1.0  # of B^-1
+        form = _form(self, x, k, unit * guard.gamma)
+        pair = _judged(self, products, unit, form)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
@@ -322,6 +318,24 @@ def _trusted(
         return y, products
     y = trust_region.damp(y, server.g, products, server.guard)
     return y, gram(server.s, y, g)
+
+
+def _judged(
+    record: FedSSO,
+    products: Tensor,
+    unit: Scalar,
+    form: qn.Form,
+) -> qn.Verdict:
+    """The verdict on the pair whose inner products with g are given; `unit` is that of B^-1."""
+    lam = record.lam / unit
+    Lam = record.Lam / unit
+    return qn.judge(
+        products,
+        lam,
+        Lam,
+        dual=form.dual,
+        convex=_is_exact(record),
+    )
 
 
 def _move(
