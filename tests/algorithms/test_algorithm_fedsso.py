@@ -347,7 +347,8 @@ def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
             torch.full((len(thetas), 1), float(k), dtype=torch.float64),
         )
         products[:, 0, 2] = 2 * torch.tensor(thetas, dtype=torch.float64)  # g^T s
-        found = trust_region.adapt(guard, products, 0.1, rounds)
+        trust = trust_region.careful(rounds)
+        found = trust_region.adapt(guard, products, 0.1, trust)
         gammas = [start if capped else min(max(m * start, 1), trust_region.FLATTEST) for m in ms]
         assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         assert found.radius[:, 0].tolist() == pytest.approx(
@@ -355,13 +356,13 @@ def test_either_gamma_or_the_radius_grows(k: int, capped: bool) -> None:
         )
         assert torch.equal(found.slope, guard.slope)
         assert torch.equal(found.share, guard.share)
-        halved = trust_region.adapt(guard._replace(share=0.5 * one), products, 0.1, rounds)
+        halved = trust_region.adapt(guard._replace(share=0.5 * one), products, 0.1, trust)
         gammas = [
             start if capped else min(max(0.5 * m * start, 1), trust_region.FLATTEST) for m in ms
         ]
         assert halved.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
         untold = trust_region.adapt(
-            guard._replace(slope=0 * one), products, 0.1, rounds
+            guard._replace(slope=0 * one), products, 0.1, trust
         )  # there was no step yet
         assert torch.equal(untold.gamma, guard.gamma)
         assert torch.equal(untold.radius, guard.radius)
@@ -740,9 +741,10 @@ def alphas(
 ) -> list[float]:
     """The client step of every round."""
     options = {"batch_size": None, **options}
+    record = record or FedSSO(drift="small")  # which also chooses where gradients are exact
     return [
         float(state.choice.alpha)
-        for state in stepwise(fed, record or FedSSO(), rounds, "linear", **options)[:-1]
+        for state in stepwise(fed, record, rounds, "linear", **options)[:-1]
     ]
 
 

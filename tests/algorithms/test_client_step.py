@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from fedsso import FedSSO, InputError, load, simulate
+from fedsso import Federation, FedSSO, InputError, load, simulate
 from fedsso.algorithm.contract import Attendance
-from fedsso.algorithms import client_step
+from fedsso.algorithms import client_step, trust_region
+from fedsso.engine.settings import Settings
+from fedsso.engine.simulate import attendance_of
 
 
 def test_a_network_begins_with_more_drift_which_fades() -> None:
@@ -50,3 +53,74 @@ def test_a_run_shows_it() -> None:
     assert len(set(linear[7:])) == 1
     assert list(network[7:]) == sorted(network[7:], reverse=True)
     assert network[-1] < network[7] < client_step.LARGEST
+
+
+@pytest.mark.parametrize(
+    ("given", "exact"),
+    [
+        ({}, True),
+        ({"batch_size": 10_000}, True),
+        ({"local_steps": None, "local_epochs": 1}, True),
+        ({"loss": "cross_entropy"}, True),
+        ({"stragglers": 0.5}, True),  # who takes some of one step takes it
+        ({"batch_size": 100}, False),
+        ({"local_steps": 2}, False),
+        ({"local_steps": None, "local_epochs": 2}, False),
+        ({"participation": 0.5}, False),
+        ({"drop_rate": 0.1}, False),
+        ({"compress": "int8"}, False),
+        ({"client": "momentum"}, False),
+        ({"loss": torch.nn.functional.cross_entropy}, False),
+    ],
+)
+def test_the_engine_says_whether_gradients_are_exact(given: dict[str, Any], exact: bool) -> None:
+    digits = load("digits", clients=5)
+    settings = Settings(**{"batch_size": None, "local_steps": 1} | given)
+    assert attendance_of(digits, settings).exact == exact
+
+
+def test_no_drift_where_gradients_are_exact() -> None:
+    """Only under the guard that asks what the clients do, for one layer, and if nothing is set."""
+    attendance = Attendance(4, exact=True)
+    assert FedSSO().fit([10]).join(attendance, 10).drift == "none"
+    assert FedSSO().fit([10, 20]).join(attendance, 30).drift == "fading"
+    assert FedSSO(drift="small").fit([10]).join(attendance, 10).drift == "small"
+    for guard in ("cautious", "none"):
+        assert FedSSO(guard=guard).fit([10]).join(attendance, 10).drift == "small"
+
+
+@pytest.mark.parametrize(("k", "undone", "most"), [(2, 0, 1000), (3, 0, 10), (2, 1, 2), (3, 1, 2)])
+@pytest.mark.parametrize("capped", [True, False])
+def test_an_exact_gradient_is_trusted_further(
+    k: int, undone: int, most: float, capped: bool
+) -> None:
+    """m = 1, 4/5 and 1/2 as ever, and at most what round k allows; t = 1/2, gamma = 5."""
+    one = torch.ones(4, 1, dtype=torch.float64)
+    guard = trust_region.Guard(
+        radius=3 * one, gamma=5 * one, slope=2 * one, share=0.5 * one, capped=(one > 0) & capped
+    )
+    products = torch.zeros(4, 3, 3, dtype=torch.float64)
+    products[:, 0, 2] = 2 * torch.tensor([0, 0.25, 3, -0.9999])  # g^T s
+    m = [1, 0.8, 0.5, most]
+    trust = trust_region.exact(k, undone * one, 1e-4)
+    found = trust_region.adapt(guard, products, 0.1, trust)
+    factors = [max(1, part / 2) if capped else part / 2 for part in m]
+    gammas = [max(1.0, 5 * factor) for factor in factors]
+    radii = [3 * part if capped else 3 * min(1, part) for part in m]
+    assert found.gamma[:, 0].tolist() == pytest.approx(gammas, rel=1e-12)
+    assert found.radius[:, 0].tolist() == pytest.approx(radii, rel=1e-12)
+    flattest = trust_region.adapt(guard, products, 0.1, trust_region.exact(k, 0 * one, 0.5))
+    assert flattest.gamma.max() <= 2
+
+
+def test_exact_gradients_need_fewer_rounds() -> None:
+    """Features a tenth of the usual size: B_1 = I is far too steep, which the first step shows."""
+    draw = torch.Generator().manual_seed(5)
+    x = 0.1 * torch.randn(300, 8, generator=draw)
+    y = (x @ torch.ones(8) + 0.1 * torch.randn(300, generator=draw) > 0).long()
+    fed = Federation.from_clients([(x[:150], y[:150]), (x[150:], y[150:])])
+    given = {"rounds": 14, "local_steps": 1, "batch_size": None, "l2": 1e-3, "dtype": "float64"}
+    bold = simulate(fed, "mclr", FedSSO(), **given).trace
+    careful = simulate(fed, "mclr", FedSSO(drift="small"), **given).trace
+    assert bold["grad_norm"][-1] < 0.05 * careful["grad_norm"][-1]
+    assert set(bold["alpha"][1:]) == {client_step.FIRST}

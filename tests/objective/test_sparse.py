@@ -231,6 +231,7 @@ RUNS = {
 
 CASES = [(name, run) for name in ("fedavg", "fedsso", "giant", "fedsophia") for run in RUNS]
 CASES += [("fednl", "mini-batches"), ("fednl", "full batches")]  # it needs all clients
+CASES += [("mocha", "full batches")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

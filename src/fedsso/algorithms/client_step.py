@@ -15,11 +15,15 @@ stays as it is; only if no pair was seen until then, the first one to come decid
 The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
 a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
 minimum. But a larger drift lets clients come forward by themselves, which counts where the server
-hears only some of them, and trusts its own steps less. So there are three kinds:
+hears only some of them, and trusts its own steps less. So there are four kinds:
 
+    none      alpha stays 0.01                          one layer, one exact gradient from everybody
     small     drift = 0.05                              one layer, and all clients answer
     steady    drift = 0.2                               one layer, and some may be absent
     fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network, in round k
+
+Where each client sends one gradient over all its rows and all of them answer, nothing drifts: g is
+the same whatever alpha is. The guard then trusts it further (`trust_region.py`).
 
 A network gains from more at the start: large local steps leave directions that are too steep for
 them, and what the server then learns is a flatter region. Later on, near a minimum, drift only
@@ -62,13 +66,14 @@ SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
 
 
-DRIFTS = ("auto", "small", "steady", "fading")
+DRIFTS = ("auto", "none", "small", "steady", "fading")
 
 
 class Stepping(Algorithm):
     """The part of FedSSO's record that knows which drift suits the model."""
 
     drift: str
+    guard: str
 
     def fit(
         self,
@@ -79,8 +84,10 @@ class Stepping(Algorithm):
         return self._drifting("fading") if len(sizes) > 1 else self
 
     def join(self, attendance: Attendance, d: int) -> Self:
-        """Decide drift="auto" for models of one layer: by whether all clients answer."""
+        """Decide drift="auto" for models of one layer: by who answers, and with what."""
         own = super().join(attendance, d)
+        if attendance.exact and self.guard == "adaptive":
+            return own._drifting("none")
         return own._drifting("steady" if attendance.some_absent else "small")
 
     def _drifting(self, kind: str) -> Self:

@@ -120,7 +120,7 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="with alpha=auto: auto, small, steady or fading")
+    drift: str = param(default="auto", doc="with alpha=auto: auto, none, small, steady, fading")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -159,21 +159,19 @@ class FedSSO(Stepping, Remembering):
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         products = gram(s, y, g)
-        rounds = k - choice.undone
-        if _chooses(self):  # not in the paper: alpha="auto"
-            choice = client_step.choose(choice, products, tau, rounds, self.drift)
+        if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
+            choice = client_step.choose(choice, products, tau, k - choice.undone, self.drift)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
-            look = Look(products, work, rounds, _slope_heard(mean, s, work, cohort), cohort)
+            look = Look(products, work, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
-            y = trust_region.damp(y, server.g, products, guard)
-            products = gram(s, y, g)
+            y, products = _trusted(self, server, y, products, g)
         if isinstance(mean, Heard):  # not in the paper: memory
             s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
 
         unit = work if _is_cautious(self) else 1.0  # of B^-1
         form = _form(self, x, k, unit * guard.gamma)
         s, y, products = _as_kept(form, s, y, g, products)
-        pair = qn.judge(products, self.lam / unit, self.Lam / unit, dual=form.dual)
+        pair = _judged(self, products, unit, form)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
@@ -249,6 +247,11 @@ def _is_cautious(record: FedSSO) -> bool:
     return record.guard == "cautious"
 
 
+def _is_exact(record: FedSSO) -> bool:
+    """Whether g is a gradient without any error, whatever alpha is."""
+    return _chooses(record) and record.guard == "adaptive" and record.drift == "none"
+
+
 def _recalled(
     server: State,
     mean: Tensor | Heard,
@@ -266,7 +269,6 @@ class Look(NamedTuple):
 
     products: Tensor  # [trials, 3, 3]: the inner products of s, y and g
     work: Scalar  # alpha tau
-    rounds: Tensor  # [trials, 1]: how many there were, this one included
     heard: Tensor | None  # [trials, 1]: s^T times the plain mean gradient of those who answered
     cohort: Cohort
 
@@ -289,13 +291,49 @@ def _adapted(
     look: Look,
 ) -> tuple[trust_region.Guard, cautious.Net]:
     """The guard and its net after a look back along the last step."""
-    products, work, rounds, heard, cohort = look
+    products, work, heard, cohort = look
     if _is_cautious(record):
         net = cautious.follow(server.net, server.guard, products)
         return cautious.adapt(server.guard, net, products, work), net
-    growth = trust_region.early_growth(cohort.size, cohort.mass)
-    guard = trust_region.adapt(server.guard, products, work, rounds, growth, heard)
-    return guard, server.net
+    undone = server.choice.undone
+    if _is_exact(record):
+        trust = trust_region.exact(cohort.k, undone, record.lam)
+    else:
+        growth = trust_region.early_growth(cohort.size, cohort.mass)
+        trust = trust_region.careful(cohort.k - undone, growth)
+    return trust_region.adapt(server.guard, products, work, trust, heard), server.net
+
+
+def _trusted(
+    record: FedSSO,
+    server: State,
+    y: Tensor,
+    products: Tensor,
+    g: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """y [trials, d] as far as the guard trusts it, and the inner products of s, y and g."""
+    if _is_exact(record):
+        return y, products
+    y = trust_region.damp(y, server.g, products, server.guard)
+    return y, gram(server.s, y, g)
+
+
+def _judged(
+    record: FedSSO,
+    products: Tensor,
+    unit: Scalar,
+    form: qn.Form,
+) -> qn.Verdict:
+    """The verdict on the pair whose inner products with g are given; `unit` is that of B^-1."""
+    lam = record.lam / unit
+    Lam = record.Lam / unit
+    return qn.judge(
+        products,
+        lam,
+        Lam,
+        dual=form.dual,
+        convex=_is_exact(record),
+    )
 
 
 def _move(

@@ -25,6 +25,13 @@ gamma. If the last step was not cut, its length came from B, so m tells how wron
 `bfgs` starts B from I / gamma, which is what B still is in all directions that no pair has shown.
 The best step would have been -m t B^-1 g, so gamma is multiplied by m t, within 1 <= gamma <= 100.
 
+Exact gradients. All this is caution against noise. Where every client sends one gradient over all
+its rows, and all of them answer, g has none. So the first step, which is nothing but a probe, is
+believed: m <= 1000 in round 2, and m <= 10 in all later rounds. gamma follows a step that was cut
+as well, but upwards alone: it is multiplied by m t or 1, the larger of the two. It may be as large
+as 1 / lam, the flattest that the paper's curvature test allows. And y is taken as it is: its angle
+to s tells of the curvature, not of noise. A trial of which a round has exploded keeps to m <= 2.
+
 Damping. A y that hardly points along s is mostly noise. It is drawn towards B s, the y that would
 leave B as it is:
 
@@ -48,7 +55,8 @@ TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
 EARLY = 4  # the first rounds, in which radius and gamma may grow faster
 EARLY_GROWTH = 10  # what they may grow by in one of these rounds
 LATE_GROWTH = 2  # and in one of the later rounds
-FLATTEST = 100  # the largest gamma
+PROBE_GROWTH = 1000  # what they may grow by after the first step, if gradients are exact
+FLATTEST = 100  # the largest gamma, unless they are
 ALL = 1 - 1e-9  # the share of the clients' weights from which on everybody has answered
 TINY = 1e-300  # stands for a direction of length 0
 
@@ -63,6 +71,14 @@ class Guard(NamedTuple):
     capped: Tensor  # whether it was cut to the radius
 
 
+class Trust(NamedTuple):
+    """How far one look back is trusted."""
+
+    least: Tensor  # [trials, 1]: m is at most 1 over this
+    flattest: Scalar  # the largest gamma
+    exact: bool  # whether gradients are; gamma may then grow after a step that was cut, too
+
+
 def start(x: Tensor) -> Guard:
     """The guard before the first step from the models x [trials, d]."""
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
@@ -74,8 +90,7 @@ def adapt(
     guard: Guard,
     products: Tensor,
     work: Scalar,
-    rounds: Tensor,
-    growth: float = EARLY_GROWTH,
+    trust: Trust,
     heard: Tensor | None = None,
 ) -> Guard:
     """New radius and gamma, after a look back along the last step.
@@ -84,8 +99,7 @@ def adapt(
         guard: As the last step left it.
         products: The inner products of s, y and g, [trials, 3, 3].
         work: alpha tau, so that work |g| is the length of FedAvg's step.
-        rounds: How many there were, this one included, [trials, 1].
-        growth: What the first rounds may let the radius grow by, from `early_growth`.
+        trust: How far, from `careful` or `exact`.
         heard: s^T times the plain mean gradient of those who answered, [trials, 1], where g was
             corrected by a memory.
     """
@@ -96,14 +110,35 @@ def adapt(
     theta = torch.where(moved, sg / guard.slope, 0.0)
     if heard is not None:
         theta = _agreed(theta, torch.where(moved, heard / guard.slope, 0.0))
-    early = theta.new_tensor(1 / growth)
-    late = theta.new_tensor(1 / LATE_GROWTH)
-    least = torch.where(rounds > EARLY, late, early)
-    m = 1 / torch.maximum(1 + theta, least).clamp(max=2)
+    m = 1 / torch.clamp(1 + theta, min=trust.least).clamp(max=2)
     radius = torch.where((m < 1) | guard.capped, m * radius, radius)
-    factor = torch.where(guard.capped | ~moved, 1.0, m * guard.share)
-    gamma = (factor * guard.gamma).clamp(1, FLATTEST)
+    factor = m * guard.share
+    kept = factor.clamp(min=1) if trust.exact else 1.0
+    factor = torch.where(guard.capped | ~moved, kept, factor)
+    gamma = torch.clamp(factor * guard.gamma, max=trust.flattest).clamp(min=1)
     return guard._replace(radius=radius, gamma=gamma)
+
+
+def careful(rounds: Tensor, growth: float = EARLY_GROWTH) -> Trust:
+    """How far to trust gradients that may be noise in part.
+
+    `rounds` [trials, 1] counts them, this one included. `growth` is what the first rounds may let
+    the radius grow by, from `early_growth`.
+    """
+    early = rounds.new_tensor(1 / growth)
+    late = rounds.new_tensor(1 / LATE_GROWTH)
+    return Trust(torch.where(rounds > EARLY, late, early), FLATTEST, exact=False)
+
+
+def exact(k: int, undone: Tensor, lam: Scalar) -> Trust:
+    """How far to trust exact gradients, in round k.
+
+    `undone` [trials, 1] is above 0 where a round has exploded: then no step is trusted to be
+    much too short. `lam` bounds the curvature from below.
+    """
+    growth = PROBE_GROWTH if k == 2 else EARLY_GROWTH
+    least = torch.full_like(undone, 1 / growth).masked_fill_(undone > 0, 1 / LATE_GROWTH)
+    return Trust(least, 1 / lam, exact=True)
 
 
 def early_growth(size: int, mass: float) -> float:
@@ -161,5 +196,5 @@ def limit(
         longest = guard.radius / square.sqrt().clamp(min=TINY)
     else:
         longest = torch.full_like(slope, torch.inf)
-    t = torch.minimum(eta * torch.ones_like(slope), longest)
+    t = torch.clamp(longest, max=eta)
     return t, guard._replace(slope=t * slope, share=t, capped=t == longest)

@@ -80,6 +80,7 @@ class Rounds:
         size = settings.batch_size
         self.width: Ints = self.sizes if size is None else np.minimum(self.sizes, size)
         self.per_epoch: Ints = -(-self.sizes // self.width)
+        self._one_batch = bool((self.per_epoch == 1).all())
         self._epochs: dict[int, tuple[int, Ints]] = {}
 
     def plan(self, k: int, sample: int = 0) -> Plan:
@@ -156,7 +157,7 @@ class Rounds:
 
         Then one gathered batch serves all local steps.
         """
-        return bool((self.per_epoch[clients] == 1).all())
+        return self._one_batch or bool((self.per_epoch[clients] == 1).all())
 
     def batches(self, client: int, step: int, most: int) -> Ints:
         """The next mini-batches of a client, as many equally wide ones as come in a row.

@@ -127,14 +127,30 @@ def fitted(
 
 def attendance_of(fed: Federation, settings: Settings) -> Attendance:
     """Who takes part in a run of these settings."""
+    rows = int(fed.train_sizes.max())
     return Attendance(
         fed.clients,
         settings.some_absent,
         settings.compress is not None,
-        int(fed.train_sizes.max()),
+        rows,
         tuple(fed.sample_shape),
         settings.l2,
+        exact=_is_exact(settings, rows),
     )
+
+
+def _is_exact(settings: Settings, rows: int) -> bool:
+    """Whether what clients send in a round is the gradient of the mean loss, up to its scale.
+
+    That is so if all of them answer, uncompressed, with one plain step over all their rows, of
+    which nobody has more than `rows`. It is not said of a loss of the user's own: whoever is told
+    takes long steps, which are safe with losses of bounded curvature.
+    """
+    full = settings.batch_size is None or settings.batch_size >= rows
+    one = settings.local_steps == 1 or (full and settings.local_epochs == 1)
+    known = settings.loss is None or isinstance(settings.loss, str)
+    plain = settings.optimizer.is_plain and settings.compress is None
+    return full and one and known and plain and not settings.some_absent
 
 
 def admit(record: Algorithm, settings: Settings) -> None:
@@ -603,6 +619,8 @@ class Trials:
 
         Only the names of the leaves are compared. The check is for authors of algorithms.
         """
+        if own is self.own[0]:
+            return
         given = [name for name, _ in named_leaves(self.own[0], "own")]
         kept = [name for name, _ in named_leaves(own, "own")]
         if given != kept:
@@ -761,10 +779,9 @@ class Trials:
 
         `nan` is added to the latter: NaN where there is nothing to tell, else 0.
         """
-        row = {"train_loss": loss}
-        for name, value in self.algorithm.diagnostics(server).items():
-            row[name] = value.double() + nan
-        return row
+        told = self.algorithm.diagnostics(server)
+        values = (torch.stack([value.double() for value in told.values()]) + nan) if told else ()
+        return {"train_loss": loss} | dict(zip(told, values, strict=True))
 
     def _undo(self, server: Any, lost: Tensor, k: int) -> tuple[Any, Tensor]:
         """Let the algorithm take back the trials that are lost, [trials] of booleans.

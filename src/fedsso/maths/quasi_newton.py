@@ -91,6 +91,7 @@ def judge(
     Lam: float | Tensor,
     *,
     dual: bool = False,
+    convex: bool = False,
 ) -> Verdict:
     """The paper's curvature test of a pair: lines 4-6 of its BFGS updating.
 
@@ -100,6 +101,7 @@ def judge(
         lam: Lower bound of the curvature; a number or [*L, 1], as Lam.
         Lam: Upper bound of the curvature.
         dual: Test ||s||^2/rho instead of ||y||^2/rho, for DFP.
+        convex: Do not accept a pair of negative rho, which a convex loss has by rounding alone.
 
     Returns:
         The verdict. Where the test fails, cur is enforced so that the ratio is the mean of the
@@ -117,9 +119,8 @@ def judge(
     ok = (lam < ratio) & (ratio < Lam)
     length = ss.sqrt() * yy.sqrt()
     # one comparison covers s = 0, y = 0, NaN and infinity: each makes it false
-    accept = rho.abs() > FLAT * length
-    one = torch.ones_like(rho)  # makes float64 of bounds that a float32 sweep holds
-    cur = torch.where(ok, rho, 2 * square / (lam * one + Lam * one))
+    accept = (rho if convex else rho.abs()) > FLAT * length
+    cur = torch.where(ok, rho, 2 * square / (_double(lam) + _double(Lam)))
     return Verdict(
         rho=rho,
         cur=cur,
@@ -127,6 +128,11 @@ def judge(
         overridden=accept & ~ok,
         skipped=~accept & (ss > 0),
     )
+
+
+def _double(bound: float | Tensor) -> float | Tensor:
+    """A bound in float64, also if a float32 sweep holds it."""
+    return bound.double() if isinstance(bound, Tensor) else bound
 
 
 # ---- the forms of the matrix ----
@@ -222,12 +228,13 @@ class Bfgs:
         if reset:  # which keeps the scale
             direction = (self.gamma * g).to(g.dtype)
             return self.forget(state), direction
-        state = _append(state, (s, y), verdict)
-        of_y, of_g = _project(state, (y, g), k).unbind(-3)
+        state = _append(state, (s, y), verdict, k)
+        used = _used(state, k)
+        of_y, of_g = _project(state, (y, g), used).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
         gamma = self._gamma(state)
         weights = self._weights(state, of_g, gamma[..., None])
-        direction = _combine(state, weights, k)
+        direction = _combine(weights, used)
         return state, direction.addcmul_(gamma.to(g.dtype), g)
 
     def _gamma(self, state: Pairs) -> Tensor:
@@ -235,7 +242,9 @@ class Bfgs:
         newest = state.cur[..., -1:]
         if self.scaled:
             return newest / state.gram[..., 1, -1, -1:]
-        return self.gamma * torch.ones_like(newest)
+        if isinstance(self.gamma, Tensor):
+            return self.gamma.double()
+        return torch.full_like(newest, self.gamma)
 
     @staticmethod
     def _weights(
@@ -294,18 +303,19 @@ class Dfp:
         """
         if reset:
             return self.forget(state), g.clone()
-        old = _project(state, (y, g), k)
+        used = _used(state, k)
+        old = _project(state, (y, g), used)
         of_h = self._weights(state, old[..., 0, :, :])
-        h = _combine(state, of_h, k).add_(y)
+        h = _combine(of_h, used).add_(y)
         pair = (s, y, h)
         new = torch.stack([inner((y, g), v[..., None, :]) for v in pair], -1)
         appended = torch.cat((old[..., 1:, :], new), -2)
         products = torch.where(verdict.accept[..., None, None], appended, old)
         of_y, of_g = products.unbind(-3)
-        state = _append(state, pair, verdict)
+        state = _append(state, pair, verdict, k)
         state = _grow(state, of_y, verdict.accept)
         weights = self._weights(state, of_g)
-        return state, _combine(state, weights, k).add_(g)
+        return state, _combine(weights, _used(state, k)).add_(g)
 
     @staticmethod
     def _weights(state: Pairs, q: Tensor) -> Tensor:
@@ -397,16 +407,15 @@ def form(
         raise InputError(
             f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair"
         )
-    made: dict[str, Form] = {
-        "bfgs": Bfgs(pairs, gamma=gamma, half=half),
-        "bfgs-dense": Dense(dual=False),
-        "dfp": Dfp(pairs),
-        "dfp-dense": Dense(dual=True),
-        "lbfgs": Bfgs(min(m, pairs), scaled=True, half=half),
-    }
-    if name not in made:
-        raise unknown("form", name, FORMS)
-    return made[name]
+    if name == "bfgs":
+        return Bfgs(pairs, gamma=gamma, half=half)
+    if name == "lbfgs":
+        return Bfgs(min(m, pairs), scaled=True, half=half)
+    if name == "dfp":
+        return Dfp(pairs)
+    if name in FORMS:
+        return Dense(dual=name == "dfp-dense")
+    raise unknown("form", name, FORMS)
 
 
 def capacity(
@@ -547,10 +556,12 @@ def _append(
     state: Pairs,
     pair: Sequence[Tensor],
     verdict: Verdict,
+    k: int,
 ) -> Pairs:
     """Write the pair over the oldest one; where it is not accepted, write that one again.
 
-    The store is written in place; all else is new tensors.
+    The store is written in place; all else is new tensors. Round 1 has no pair, so that in round k
+    the ring cannot be full before k is above its number of slots.
     """
     store = state.store
     accept = verdict.accept[..., 0]
@@ -567,7 +578,7 @@ def _append(
     more = accept.long()
     head = (state.head + more) % slots
     oldest = state.oldest
-    if kept:
+    if kept and k > slots:
         oldest = all_slots.index_select(0, rings + head.flatten()).view_as(oldest)
     cur = torch.cat((state.cur[..., 1:], verdict.cur), -1)
     return state._replace(
@@ -607,31 +618,35 @@ def _newest(state: Pairs, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
     return state.gram[..., -n:, -n:].unbind(-3), state.cur[..., -n:, None]
 
 
-def _slots(state: Pairs, k: int) -> tuple[Tensor, Tensor]:
-    """The rows in use by round k, [*L, m V, d], and the slots of the newest n pairs, [*L, n].
+class Used(NamedTuple):
+    """The part of the store that is in use."""
 
-    The slots are in order, the oldest pair first.
-    """
+    rows: Tensor  # [*L, m V, d]
+    slots: Tensor  # [*L, n]: those of the newest n pairs in order, the oldest pair first
+
+
+def _used(state: Pairs, k: int) -> Used:
+    """The part of the store that is in use by round k."""
     n = min(k, state.cur.shape[-1])
     m = min(k, state.store.shape[-3])
     rows = state.store[..., :m, :, :].flatten(-3, -2)
     ages = torch.arange(-n, 0, device=state.head.device)
     # before the ring is full, modulo m only keeps the slots of absent pairs in range
     slots = (state.head[..., None] + ages) % m
-    return rows, slots
+    return Used(rows, slots)
 
 
 def _project(
     state: Pairs,
     columns: Sequence[Tensor],
-    k: int,
+    used: Used,
 ) -> Tensor:
     """Products [*L, c, n, V] of the newest n pairs with c vectors [*L, d]; 0 for absent pairs.
 
     The rows are multiplied in the order in which they lie, and the few products are sorted by
     age: the store itself is never copied.
     """
-    rows, slots = _slots(state, k)
+    rows, slots = used
     n = slots.shape[-1]
     vectors = state.store.shape[-2]
     products = torch.unflatten(inner(columns, rows), -1, (-1, vectors))
@@ -640,17 +655,13 @@ def _project(
     return torch.where(present[..., None, :, None], products, 0.0)
 
 
-def _combine(
-    state: Pairs,
-    weights: Tensor,
-    k: int,
-) -> Tensor:
+def _combine(weights: Tensor, used: Used) -> Tensor:
     """Sum of the vectors of the newest n pairs with weights [*L, n, V], in the run's dtype.
 
     The weights are brought into the order of the slots, for the same reason. Pairs in bfloat16 are
     widened strip by strip.
     """
-    rows, slots = _slots(state, k)
+    rows, slots = used
     vectors = weights.shape[-1]
     held = rows.shape[-2] // vectors
     by_slot = weights.new_zeros(*weights.shape[:-2], held, vectors)

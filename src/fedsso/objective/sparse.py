@@ -6,6 +6,7 @@ product with it takes every client's own point. Trials and outputs are columns o
     z = A W        W [M I, T O], the weights of all clients, trials and outputs
     gradient       A^T e [M I, T O], with A^T kept as a matrix of its own
     Hv             A^T (S (A V)), with S the loss's second derivative in z
+    Hessian        A^T (S D) of one output, with D [M B, I] the rows made dense
 
     M, T, B    clients, trials, rows of a batch
     I, O       inputs and outputs of the layer
@@ -113,16 +114,18 @@ class Sparse(Backend):
         return self._back(e, batch, torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
     def _hessian(self, x: Tensor, batch: Batch) -> Tensor:
-        """In closed form, as for dense rows.
+        """In closed form: a sparse product if there is one output and rows are few, else dense.
 
         As many rows are made dense at a time as the Hessian has columns, so that they take no more
-        memory than it does.
+        memory than it does. The sparse product needs them all at once: it may take twice that.
         """
         M, T, d = x.shape
         z = self._times(batch.x, x)
         B, O = z.shape[3], z.shape[2]
         y = by_trial(batch.y, T)
         share = batch.weight[:, None, None, :]
+        if O == 1 and 2 * d >= B:
+            return self._of_one_output(bend(self.loss, z, y, torch.ones_like(z)) * share, batch)
         unit = torch.eye(O, dtype=z.dtype, device=z.device).unsqueeze(-1)
         numbers = torch.arange(M * B, device=z.device).view(M, B)
         total = x.new_zeros(M, T, d, d)
@@ -139,3 +142,23 @@ class Sparse(Backend):
             a = self.dense_rows(own).transpose(1, 2)
             total += of_linear(a, column, O, len(self.layout.shapes) > 1)
         return total
+
+    def _of_one_output(self, bent: Tensor, batch: Batch) -> Tensor:
+        """The sum over rows a of bent a a^T, [M, T, d, d], for bent [M, T, 1, B].
+
+        The factor on the left is sparse, so that a row with few entries is little work. The bias is
+        the weight of a constant input.
+        """
+        assert batch.transposed is not None
+        M, T, _, B = bent.shape
+        bias = len(self.layout.shapes) - 1
+        rows = by_client(batch.x, M, ones=bias).unsqueeze(2)
+        half = bent.permute(0, 3, 1, 2) / 2
+        # [M, B, T, d]; in place where that is possible, since fresh memory costs page faults
+        scaled = rows.mul_(half) if T == 1 else rows * half
+        product = batch.transposed @ scaled.view(M * B, -1)
+        G = scaled.new_empty(M, T, rows.shape[-1], rows.shape[-1])
+        G[:, :, : self.inputs] = product.view(M, self.inputs, T, -1).transpose(1, 2)
+        if bias:
+            torch.sum(scaled, 1, out=G[:, :, -1])
+        return G + G.mT  # symmetric to the bit

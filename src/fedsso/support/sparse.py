@@ -168,10 +168,14 @@ def transposed(x: Tensor) -> Tensor:
     return csr(start, rows, values.index_select(0, order), height)
 
 
-def by_client(x: Tensor, clients: int) -> Tensor:
-    """A block-diagonal matrix [M B, M width] as dense rows [M, B, width] of M clients."""
+def by_client(x: Tensor, clients: int, ones: int = 0) -> Tensor:
+    """A block-diagonal matrix [M B, M width] as dense rows [M, B, width + ones] of M clients.
+
+    The last `ones` columns hold 1 everywhere.
+    """
     _, columns, values = entries(x)
     width = x.shape[1] // clients
-    dense = values.new_zeros(len(x), width)
+    dense = values.new_zeros(len(x), width + ones)
     dense[rows_of_entries(x).long(), columns.long() % width] = values
-    return dense.view(clients, -1, width)
+    dense[:, width:] = 1
+    return dense.view(clients, -1, width + ones)

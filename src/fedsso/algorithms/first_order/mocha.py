@@ -58,6 +58,7 @@ from ...algorithm import (
 )
 from ...errors import InputError, one_of
 from ...maths import symmetric
+from ...support.sparse import by_client
 
 LEAST = 1e-7  # eigenvalues of W^T W are raised to this
 
@@ -137,12 +138,19 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def rows_of(local: Local, outputs: int, bias: bool) -> Rows:
-    """All rows of the clients at once, since they are gone through in random order."""
+    """All rows of the clients at once, since they are gone through in random order.
+
+    Sparse rows are made dense for that.
+    """
     samples = []
     targets = []
     weights = []
     for piece in local.full():
-        samples.append(piece.x.flatten(2).clone())  # the next piece overwrites this one
+        if piece.transposed is None:
+            dense = piece.x.flatten(2).clone()  # the next piece overwrites this one
+        else:
+            dense = by_client(piece.x, len(piece.weight))
+        samples.append(dense)
         targets.append(piece.y)
         weights.append(piece.weight)
     x = torch.cat(samples, 1)
