@@ -143,6 +143,34 @@ def test_some_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     assert "are forgotten" in caplog.text
 
 
+LEAVING = """
+import os
+import torch
+from fedsso.engine import ranks
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = threads()
+ours = ranks.team()
+assert float(ours.sum(torch.ones(1))) == 2
+assert threads() > before
+import torch._dynamo  # imports what would keep the group alive
+ranks._leave()
+assert threads() == before
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_leaving_ends_the_threads_of_the_group(tmp_path: Path) -> None:
+    """One that outlives the interpreter aborts the process, at some ends and not at others."""
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    with started(2, str(script)) as process:
+        printed = finished(process)
+    assert process.returncode == 0, printed
+
+
 # ---- how the work is dealt ----
 
 

@@ -99,7 +99,7 @@ def test_without_optuna_the_way_to_it_is_told(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InputError, match=r"pip install 'fedsso\[tune\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[tune\]'"):
         fedsso.tune(fed, "mclr", "fedavg", **SMALL)
 
 
@@ -298,7 +298,7 @@ def test_the_command_and_its_folder(tmp_path: Path) -> None:
     [
         (["--alpha", "1:0.1"], "smaller one first"),
         (["--alpha", "high"], "alpha"),
-        (["--mu", "0.1:1"], "--mu is no option of fedavg"),
+        (["--mu", "0.1:1"], "--mu is not an option of fedavg"),
         (["--prune", "hard"], "'hard'"),
         (["--minutes", "1"], "--minutes needs --out"),
         (["--device", "cpu,cpu"], "'cpu,cpu'"),
@@ -312,7 +312,7 @@ def test_the_folder_of_a_sweep_is_left_alone(tmp_path: Path) -> None:
     steps = ["--algorithms", "fedavg", "--alpha", "0.1,0.3"]
     made = CliRunner().invoke(app, ["sweep", *COMMAND[:6], *steps, "--out", str(tmp_path)])
     assert made.exit_code == 0, made.output
-    assert "is there already" in tune(*COMMAND, "--out", tmp_path, code=2).stderr
+    assert "already exists" in tune(*COMMAND, "--out", tmp_path, code=2).stderr
 
 
 def started(out: Path) -> subprocess.Popen[str]:

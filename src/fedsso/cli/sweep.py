@@ -134,7 +134,7 @@ def tune(
     Settings are drawn where those before them fared well (Optuna's TPE), a few
     at a time, which train together. Those that fall behind are dropped after a
     quarter or half of the rounds (--prune halving, median or none).
-    It needs Optuna: pip install 'fedsso\[tune]'.
+    It needs Optuna: pip install '.\[tune]' in a checkout.
 
     Left to itself, it searches between the ends of the algorithm's grid, on a
     logarithmic scale (fedsso sweep --help lists the grids). A hyper-parameter

@@ -26,7 +26,9 @@ With one process there is a `Team` of one, whose methods do nothing.
 from __future__ import annotations
 
 import atexit
+import gc
 import heapq
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -266,6 +268,9 @@ def _joined() -> Team:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return Team()
+    # Functions of this module take the group that exists at their import as a default. Imported
+    # before there is one, they keep none alive, and `_leave` can end its threads.
+    importlib.import_module("torch.distributed.nn")
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     backend = "gloo"
@@ -290,6 +295,11 @@ def _of_size(rank: int, size: int) -> Team:
 
 
 def _leave() -> None:
-    """Let the others go, at the end of the process."""
+    """Let the others go, and end the group's threads, at the end of the process.
+
+    A thread that lets go of its last tensor after the interpreter has ended would abort the
+    process.
+    """
     with suppress(RuntimeError, ValueError, AssertionError):
         dist.destroy_process_group()
+    gc.collect()

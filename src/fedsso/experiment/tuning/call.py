@@ -57,7 +57,7 @@ def tune(
 
     Each batch of settings is drawn where those before it fared well, by Optuna's sampler TPE.
     Settings that fall behind while they train are dropped. "Best" means what it means for
-    `fedsso.sweep`. It needs Optuna: `pip install 'fedsso[tune]'`.
+    `fedsso.sweep`. It needs Optuna: `pip install '.[tune]'` in a checkout.
 
     Args:
         fed: The data and which client holds them. It needs test rows.

@@ -57,7 +57,8 @@ def load_optuna() -> Any:
         import optuna
     except ModuleNotFoundError as error:
         raise InputError(
-            f"tuning needs Optuna ({error}); install it: pip install 'fedsso[tune]'"
+            f"tuning needs Optuna ({error}); install fedsso with its extra, in a checkout "
+            "`pip install '.[tune]'`"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
