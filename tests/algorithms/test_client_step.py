@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from fedsso import Federation, FedSSO, InputError, load, simulate
+from fedsso import Federation, FedSSO, InputError, load, lora, simulate
 from fedsso.algorithm.contract import Attendance
 from fedsso.algorithms import client_step, trust_region
 from fedsso.engine.settings import Settings
 from fedsso.engine.simulate import attendance_of
+from fedsso.models import build
 
 
 def test_a_network_begins_with_more_drift_which_fades() -> None:
@@ -76,12 +79,33 @@ def test_a_run_shows_it() -> None:
 def test_the_engine_says_whether_gradients_are_exact(given: dict[str, Any], exact: bool) -> None:
     digits = load("digits", clients=5)
     settings = Settings(**{"batch_size": None, "local_steps": 1} | given)
-    assert attendance_of(digits, settings).exact == exact
+    model = build("mclr", digits.sample_shape, digits.classes)
+    assert attendance_of(digits, settings, model).exact == exact
+
+
+def test_gradients_are_exact_of_a_linear_model_alone() -> None:
+    """With an adapter, a frozen layer or dropout the loss is not convex, or the gradient drawn."""
+    digits = load("digits", clients=5)
+    settings = Settings(batch_size=None, local_steps=1)
+    linear = build("mclr", digits.sample_shape, digits.classes)
+    others = [lora(linear, 2), nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10))]
+    network = build("mlp", digits.sample_shape, digits.classes)
+    others.append(network)
+    frozen = copy.deepcopy(network)
+    for weight in list(frozen.parameters())[:2]:
+        weight.requires_grad_(False)
+    others.append(frozen)
+    for module in others:
+        assert not attendance_of(digits, settings, module).exact
 
 
 def test_no_drift_where_gradients_are_exact() -> None:
-    """Only under the guard that asks what the clients do, for one layer, and if nothing is set."""
-    attendance = Attendance(4, exact=True)
+    """Only under the guard that asks what the clients do, for one layer, and if nothing is set.
+
+    Without a penalty curvature may be below lam, and pairs would be overridden.
+    """
+    attendance = Attendance(4, exact=True, l2=1e-4)
+    assert FedSSO().fit([10]).join(attendance._replace(l2=0.0), 10).drift == "small"
     assert FedSSO().fit([10]).join(attendance, 10).drift == "none"
     assert FedSSO().fit([10, 20]).join(attendance, 30).drift == "fading"
     assert FedSSO(drift="small").fit([10]).join(attendance, 10).drift == "small"

@@ -303,7 +303,7 @@ def test_an_error_is_told(tmp_path: Path) -> None:
     with command(2, "resume", "nowhere", cwd=tmp_path) as process:
         printed = finished(process)
     assert process.returncode != 0
-    assert "there is no folder nowhere" in printed
+    assert "folder nowhere does not exist" in printed
 
 
 # ---- death and signals ----

@@ -141,7 +141,9 @@ class Attendance(NamedTuple):
     rows: int = 0  # the most training rows that one of them holds; 0: nobody knows
     sample: tuple[int, ...] = ()  # the shape of a row; (): nobody knows
     l2: float = 0.0  # strength of the penalty l2/2 |x|^2
-    exact: bool = False  # whether each of them sends one step along the gradient of all its rows
+    # Whether each of them sends one step along the gradient of all its rows, and the model is a
+    # single linear layer, so that the loss is convex.
+    exact: bool = False
 
 
 class Reply(NamedTuple):

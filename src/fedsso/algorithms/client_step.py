@@ -64,6 +64,7 @@ FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the rounds in which alpha is chosen
 SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
+LEAST = 1e-4  # the penalty l2 from which on no curvature is below the paper's bound lam
 
 
 DRIFTS = ("auto", "none", "small", "steady", "fading")
@@ -86,7 +87,8 @@ class Stepping(Algorithm):
     def join(self, attendance: Attendance, d: int) -> Self:
         """Decide drift="auto" for models of one layer: by who answers, and with what."""
         own = super().join(attendance, d)
-        if attendance.exact and self.guard == "adaptive":
+        convex = attendance.exact and attendance.l2 >= LEAST
+        if convex and self.guard == "adaptive":
             return own._drifting("none")
         return own._drifting("steady" if attendance.some_absent else "small")
 

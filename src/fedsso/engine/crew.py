@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Barrier
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -69,11 +69,15 @@ class Crew:
         self.desk = desk
         self._another = another
         self._pool: ThreadPoolExecutor | None = None
-        self._free: SimpleQueue[Desk] = SimpleQueue()
+        self._free: SimpleQueue[Desk] | None = None
         self._size = 0
         one_by_one = isinstance(desk.f, Looped) and device.type == "cpu"
         heavy = algorithm.alone or algorithm.squares > 0 or algorithm.asks() == "hvp"
         self.together = one_by_one and not heavy  # whether several threads may work
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy begins without threads, which cannot be copied."""
+        return {**vars(self), "_pool": None, "_free": None}
 
     def each(self, work: Callable[[Desk, S], T], shares: Sequence[S]) -> Iterator[T]:
         """work(desk, share) for every share, in their order."""
@@ -90,15 +94,15 @@ class Crew:
 
         Whatever ends it, no thread is at work afterwards.
         """
-        pool = self._manned(torch.get_num_threads())
+        pool, free = self._manned(torch.get_num_threads())
         stream = torch.get_rng_state()
 
         def at_a_desk(share: S) -> T:
-            desk = self._free.get()
+            desk = free.get()
             try:
                 return work(desk, share)
             finally:
-                self._free.put(desk)
+                free.put(desk)
 
         begun: deque[Future[T]] = deque()
         rest = iter(shares)
@@ -120,30 +124,36 @@ class Crew:
             torch.set_rng_state(stream)
             log.info("the model draws random numbers: clients are computed one after the other")
 
-    def _manned(self, threads: int) -> ThreadPoolExecutor:
+    def _manned(self, threads: int) -> tuple[ThreadPoolExecutor, SimpleQueue[Desk]]:
         """A pool of so many threads that compute with one thread each, and a desk for each.
 
         Torch's number of threads is one of the thread that sets it, but new threads begin with
         the number that was set last: it is set again by the caller when all have begun.
         """
-        if self._pool is not None and self._size == threads:
-            return self._pool
-        self._free = SimpleQueue()
+        if self._pool is not None and self._free is not None and self._size == threads:
+            return self._pool, self._free
+        free: SimpleQueue[Desk] = SimpleQueue()
         for _ in range(threads):
             assert isinstance(self.desk.f, Looped)
             f = self.desk.f.twin()
             f.draws = False
-            self._free.put(Desk(f, self._another()))
+            free.put(Desk(f, self._another()))
         pool = ThreadPoolExecutor(threads, "fedsso-client", _begin)
         all_begun = Barrier(threads + 1)
-        for _ in range(threads):
-            pool.submit(all_begun.wait)
-        all_begun.wait()
+        try:
+            for _ in range(threads):
+                pool.submit(all_begun.wait)
+            all_begun.wait()
+        except BaseException:  # a thread that waits on would keep the process from ending
+            all_begun.abort()
+            pool.shutdown(wait=False)
+            raise
         torch.set_num_threads(threads)
         self._pool = pool
+        self._free = free
         self._size = threads
         log.info("clients one by one, %d at a time, with a thread each", threads)
-        return pool
+        return pool, free
 
 
 def _begin() -> None:

@@ -51,6 +51,7 @@ from ..algorithm.records import stack
 from ..errors import InputError
 from ..objective.backend import Layout, buffers_of, ravel
 from ..objective.choose import objective
+from ..objective.dense import is_linear
 from ..support.intake import Damaged
 from ..support.trees import Scalar, Tree, leaves, named_leaves, tree_map
 from .checkpoint import Reader, of_text
@@ -125,8 +126,8 @@ def fitted(
     return record.join(attendance, sum(layout.sizes))
 
 
-def attendance_of(fed: Federation, settings: Settings) -> Attendance:
-    """Who takes part in a run of these settings."""
+def attendance_of(fed: Federation, settings: Settings, module: nn.Module) -> Attendance:
+    """Who takes part in a run of these settings, and with what."""
     rows = int(fed.train_sizes.max())
     return Attendance(
         fed.clients,
@@ -135,7 +136,7 @@ def attendance_of(fed: Federation, settings: Settings) -> Attendance:
         rows,
         tuple(fed.sample_shape),
         settings.l2,
-        exact=_is_exact(settings, rows),
+        exact=is_linear(module, fed.sample_shape) and _is_exact(settings, rows),
     )
 
 
@@ -241,7 +242,7 @@ class Trials:
             module, job.loss, settings.engine, self.device, shape, job.fed.is_sparse
         )
         self.f.l2 = settings.l2
-        attendance = attendance_of(job.fed, settings)
+        attendance = attendance_of(job.fed, settings, module)
         each = [fitted(record, module, attendance) for record in records]
         self.algorithm = stack(each, self.dtype, self.device)
         self.rounds = Rounds(job.fed, settings)

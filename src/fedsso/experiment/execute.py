@@ -223,7 +223,7 @@ def _trials(run: Planned) -> int:
     """
     device = run.settings.torch_device.type
     meta = run.problem.without_memory()
-    attendance = attendance_of(run.problem.fed, run.settings)
+    attendance = attendance_of(run.problem.fed, run.settings, run.problem.module)
     record = fitted(run.record, run.problem.module, attendance)
     stacked = stack([record], meta.dtype, meta.device)
     of_client = nbytes(stacked.client_init(meta), 1) + nbytes(stacked.memory_init(meta), 1)

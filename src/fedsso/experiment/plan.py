@@ -368,7 +368,8 @@ def _check_suits(record: Algorithm, problem: Problem) -> None:
     """
     settings = problem.settings
     admit(record, settings)
-    record = fitted(record, problem.module, attendance_of(problem.fed, settings))
+    attendance = attendance_of(problem.fed, settings, problem.module)
+    record = fitted(record, problem.module, attendance)
     x = problem.without_memory()
     server = record.server_init(x)
     uplink(record, server, Layout.of(problem.module), settings.compress)

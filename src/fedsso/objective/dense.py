@@ -293,10 +293,16 @@ def _room(x: Tensor) -> Tensor:
 
 def is_one_map(module: nn.Module, sample: Sequence[int]) -> bool:
     """Whether the module is a single linear layer with one output, as logistic regression is."""
+    if not is_linear(module, sample):
+        return False
+    return all(m.out_features == 1 for m in sequence(module) if isinstance(m, nn.Linear))
+
+
+def is_linear(module: nn.Module, sample: Sequence[int]) -> bool:
+    """Whether the module is a single linear layer, so that the usual losses are convex in it."""
     if not Dense.fits(module, sample):
         return False
-    layers = [m for m in sequence(module) if isinstance(m, nn.Linear)]
-    return len(layers) == 1 and layers[0].out_features == 1
+    return sum(isinstance(m, nn.Linear) for m in sequence(module)) == 1
 
 
 def is_plain(module: nn.Module) -> bool:
