@@ -125,6 +125,8 @@ trap 'exit 143' TERM
 cd "$work"
 export FLWR_HOME=$work/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 export OMP_NUM_THREADS=1 # all hospitals share this machine
+# the installed fedsso is used, not one that Flower would look for
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 printf 'subjectAltName=IP:127.0.0.1\n' >names
 {
   openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=hospitals" -keyout ca.key -out ca.crt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -186,6 +189,67 @@ def test_what_cannot_be_shared_out_is_not(
 ) -> None:
     crew: Crew = Simulation(fed, model, algorithm, **OPTIONS).crew
     assert not crew.together
+
+
+class Noisy(nn.Module):
+    """A convolution whose inputs are scaled by a number that numpy draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(1, 3, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * float(np.random.rand())
+        return self.layer(scaled).flatten(1)
+
+
+def test_draws_of_numpy_are_found_out(fed: Federation) -> None:
+    """The clients are computed one after the other, with the draws of one thread."""
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        np.random.seed(0)
+        simulation = Simulation(fed, Noisy(), FedAvg(alpha=0.1), engine="loop", **OPTIONS)
+        for _ in simulation:
+            pass
+        found.append(simulation.models())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-7)
+
+
+def test_a_simulation_can_be_copied(fed: Federation) -> None:
+    torch.set_num_threads(2)
+    simulation = Simulation(fed, "cnn-small", FedAvg(alpha=0.1), **OPTIONS)
+    rows = iter(simulation)
+    next(rows)
+    twin = copy.deepcopy(simulation)
+    for one in (simulation, twin):
+        for _ in one:
+            pass
+    assert torch.equal(simulation.models(), twin.models())
+
+
+def test_threads_that_do_not_start_hang_nothing(
+    fed: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that has started is let go: else the process would never end."""
+    real = ThreadPoolExecutor.submit
+    calls = iter(range(2))
+
+    def second_fails(pool: Any, *work: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("can't start new thread")
+        return real(pool, *work)
+
+    torch.set_num_threads(2)
+    simulation = Simulation(fed, "cnn-small", FedAvg(alpha=0.1), **OPTIONS)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", second_fails)
+    with pytest.raises(RuntimeError, match="new thread"):
+        next(iter(simulation))
+    own = [one for one in threading.enumerate() if one.name.startswith("fedsso-client")]
+    for one in own:
+        one.join(60)
+        assert not one.is_alive()
 
 
 # ---- the layout of images in memory ----

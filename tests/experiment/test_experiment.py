@@ -923,7 +923,7 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
             {"dtype": "float16"},
             r"unknown dtype 'float16'",
         ),
-        ({"device": "gpu"}, r"unknown device 'gpu'; use 'auto', 'cpu' or 'cuda'"),
+        ({"device": "gpu"}, r"unknown device 'gpu'; use auto, cpu, cuda or cuda:1"),
         ({"device": "meta"}, r"device 'meta'.*use 'auto', 'cpu' or 'cuda'"),
         ({"engine": "fast"}, r"unknown engine 'fast'"),
         ({"loss": "hinge"}, r"unknown loss 'hinge'\. Known: bce, cross_entropy, mse\."),

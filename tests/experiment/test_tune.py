@@ -27,8 +27,10 @@ from fedsso.algorithms import make
 from fedsso.cli.main import app
 from fedsso.experiment.plan import plan
 from fedsso.experiment.tuning.batch import train
+from fedsso.experiment.tuning.journal import Journal
 from fedsso.experiment.tuning.search import JOURNAL
 from fedsso.experiment.tuning.space import Range, space_of
+from fedsso.support.claims import Claims
 
 optuna = pytest.importorskip("optuna")
 SMALL: dict[str, Any] = {"rounds": 8, "device": "cpu"}
@@ -341,3 +343,25 @@ def test_a_killed_search_goes_on_and_ends_like_one_that_was_not(tmp_path: Path) 
     assert found[0] == found[1]
     assert found[0]["results"][0]["tried"] == alone["results"][0]["tried"] == 8
     assert {path.suffix for path in (tmp_path / "parts").iterdir()} == {".npz"}
+
+
+# ---- what a kill may leave behind ----
+
+
+def test_a_setting_that_still_waits_holds_nobody_up(tmp_path: Path, fed: Federation) -> None:
+    """Killed with many trials wished for, then asked for fewer: nothing is left to wait for."""
+    given: dict[str, Any] = {"at_once": 2, "prune": "none", "out": tmp_path, **SMALL}
+    fedsso.tune(fed, "mclr", "fedavg", trials=2, **given)
+    with Claims(tmp_path) as claims:
+        storage = optuna.storages.JournalStorage(Journal(tmp_path / JOURNAL, claims))
+        (name,) = optuna.get_all_study_names(storage)
+        optuna.load_study(study_name=name, storage=storage).enqueue_trial({"alpha": 0.1})
+    assert len(fedsso.tune(fed, "mclr", "fedavg", trials=2, **given)) == 2
+
+
+def test_a_dropped_setting_is_not_the_best(fed: Federation) -> None:
+    """Its accuracy at the end is that of an earlier round, which may be higher by chance."""
+    short = fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=1.0), rounds=2, device="cpu")
+    whole = fedsso.simulate(fed, "mclr", fedsso.FedAvg(alpha=1e-9), **SMALL)
+    assert short.final() > whole.final()
+    assert fedsso.Results([short, whole]).best().runs[0] is whole

@@ -11,22 +11,27 @@ those that need second derivatives, for which torch switches kernels of the whol
 to the caller's thread.
 
 A module that draws random numbers does so from torch's one stream, which is seeded before each
-client and so cannot be shared. It is found out by looking: where the stream has moved, the client
-is computed again, and all later ones, by the caller alone, with all threads for each client.
+client and so cannot be shared. It is found out by looking: where the stream has moved, or that of
+numpy or Python, the client is computed again, and all later ones, by the caller alone, with all
+threads for each client. A module with a generator of its own is not found out: for such a one set
+OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Barrier
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..objective.looped import Looped
 
@@ -47,6 +52,33 @@ class Desk:
 
     f: Backend
     gather: Gather
+
+
+class Streams(NamedTuple):
+    """How far the generators of torch, numpy and Python are."""
+
+    torch: Tensor
+    numpy: tuple[Any, ...]
+    python: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Streams:
+        """Where they are at present."""
+        legacy: Any = np.random.get_state()
+        return cls(torch.get_rng_state(), legacy, random.getstate())
+
+    def are_still(self) -> bool:
+        """Whether nobody has drawn since."""
+        now = Streams.now()
+        same = torch.equal(now.torch, self.torch) and now.python == self.python
+        keys = np.array_equal(now.numpy[1], self.numpy[1])
+        return same and keys and now.numpy[2:] == self.numpy[2:]
+
+    def restore(self) -> None:
+        """Take back what was drawn since."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
 
 
 class Crew:
@@ -95,7 +127,7 @@ class Crew:
         Whatever ends it, no thread is at work afterwards.
         """
         pool, free = self._manned(torch.get_num_threads())
-        stream = torch.get_rng_state()
+        streams = Streams.now()
 
         def at_a_desk(share: S) -> T:
             desk = free.get()
@@ -111,7 +143,7 @@ class Crew:
                 while len(begun) < AHEAD * self._size and (share := next(rest, None)) is not None:
                     begun.append(pool.submit(at_a_desk, share))
                 result = begun[0].result()
-                if not torch.equal(torch.get_rng_state(), stream):
+                if not streams.are_still():
                     self.together = False
                     break
                 begun.popleft()
@@ -121,7 +153,7 @@ class Crew:
                 future.cancel()
             wait(begun)
         if not self.together:
-            torch.set_rng_state(stream)
+            streams.restore()
             log.info("the model draws random numbers: clients are computed one after the other")
 
     def _manned(self, threads: int) -> tuple[ThreadPoolExecutor, SimpleQueue[Desk]]:

@@ -395,11 +395,11 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"unknown device {name!r}; use 'auto', 'cpu' or 'cuda'") from error
+        raise InputError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
-            "device 'cuda' was requested, but torch sees no GPU; use device='cpu' or install the "
-            "CUDA build"
+            f"device {name!r} was requested, but torch sees no GPU; use device='cpu' or install "
+            "the CUDA build"
         )
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")

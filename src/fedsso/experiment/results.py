@@ -275,9 +275,10 @@ class Results(Sequence[Run]):
 
         It has the fewest mean rounds to the target, which defaults to the sweep's own; a seed
         that misses the target counts as never. Without a target, and among equals, the best mean
-        value at the end decides. The metric is the accuracy, or the test loss where there is no
-        accuracy; a loss is best when small. Where a sweep was told to choose by held-out rows, so
-        does this; `winners` has the chosen settings as the test rows judge them.
+        value at the end decides, of those that were trained for the most rounds. The metric is the
+        accuracy, or the test loss where there is no accuracy; a loss is best when small. Where a
+        sweep was told to choose by held-out rows, so does this; `winners` has the chosen settings
+        as the test rows judge them.
 
         Args:
             target: The accuracy to reach in few rounds; None: that of the sweep, if it had one.
@@ -304,13 +305,15 @@ class Results(Sequence[Run]):
                 f"a target is reached from below: give a metric such as {ACCURACY}, not {name}"
             )
 
-        def cost(setting: Setting) -> tuple[float, float]:
+        def cost(setting: Setting) -> tuple[float, float, float]:
             rounds = math.inf if goal is None else setting.mean_rounds(goal, count, name)
             final = setting.final(name)
             # A setting without a number at the end loses against all that have one.
             if not math.isfinite(final):
-                return rounds, math.inf
-            return rounds, final if wants_small else -final
+                return rounds, 0.0, math.inf
+            # One that a search has dropped on the way loses against those that went on.
+            trained = float(setting.spec.options.get("rounds", 0))
+            return rounds, -trained, final if wants_small else -final
 
         return min(self.settings(), key=cost)
 

@@ -155,7 +155,9 @@ class Claims:
 
     def _remove(self, name: str, newest: int) -> None:
         """Remove the files of a claim, the newest last: it is the one that counts."""
-        for generation in range(newest + 1):
+        for generation in sorted(self._generations(name)):
+            if generation > newest:
+                break
             with suppress(OSError):
                 self._path(name, generation).unlink(missing_ok=True)
 
@@ -240,4 +242,4 @@ def _patience() -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise InputError(f"{TIMEOUT} must be a number of seconds above 0, got {text!r}")
-    return seconds
+    return min(seconds, threading.TIMEOUT_MAX)

@@ -6,8 +6,8 @@ the batch under claims of its own, so that others see whether it lives. Settings
 are asked for again, by whoever comes next.
 
 What is asked follows from the seed and the journal alone: every batch has a sampler of its own,
-seeded by the number of settings before it. So a search that was killed goes on as if nothing had
-happened.
+seeded by the number of settings before it. So a search that was killed while it trained goes on as
+if nothing had happened; one that was killed while it asked may draw other settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -113,6 +113,8 @@ class Search:
         claims: Claims,
     ) -> None:
         self.optuna = load_optuna()
+        # Raised where this process was taken for dead, and another one has finished its setting.
+        self.taken_over = self.optuna.exceptions.UpdateFinishedTrialError
         self.question = question
         self.space = space
         self.target = target
@@ -195,10 +197,13 @@ class Search:
         return [one for one in every if one.state != self.optuna.trial.TrialState.FAIL]
 
     def _count(self) -> Count:
-        """How many settings are finished, and how many are not."""
-        done = [one.state.is_finished() for one in self._trials()]
-        finished = sum(done)
-        return Count(finished, len(done) - finished)
+        """How many settings are finished, and how many somebody is at.
+
+        One that waits to be asked for again is neither.
+        """
+        states = [one.state for one in self._trials()]
+        running = states.count(self.optuna.trial.TrialState.RUNNING)
+        return Count(sum(state.is_finished() for state in states), running)
 
     # ---- asking ----
 
@@ -216,7 +221,8 @@ class Search:
             waits = self.optuna.trial.TrialState.WAITING
             asked = sum(one.state != waits for one in trials)
             self.study.sampler = self.optuna.samplers.TPESampler(
-                seed=self._seed(asked),
+                # Those that wait count as well: else the first of them would be drawn twice.
+                seed=self._seed(len(trials)),
                 n_startup_trials=self.means.at_once,
                 multivariate=True,
                 constant_liar=True,
@@ -259,9 +265,11 @@ class Search:
                 continue
             now = self.study.get_trials(deepcopy=False)[one.number]
             if now.state == state.RUNNING:
-                if len(now.params) == self.space.size:
-                    self.study.enqueue_trial(now.params)
+                # First given up, then asked for: a kill in between costs a setting, not a place.
                 self.study.tell(now.number, state=state.FAIL)
+                params = now.system_attrs.get("fixed_params") or now.params
+                if len(params) == self.space.size:
+                    self.study.enqueue_trial(params)
             self.claims.give_back(self._claim(one.number))
 
     # ---- trying ----
@@ -281,14 +289,25 @@ class Search:
                 new.append(i)
         found |= self._train(batch, new)
         for i, one in enumerate(batch):
-            runs = found[i]
-            names = [run.spec.identity for run in runs]
-            one.trial.set_user_attr(RUNS, names)
-            if runs[0].spec.options["rounds"] == self.rounds:
-                self.study.tell(one.trial, self._score(runs))
-            else:
-                self.study.tell(one.trial, state=self.optuna.trial.TrialState.PRUNED)
+            with suppress(self.taken_over):
+                self._close(one, found[i])
             self.claims.give_back(self._claim(one.trial.number))
+
+    def _close(self, asked: Asked, runs: Sequence[Run]) -> None:
+        """Tell Optuna which runs a setting has, and how it fared."""
+        asked.trial.set_user_attr(RUNS, [run.spec.identity for run in runs])
+        if runs[0].spec.options["rounds"] == self.rounds:
+            self.study.tell(asked.trial, self._score(runs))
+        else:
+            self.study.tell(asked.trial, state=self.optuna.trial.TrialState.PRUNED)
+
+    def _falls_behind(self, asked: Asked, value: float, rung: int) -> bool:
+        """Whether a setting with this value at a rung is dropped."""
+        try:
+            asked.trial.report(value, rung)
+        except self.taken_over:
+            return True
+        return bool(asked.trial.should_prune())
 
     def _train(self, batch: Sequence[Asked], new: Sequence[int]) -> dict[int, list[Run]]:
         """Train some settings of a batch; those that fall behind are dropped on the way.
@@ -302,9 +321,8 @@ class Search:
         settings = [setting for setting, _ in planned]
 
         def compare(rung: int, values: dict[int, float]) -> Collection[int]:
-            for i, value in values.items():
-                batch[i].trial.report(value, rung)
-            return [i for i in values if batch[i].trial.should_prune()]
+            pairs = values.items()
+            return [i for i, value in pairs if self._falls_behind(batch[i], value, rung)]
 
         def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
             self._tell(self._done, label, k, numbers)
@@ -354,7 +372,8 @@ class Search:
         there = held(self.means.parts)
         wanted: dict[str, None] = {}
         for one in self._trials():
-            wanted |= dict.fromkeys(one.user_attrs[RUNS])
+            if one.state.is_finished():
+                wanted |= dict.fromkeys(one.user_attrs[RUNS])
         gone = sum(identity not in there for identity in wanted)
         if gone:
             raise InputError(
@@ -411,10 +430,12 @@ def _readable(path: Path) -> Iterator[None]:
     """What cannot be read of a journal becomes a sentence."""
     try:
         yield
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise InputError(
             f"{path} is damaged: it is not a whole journal of Optuna ({error}); restore it from a "
             f"copy, or tune in another folder"
         ) from error
     except OSError as error:
-        raise InputError(f"cannot use {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot use {path}: {error.strerror or error}; tune in another folder"
+        ) from error
