@@ -164,6 +164,7 @@ OTHERS = {
     "pip": "installs",
     ".venv/bin/python": "runs the campaign, which test_campaign.py does",
     "export": "sets a variable of the shell",
+    "source": "sets variables of the shell",
     "ssh-keygen": "writes keys",
     "flower-superlink": "a server",
     "flower-supernode": "a server",
