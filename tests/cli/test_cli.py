@@ -570,7 +570,7 @@ BAD = {
     "loss": (["--loss", "mes"], "did you mean 'mse'?"),
     "metric": (["--metrics", "acu"], "did you mean 'auc'?"),
     "engine": (["--engine", "lop"], "did you mean 'loop'?"),
-    "device": (["--device", "gpu"], "use 'auto', 'cpu' or 'cuda'"),
+    "device": (["--device", "gpu"], "use auto, cpu, cuda or cuda:1"),
     "dtype": (["--dtype", "float16"], "float32"),
     "init": (["--init", "nowhere"], "nowhere"),
     "alpha 0": (["--alpha", "0"], "alpha … > 0 … alpha=0"),

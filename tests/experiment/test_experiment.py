@@ -924,7 +924,7 @@ def test_runs_are_shown_in_a_line(fed: Federation) -> None:
             r"unknown dtype 'float16'",
         ),
         ({"device": "gpu"}, r"unknown device 'gpu'; use auto, cpu, cuda or cuda:1"),
-        ({"device": "meta"}, r"device 'meta'.*use 'auto', 'cpu' or 'cuda'"),
+        ({"device": "meta"}, r"device 'meta'.*use auto, cpu, cuda or cuda:1"),
         ({"engine": "fast"}, r"unknown engine 'fast'"),
         ({"loss": "hinge"}, r"unknown loss 'hinge'\. Known: bce, cross_entropy, mse\."),
         (

@@ -402,7 +402,7 @@ def device_of(name: str) -> torch.device:
             "the CUDA build"
         )
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported; use 'auto', 'cpu' or 'cuda'")
+        raise InputError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:1")
     return device
 
 
