@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,8 +165,10 @@ def test_the_script_cleans_up_when_it_is_hung_up(tmp_path: Path) -> None:
     home = tmp_path / "home"
     data = patients.write(tmp_path / "data")
     command = script(home, tmp_path / "out", "--nodes", "1", "--data", str(data))
+    # A shell cannot trap what is ignored when it starts, as below nohup.
+    hears = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     with subprocess.Popen(
-        command, env=environment(home), stdout=subprocess.PIPE, text=True
+        command, env=environment(home), stdout=subprocess.PIPE, text=True, preexec_fn=hears
     ) as running:
         for line in running.stdout or ():
             if "registered and online" in line:
