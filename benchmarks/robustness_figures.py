@@ -54,6 +54,13 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {
     "phishing-mclr": "Phishing, 20 clients, MCLR",
     "tweets-mclr": "Sentiment140, 20 clients, MCLR",
     "cifar-resnet20": "CIFAR-10, 10 clients, ResNet-20",
+    "cells-mclr": "Cells, 10 clients, MCLR",
+    "churn-mclr": "Churn, 20 clients, MCLR",
+    "lending-mclr": "Lending, 50 states, MCLR",
+    "leaves-mclr": "Leaves, 20 clients, MCLR",
+    "jobs-mclr": "Jobs, 14 protocols, MCLR",
+    "developers-mclr": "Developers, 5 countries, MCLR",
+    "diamonds-mclr": "Diamonds, 20 clients, MCLR",
 }
 WIDTH = 11  # inches
 WORST = -8.0  # per cent: what is further behind is drawn at the edge

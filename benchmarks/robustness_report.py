@@ -112,13 +112,17 @@ def leads(one: Score, what: str) -> bool:
 
 
 def behind(one: Score) -> float:
-    """How far the end is behind the best rival's, relative to it; negative where it is ahead."""
+    """How far the end is behind the best rival's, relative to it; negative where it is ahead.
+
+    A loss that is 0 to all digits that are kept counts as one of the last digit.
+    """
     own, best = one["methods"][OURS]["final"]["mean"], best_rival(one, "final")[1]
     if own is None:
         return float("inf")
     if best is None:
         return float("-inf")
-    return (rank(one, "final", own) - rank(one, "final", best)) / abs(best)
+    last_digit = 10.0 ** -DECIMALS["final"]
+    return (rank(one, "final", own) - rank(one, "final", best)) / max(abs(best), last_digit)
 
 
 # ---- the tables ----

@@ -160,7 +160,9 @@ class Server:
 
         Where the memory begins after some rounds, everything else goes on as it was.
         """
-        self.record = self.record.join(attendance, d)
+        joined: Any = self.record.join(attendance, d)
+        # Nobody has told how many layers the model has: drift="auto" would become that of one.
+        self.record = cast(FedSSO, replace(joined, drift=self.record.drift))
         state = self.state
         if state is not None and self.record.remembers and not state.memory.total.numel():
             self.state = state._replace(memory=memory.start(state.x, used=True))

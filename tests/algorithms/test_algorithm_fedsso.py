@@ -671,10 +671,10 @@ def test_auto_with_one_local_step(L: float) -> None:
     )
 
 
-def steps_after(steepness: dict[int, float]) -> list[float]:
+def steps_after(steepness: dict[int, float], drift: str = "auto") -> list[float]:
     """alpha after every round up to 8 if those named show |y| = L |s|, the first of them nothing,
     and others nobody."""
-    record, s = FedSSO(eta=0.5), torch.zeros(1, 3, dtype=torch.float64)
+    record, s = FedSSO(eta=0.5, drift=drift), torch.zeros(1, 3, dtype=torch.float64)
     state, g, found = (
         record.server_init(s),
         torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64),
@@ -703,6 +703,38 @@ def test_auto_goes_by_the_least_steepness_of_the_first_rounds() -> None:
     )
 
 
+def test_with_one_layer_the_pairs_of_rounds_2_and_3_are_provisional() -> None:
+    """The less steep of rounds 4 and 5 counts, and none that comes later."""
+    first = client_step.LINEAR_FIRST
+    largest = client_step.LARGEST
+    steepness = dict.fromkeys(range(1, 9), 5.0) | {2: 0.1, 4: 8.0, 6: 0.1}
+    assert steps_after(steepness, "small") == pytest.approx(
+        [first, largest, DRIFT / 5, DRIFT / 8, *[DRIFT / 5] * 4], rel=1e-12
+    )
+    steeper = steepness | {5: 9.0}
+    assert steps_after(steeper, "small")[4:] == pytest.approx([DRIFT / 8] * 4, rel=1e-12)
+
+
+def test_a_round_4_without_answers_leaves_the_choice_to_the_next() -> None:
+    steepness = dict.fromkeys((1, 2, 3, 5, 6, 7, 8), 5.0) | {2: 1.0, 3: 2.0}
+    first = client_step.LINEAR_FIRST
+    assert steps_after(steepness, "small") == pytest.approx(
+        [first, DRIFT, DRIFT / 2, DRIFT / 2, *[DRIFT / 5] * 4], rel=1e-12
+    )
+
+
+def test_the_first_client_step_is_larger_with_one_layer() -> None:
+    x = torch.zeros(2, 3)
+    firsts = {kind: client_step.start(x, kind).alpha for kind in client_step.DRIFTS[1:]}
+    told = {kind: alpha.unique().tolist() for kind, alpha in firsts.items()}
+    assert told == {
+        "none": pytest.approx([0.01]),
+        "small": pytest.approx([0.1]),
+        "steady": pytest.approx([0.1]),
+        "fading": pytest.approx([0.01]),
+    }
+
+
 @pytest.mark.parametrize(
     ("missed", "waits"),
     [([], 2), ([1], 3), ([2], 3), ([1, 2], 4), ([3], 2), ([2, 3, 4, 5], 6), ([1, 2, 3, 4, 5], 7)],
@@ -721,7 +753,8 @@ def test_auto_waits_for_the_first_pair(missed: list[int], waits: int) -> None:
             if [len(p.plan(k).answered) for k in range(1, 9)] == pattern
         )
         found = alphas(fed, 9, FedSSO(eta=0.5), **options, seed=seed, init=torch.tensor([4.0]))
-        expected = [FIRST] * waits + [min(aim, client_step.LARGEST)] * (9 - waits)
+        first = client_step.LINEAR_FIRST
+        expected = [first] * waits + [min(aim, client_step.LARGEST)] * (9 - waits)
         assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -749,19 +782,20 @@ def alphas(
 
 
 def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
-    """Rounds 2 to 5 set alpha by the least steepness so far, 0.1 at most; then it stays."""
+    """With one layer rounds 2 and 3 set alpha by what they see, rounds 4 and 5 by the least
+    steepness of these two so far, 0.1 at most; then it stays."""
     assert FedSSO() == FedSSO(alpha="auto")
     seen: Counter[str] = Counter()
     for batch, seed in itertools.product((1, 4), range(4)):
-        alpha, least = FIRST, np.inf
+        alpha, least = client_step.LINEAR_FIRST, np.inf
         for k, (before, after) in enumerate(
-            pairwise(stepwise(fed, FedSSO(drift="steady"), 7, batch_size=batch, seed=seed)), 1
+            pairwise(stepwise(fed, FedSSO(drift="steady"), 9, batch_size=batch, seed=seed)), 1
         ):
             assert float(before.choice.alpha) == pytest.approx(alpha, rel=1e-12)
             if 2 <= k <= client_step.CHOOSING:
                 L = float((after.g - before.g).norm() / before.s.norm())
-                seen["flatter" if least > L else "steeper"] += k > 2
-                least = min(L, least)
+                seen["flatter" if least > L else "steeper"] += k > client_step.CLEAN
+                least = min(L, least) if k > client_step.CLEAN else L
                 wanted = client_step.STEADY / (3 * least)
                 seen[
                     "largest"
@@ -772,7 +806,8 @@ def test_auto_is_the_default_and_follows_its_rule(fed: Federation) -> None:
                 ] += 1
                 alpha = min(wanted, client_step.LARGEST)
             assert float(after.choice.alpha) == pytest.approx(alpha, rel=1e-12)
-            assert float(after.choice.L) == pytest.approx(least, rel=1e-12)
+            kept = least if k >= client_step.CLEAN else np.inf
+            assert float(after.choice.L) == pytest.approx(kept, rel=1e-12)
     assert (
         min(seen[event] for event in ("steeper", "flatter", "largest", "raised", "not raised")) >= 1
     ), seen
@@ -833,7 +868,7 @@ def test_auto_has_nothing_to_choose_at_the_optimum() -> None:
     fed = one_dimension([1.0], [0.0], [1.0])
     run_: Run = simulate(fed, algorithm=FedSSO(), rounds=6, init=torch.zeros(1), **EXACT)
     assert run_.diverged is None
-    assert run_.trace["alpha"][1:].tolist() == [FIRST] * 6
+    assert run_.trace["alpha"][1:].tolist() == [client_step.LINEAR_FIRST] * 6
 
 
 def test_stacked_trials_choose_each_their_own_step(fed: Federation) -> None:
@@ -916,8 +951,9 @@ def test_a_table_without_scaling_does_not_end_the_default(model: str, column: in
         assert run_.diverged is None
         assert undone[0]
         assert undone.sum() < 15
+        first = FIRST if model == "mlp" else client_step.LINEAR_FIRST
         assert trace["alpha"][1:3].tolist() == pytest.approx(
-            [FIRST, client_step.SHRINK * FIRST], rel=1e-6
+            [first, client_step.SHRINK * first], rel=1e-6
         )
         assert np.isfinite(trace["test_loss"]).all()
         sound = int(undone.argmin()) + 1
@@ -936,14 +972,14 @@ def test_the_default_learns_from_a_table_with_one_large_column() -> None:
 
 
 def test_the_smallest_step_is_an_end() -> None:
-    """Columns of 1e30 need a step of 1e-60, which float64 has and float32 has not: after eleven
+    """Columns of 1e30 need a step of 1e-60, which float64 has and float32 has not: after twelve
     steps there it ends."""
     fed = unscaled(1e30)
     runs = [
         simulate(fed, "mclr", FedSSO(), rounds=40, dtype=dtype, device="cpu")
         for dtype in ("float32", "float64")
     ]
-    assert runs[0].diverged == 12
+    assert runs[0].diverged == 13
     assert runs[1].diverged is None
     assert (
         simulate(fed, "mclr", FedSSO(), rounds=3, device="cpu").diverged == 3
@@ -1025,7 +1061,7 @@ def test_a_late_pair_decides_after_an_explosion_too() -> None:
     choice, _ = client_step.shrink(client_step.start(torch.zeros(1, 3, dtype=torch.float64)))
     products = torch.eye(3, dtype=torch.float64)[None] * 4.0
     products[0, 0, 0] = 1.0  # L = 2
-    late = client_step.choose(choice, products, 5.0, torch.tensor([[9.0]]))
+    late = client_step.choose(choice, products, Cohort(10, 1, torch.arange(1), 1.0, 5.0))
     assert (float(late.L), float(late.alpha)) == (2.0, pytest.approx(DRIFT / (5 * 2)))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsso import Federation, FedSSO, InputError, load, lora, simulate
-from fedsso.algorithm.contract import Attendance
+from fedsso.algorithm.contract import Attendance, Cohort
 from fedsso.algorithms import client_step, trust_region
 from fedsso.engine.settings import Settings
 from fedsso.engine.simulate import attendance_of
@@ -25,12 +25,44 @@ def test_a_network_begins_with_more_drift_which_fades() -> None:
     choice = client_step.start(torch.zeros(1, 3, dtype=torch.float64))
     products = torch.tensor([[[1.0, 4.0, 0.0], [4.0, 16.0, 0.0], [0.0, 0.0, 1.0]]]).double()
     for k in range(2, 400):
-        choice = client_step.choose(choice, products, 5.0, torch.full((1, 1), k).double(), "fading")
+        everybody = Cohort(k, 4, torch.arange(4), 1.0, 5.0)
+        choice = client_step.choose(choice, products, everybody, "fading")
         found.append(float(choice.alpha) * 5 * 4)
     wanted = [0.2 + 0.5 * math.exp(-k / 30) for k in range(2, 400)]
     assert found == pytest.approx(wanted, rel=1e-12)
     assert found[0] > 0.66
     assert found[-1] < 0.2001
+
+
+@pytest.mark.parametrize(
+    ("size", "mass", "kind", "last"),
+    [
+        (4, 1.0, "fading", 5),
+        (4, 1 + 1e-7, "fading", 5),
+        (2, 0.5, "fading", 10),
+        (2, 0.1, "fading", 50),
+        (1, 0.1, "fading", 5),
+        (2, 0.1, "steady", 5),
+        (4, 1.0, "small", 5),
+    ],
+)
+def test_a_network_with_absent_clients_chooses_for_longer(
+    size: int, mass: float, kind: str, last: float
+) -> None:
+    """The last round counts a flatter pair, the next one does not; nor does an undone run."""
+    assert client_step.last_choice(size, mass, kind) == pytest.approx(last, rel=1e-12)
+    steep = client_step.start(torch.zeros(1, 3, dtype=torch.float64), kind)
+    steep = steep._replace(L=torch.full_like(steep.L, 8.0))
+    flat = torch.tensor([[[1.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 1.0]]]).double()
+
+    def seen(k: int, before: client_step.Choice) -> float:
+        cohort = Cohort(k, size, torch.arange(size), mass, 5.0)
+        return float(client_step.choose(before, flat, cohort, kind).L)
+
+    assert seen(round(last), steep) == 2.0
+    assert seen(round(last) + 1, steep) == 8.0
+    undone = steep._replace(undone=torch.ones_like(steep.undone))
+    assert seen(round(last) + 1, undone) == 8.0
 
 
 @pytest.mark.parametrize(("absent", "linear"), [(False, "small"), (True, "steady")])

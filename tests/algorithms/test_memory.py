@@ -293,6 +293,30 @@ def test_few_clients_let_the_radius_grow_less(size: int, mass: float, growth: fl
 
 
 @pytest.mark.parametrize(
+    ("mass", "first"), [(0.1, 40), (0.25, 16), (0.5, 8), (1 - 1e-12, 4), (1.0, 4), (1 + 1e-7, 4)]
+)
+def test_few_clients_have_more_first_rounds(mass: float, first: float) -> None:
+    """Also where the weights of all clients sum to slightly more or less than 1."""
+    assert trust_region.first_rounds(mass) == pytest.approx(first, rel=1e-12)
+    rounds = torch.tensor([[first - 1], [first], [first + 1]], dtype=torch.float64)
+    least = trust_region.careful(rounds, 10, trust_region.first_rounds(mass)).least
+    assert least[:, 0].tolist() == pytest.approx([0.1, 0.1, 0.5])
+
+
+@pytest.mark.parametrize(("drift", "grows"), [("steady", 3.0), ("fading", 2.0)])
+def test_only_models_of_one_layer_have_more_first_rounds(drift: str, grows: float) -> None:
+    """Two of eight clients answer, the slope stays as it is: the radius grows by 1 + 2, after
+    round 4 by 2."""
+    record = FedSSO(alpha=1e-6, drift=drift, memory="none")
+    state = record.server_init(torch.zeros(1, 2, dtype=torch.float64))
+    delta = torch.tensor([[1e-6, 0.0]], dtype=torch.float64)
+    for k in range(1, 8):
+        before = state
+        state = record.server(state, delta, Cohort(k, 2, torch.arange(2), 0.25, 1.0))
+    assert float(state.guard.radius / before.guard.radius) == pytest.approx(grows)
+
+
+@pytest.mark.parametrize(
     ("theta", "other", "agreed"),
     [(0.5, 0.2, 0.2), (0.2, 0.5, 0.2), (-0.5, -0.2, -0.2), (-0.2, -0.5, -0.2), (0.3, -0.1, 0.0)],
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fedsso
+from fedsso.algorithm.contract import Attendance
 from fedsso.algorithms.fedsso import State
 from fedsso.data import quadratic
 from fedsso.engine import checkpoint
@@ -158,3 +159,11 @@ def test_a_step_that_it_would_have_to_choose_is_refused() -> None:
     round."""
     with pytest.raises(fedsso.InputError, match=r"alpha.*auto"):
         Server(fedsso.FedSSO(), 3)
+
+
+def test_joining_decides_the_memory_but_not_the_drift() -> None:
+    """A server that gets vectors does not know how many layers the model has."""
+    server = Server(fedsso.FedSSO(alpha=0.1, guard="adaptive"), 2)
+    server.join(Attendance(10, some_absent=True), 1000)
+    assert server.record.memory == "clients"
+    assert server.record.drift == "auto"

@@ -207,7 +207,7 @@ def test_compare_uses_the_same_cohorts_and_batches(fed: Federation) -> None:
     runs = compare(
         fed,
         "mclr",
-        ["fedavg", "fedsgd", FedSSO(guard="none")],
+        ["fedavg", "fedsgd", FedSSO(alpha=0.01, guard="none")],
         **FAST,
         participation=0.6,
         drop_rate=0.3,

@@ -4,20 +4,27 @@ The paper tunes alpha on a grid. With alpha="auto" the server chooses it in the 
 sends it to the clients together with the model. The symbols are those of `fedsso.py`.
 
 Choosing. From the last step the server sees how fast the mean gradient changes: L = |y| / |s|.
-Round 1, which has no step to look back at, uses alpha = 0.01. Rounds 2 to 5 set
+Rounds 1 and 2 have no step to look back at when alpha is sent. They use alpha = 0.1 if the model
+has one layer, and 0.01 for a network, whose first steps are its most dangerous ones. From round 2
+on each round sets, for the next one,
 
     alpha = drift / (tau L), at most 0.1
 
 with the least L so far. Then tau local steps change a client's gradient by about the part `drift`.
-The bound 0.1 is there because single clients can be steeper than their mean. From round 6 on L
-stays as it is; only if no pair was seen until then, the first one to come decides alone.
+The bound 0.1 is there because single clients can be steeper than their mean.
+
+Rounds 2 to 5 choose L. With one layer, what rounds 2 and 3 see is used but not kept: their pairs
+hold gradients of rounds 1 and 2, whose clients took steps of 0.1. So the least L is that of rounds
+4 and 5. A network of which several, but not all, clients answer chooses for longer, until every
+client has answered about five times: most pairs compare different clients and make L too large.
+Then L stays as it is; only if no pair was kept until then, the first one to come decides alone.
 
 The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
 a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
 minimum. But a larger drift lets clients come forward by themselves, which counts where the server
 hears only some of them, and trusts its own steps less. So there are four kinds:
 
-    none      alpha stays 0.01                          one layer, one exact gradient from everybody
+    none      alpha = 0.01 in all rounds                one layer, one exact gradient from everybody
     small     drift = 0.05                              one layer, and all clients answer
     steady    drift = 0.2                               one layer, and some may be absent
     fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network, in round k
@@ -53,21 +60,25 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from ..algorithm.contract import BLOW_UP, Algorithm, Attendance
+from ..algorithm.contract import BLOW_UP, Algorithm, Attendance, Cohort
+from .trust_region import ALL
 
 FIRST = 0.01  # alpha of the first round
+LINEAR_FIRST = 0.1  # the same of a model of one layer, unless drift="none"
 LARGEST = 0.1  # the largest alpha
 SMALL = 0.05  # alpha tau L, the change of a client's gradient on its way, if all clients answer
 STEADY = 0.2  # the same if some may be absent, and of a network in the end
 EARLY = 0.7  # the same of a network at the start
 FADING = 30  # rounds after which a third of what is early is left
-CHOOSING = 5  # the rounds in which alpha is chosen
+CHOOSING = 5  # the last round in which alpha is chosen
+CLEAN = 4  # the first round whose pair holds no gradient of the first client step
 SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
 LEAST = 1e-4  # the penalty l2 from which on no curvature is below the paper's bound lam
 
 
 DRIFTS = ("auto", "none", "small", "steady", "fading")
+LINEAR = ("small", "steady")  # those of a model of one layer whose alpha is chosen
 
 
 class Stepping(Algorithm):
@@ -107,10 +118,10 @@ class Choice(NamedTuple):
     undone: Tensor  # rounds that do not count: those undone, and the sound ones before them
 
 
-def start(x: Tensor) -> Choice:
-    """The choice before the first round, for models x [trials, d]."""
+def start(x: Tensor, kind: str = "fading") -> Choice:
+    """The choice before the first round, for models x [trials, d]; `kind` is that of the drift."""
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    alpha = x.new_full(zero.shape, FIRST)
+    alpha = x.new_full(zero.shape, LINEAR_FIRST if kind in LINEAR else FIRST)
     return Choice(alpha, zero.new_full(zero.shape, torch.inf), zero)
 
 
@@ -121,22 +132,34 @@ def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
     return STEADY if kind == "steady" else SMALL
 
 
+def last_choice(size: int, mass: float, kind: str) -> float:
+    """The last round in which alpha is chosen, if `size` clients with `mass` of all weights answer.
+
+    A network whose clients are partly absent takes until every client has answered about
+    `CHOOSING` times, since y compares different clients in most rounds. Not so if a single client
+    answers: its own slope is all that a round shows.
+    """
+    waits = kind == "fading" and size > 1 and mass < ALL
+    return CHOOSING / mass if waits else CHOOSING
+
+
 def choose(
     choice: Choice,
     products: Tensor,
-    tau: float,
-    rounds: Tensor,
+    cohort: Cohort,
     kind: str = "small",
 ) -> Choice:
     """The client step of the next round.
 
-    `products` [trials, 3, 3] holds the inner products of s, y and g, `rounds` [trials, 1] counts
-    rounds, this one included and those of `choice.undone` left out. `kind` is that of the drift.
+    `products` [trials, 3, 3] holds the inner products of s, y and g, `kind` is that of the drift.
     """
     ss = products[..., 0, :1]
     yy = products[..., 1, 1:2]
+    tau = cohort.steps
+    rounds = cohort.k - choice.undone  # [trials, 1], this one included
     wary = choice.undone > 0
-    early = rounds <= CHOOSING
+    last = last_choice(cohort.size, cohort.mass, kind)
+    early = rounds <= torch.where(wary, CHOOSING, last)
     unseen = choice.L.eq(torch.inf)
     found = (yy / ss).sqrt()
     largest = torch.maximum(found, choice.L)
@@ -152,7 +175,9 @@ def choose(
     # An undone round leaves no step: the first sound one after it counts as round 1.
     first = wary & unseen & (ss == 0)
     undone = choice.undone + first * (rounds - 1)
-    return Choice(torch.where(stays, choice.alpha, alpha), L, undone)
+    provisional = (rounds < CLEAN) > wary if kind in LINEAR else torch.zeros_like(wary)
+    kept = torch.where(provisional, choice.L, L)
+    return Choice(torch.where(stays, choice.alpha, alpha), kept, undone)
 
 
 def bears(choice: Choice, g: Tensor) -> Tensor:

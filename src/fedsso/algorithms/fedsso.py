@@ -120,7 +120,7 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="with alpha=auto: auto, none, small, steady, fading")
+    drift: str = param(default="auto", doc="start of alpha=auto: none, small, steady, fading")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -160,7 +160,7 @@ class FedSSO(Stepping, Remembering):
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         products = gram(s, y, g)
         if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
-            choice = client_step.choose(choice, products, tau, k - choice.undone, self.drift)
+            choice = client_step.choose(choice, products, cohort, self.drift)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
             look = Look(products, work, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
@@ -226,7 +226,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         curvature=_form(record, x, 0).init(x),
         guard=trust_region.start(x),
         seen=_nothing_seen(x),
-        choice=client_step.start(x),
+        choice=client_step.start(x, record.drift),
         net=cautious.start(x, used=_is_cautious(record)),
         memory=memory.start(x, used=record.remembers),
     )
@@ -300,7 +300,9 @@ def _adapted(
         trust = trust_region.exact(cohort.k, undone, record.lam)
     else:
         growth = trust_region.early_growth(cohort.size, cohort.mass)
-        trust = trust_region.careful(cohort.k - undone, growth)
+        linear = record.drift in client_step.LINEAR
+        first = trust_region.first_rounds(cohort.mass if linear else 1.0)
+        trust = trust_region.careful(cohort.k - undone, growth, first)
     return trust_region.adapt(server.guard, products, work, trust, heard), server.net
 
 

@@ -12,9 +12,10 @@ it ended. The parabola with these two slopes has its minimum at m times the step
 
 So the step was too short if m > 1, and too long if m < 1. One round alone is never trusted further
 than 1/2 <= m <= 10 in the first four rounds, and 1/2 <= m <= 2 later. Where only n clients answer,
-the 10 is replaced by 1 + n if that is less. Where a memory has corrected g_k (`memory.py`), theta
-is computed with the plain mean of the answers as well: the value nearer to 0 counts, and 0 if their
-signs differ.
+the 10 is replaced by 1 + n if that is less, and a model of one layer has as many more first rounds
+as it takes until every client has answered about four times. Where a memory has corrected g_k
+(`memory.py`), theta is computed with the plain mean of the answers as well: the value nearer to 0
+counts, and 0 if their signs differ.
 
 Radius. It begins as the length of FedAvg's step, alpha tau |g|. It is multiplied by m if the last
 step was too long, or if it was cut to the radius. The next step is -t B^-1 g with
@@ -119,15 +120,19 @@ def adapt(
     return guard._replace(radius=radius, gamma=gamma)
 
 
-def careful(rounds: Tensor, growth: float = EARLY_GROWTH) -> Trust:
+def careful(
+    rounds: Tensor,
+    growth: float = EARLY_GROWTH,
+    first: float = EARLY,
+) -> Trust:
     """How far to trust gradients that may be noise in part.
 
     `rounds` [trials, 1] counts them, this one included. `growth` is what the first rounds may let
-    the radius grow by, from `early_growth`.
+    the radius grow by, from `early_growth`; `first` is how many these are, from `first_rounds`.
     """
     early = rounds.new_tensor(1 / growth)
     late = rounds.new_tensor(1 / LATE_GROWTH)
-    return Trust(torch.where(rounds > EARLY, late, early), FLATTEST, exact=False)
+    return Trust(torch.where(rounds > first, late, early), FLATTEST, exact=False)
 
 
 def exact(k: int, undone: Tensor, lam: Scalar) -> Trust:
@@ -150,6 +155,14 @@ def early_growth(size: int, mass: float) -> float:
     if mass > ALL:
         return EARLY_GROWTH
     return min(EARLY_GROWTH, 1 + size)
+
+
+def first_rounds(mass: float) -> float:
+    """How many rounds it takes until every client has answered about `EARLY` times.
+
+    Clients with `mass` of all weights answer in a round.
+    """
+    return EARLY if mass > ALL else EARLY / mass
 
 
 def _agreed(theta: Tensor, other: Tensor) -> Tensor:

@@ -176,8 +176,8 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     """A row for each curve.
 
     Each target has a column with the rounds until it is reached and, below them, the megabytes.
-    Then follow the final accuracy, the loss and whatever else was measured on the test rows, all
-    at the end of the run (`experiment.trace.at_end`).
+    Then follow the final accuracy, the test loss and whatever else was measured on the test rows,
+    all at the end of the run (`experiment.trace.at_end`).
 
     Args:
         curves: The settings.
@@ -189,7 +189,7 @@ def result_table(curves: Sequence[Curve], targets: Sequence[float]) -> Table:
     measured = ["test_loss", *_more_metrics(curves)]
     names = [f"{target:g}" for target in targets]
     names.append("final accuracy")
-    names += [name.removeprefix("test_") for name in measured]
+    names += [name.replace("_", " ") for name in measured]
     for name in names:
         table.add_column(name, justify="right")
     for curve in curves:

@@ -42,6 +42,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import InputError
+from ..support.processes import seconds_of
 from ..support.trees import Tree, leaves, tree_map
 from .rounds import Ints
 
@@ -197,16 +198,7 @@ def patience() -> float:
     Raises:
         InputError: The environment variable is not a number above 0.
     """
-    text = os.environ.get(TIMEOUT, "")
-    if not text:
-        return PATIENCE
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"{TIMEOUT} must be a number of seconds above 0, got {text!r}")
-    return seconds
+    return seconds_of(TIMEOUT, PATIENCE)
 
 
 def _wait_for(tensor: Tensor) -> None:

@@ -30,9 +30,9 @@ from secrets import token_hex
 from types import TracebackType
 from typing import NamedTuple
 
-from ..errors import InputError
 from .files import unwritable
 from .lock import lock_file
+from .processes import seconds_of
 
 TIMEOUT = "FEDSSO_CLAIM_TIMEOUT"
 """The environment variable that says after how many seconds without a sign a holder is dead."""
@@ -233,13 +233,4 @@ def _is_free_here(path: Path, content: bytes) -> bool:
 
 def _patience() -> float:
     """After how many seconds without a sign of life a holder is taken for dead."""
-    text = os.environ.get(TIMEOUT, "")
-    if not text:
-        return PATIENCE
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"{TIMEOUT} must be a number of seconds above 0, got {text!r}")
-    return min(seconds, threading.TIMEOUT_MAX)
+    return min(seconds_of(TIMEOUT, PATIENCE), threading.TIMEOUT_MAX)

@@ -1,4 +1,4 @@
-"""Which of the processes that torchrun has started this one is, by its environment.
+"""What the environment tells a process: which one of torchrun's it is, and how long to wait.
 
 It imports nothing that is slow to load: a command must know it before it prints its first word.
 """
@@ -6,6 +6,8 @@ It imports nothing that is slow to load: a command must know it before it prints
 from __future__ import annotations
 
 import os
+
+from ..errors import InputError
 
 
 def number() -> int:
@@ -18,6 +20,24 @@ def number() -> int:
 def count() -> int:
     """How many processes there are."""
     return max(1, _whole("WORLD_SIZE", 1))
+
+
+def seconds_of(name: str, default: float) -> float:
+    """A number of seconds from the environment variable of this name.
+
+    Raises:
+        InputError: It is not a number above 0.
+    """
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"{name} must be a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def _whole(name: str, default: int) -> int:
