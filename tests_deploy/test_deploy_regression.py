@@ -93,7 +93,7 @@ def test_nothing_of_a_row_is_on_the_wire(done: Done) -> None:
         assert secret.encode() not in said, secret
     # Nor is an age as a number of eight bytes, if it has a fraction that no short sum of bits has;
     # nor are the ages of two rows, one after the other, as numbers of four bytes. A single number
-    # of four bytes proves nothing: signatures on the wire are random and hold any of them by chance.
+    # of four bytes proves nothing: signatures on the wire are random and hold any by chance.
     for name in clinics.ORDERS:
         ages = [float(row["age"]) for row in clinics.patients(name) if row["age"]]
         odd = [age for age in ages if age % 0.5]
