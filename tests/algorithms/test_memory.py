@@ -293,38 +293,6 @@ def test_few_clients_let_the_radius_grow_less(size: int, mass: float, growth: fl
 
 
 @pytest.mark.parametrize(
-    ("size", "mass", "of", "voice"),
-    [
-        (2, 0.1, 20, 1),
-        (2, 0.025, 20, 1),
-        (2, 0.0125, 20, 0.5),
-        (1, 1e-4, 10, 0.004),
-        (1, 1e-4, 0, 1),
-    ],
-)
-def test_a_light_cohort_has_little_voice(size: int, mass: float, of: int, voice: float) -> None:
-    cohort = Cohort(3, size, torch.arange(size), mass, TAU, of=of)
-    assert trust_region.voice(cohort) == pytest.approx(voice)
-
-
-def test_a_light_cohort_lets_the_radius_shrink_but_hardly_grow() -> None:
-    one = torch.ones(1, 1, dtype=torch.float64)
-    guard = trust_region.Guard(one, one, slope=one, share=one, capped=one.bool())
-    loud = trust_region.careful(10 * one)
-    quiet = loud._replace(voice=0.25)
-
-    def radius(slope: float, trust: trust_region.Trust) -> float:
-        products = torch.zeros(1, 3, 3, dtype=torch.float64)
-        products[0, 0, 2] = slope  # s^T g
-        products[0, 2, 2] = 1.0
-        return float(trust_region.adapt(guard, products, 1.0, trust).radius)
-
-    assert radius(-1.0, loud) == 2
-    assert radius(-1.0, quiet) == pytest.approx(2**0.25)
-    assert radius(1.0, quiet) == radius(1.0, loud) == 0.5
-
-
-@pytest.mark.parametrize(
     ("mass", "first"), [(0.1, 40), (0.25, 16), (0.5, 8), (1 - 1e-12, 4), (1.0, 4), (1 + 1e-7, 4)]
 )
 def test_few_clients_have_more_first_rounds(mass: float, first: float) -> None:

@@ -130,7 +130,6 @@ class Cohort(NamedTuple):
     mass: float  # their share of all clients' weights p_i
     steps: float  # weighted mean of their local steps
     loss: Tensor | None = None  # [trials, 1]: weighted mean of the losses that they report
-    of: int = 0  # how many clients there are; 0: nobody knows
 
 
 class Attendance(NamedTuple):

@@ -303,8 +303,6 @@ def _adapted(
         linear = record.drift in client_step.LINEAR
         first = trust_region.first_rounds(cohort.mass if linear else 1.0)
         trust = trust_region.careful(cohort.k - undone, growth, first)
-        if heard is not None:
-            trust = trust._replace(voice=trust_region.voice(cohort))
     return trust_region.adapt(server.guard, products, work, trust, heard), server.net
 
 

@@ -15,9 +15,7 @@ than 1/2 <= m <= 10 in the first four rounds, and 1/2 <= m <= 2 later. Where onl
 the 10 is replaced by 1 + n if that is less, and a model of one layer has as many more first rounds
 as it takes until every client has answered about four times. Where a memory has corrected g_k
 (`memory.py`), theta is computed with the plain mean of the answers as well: the value nearer to 0
-counts, and 0 if their signs differ. And where those who answer have less than a quarter of the
-weight of as many average clients, m > 1 counts with a power below 1: a client with a handful of
-rows must not double the radius of all.
+counts, and 0 if their signs differ.
 
 Radius. It begins as the length of FedAvg's step, alpha tau |g|. It is multiplied by m if the last
 step was too long, or if it was cut to the radius. The next step is -t B^-1 g with
@@ -51,7 +49,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm.contract import Cohort
 from ..support.linalg import gram
 from ..support.trees import Scalar
 
@@ -61,7 +58,6 @@ EARLY_GROWTH = 10  # what they may grow by in one of these rounds
 LATE_GROWTH = 2  # and in one of the later rounds
 PROBE_GROWTH = 1000  # what they may grow by after the first step, if gradients are exact
 FLATTEST = 100  # the largest gamma, unless they are
-LIGHT = 0.25  # the share of an average cohort's weight below which a cohort is light
 ALL = 1 - 1e-9  # the share of the clients' weights from which on everybody has answered
 TINY = 1e-300  # stands for a direction of length 0
 
@@ -82,7 +78,6 @@ class Trust(NamedTuple):
     least: Tensor  # [trials, 1]: m is at most 1 over this
     flattest: Scalar  # the largest gamma
     exact: bool  # whether gradients are; gamma may then grow after a step that was cut, too
-    voice: float = 1.0  # from `voice`: m above 1 is taken to this power
 
 
 def start(x: Tensor) -> Guard:
@@ -117,8 +112,6 @@ def adapt(
     if heard is not None:
         theta = _agreed(theta, torch.where(moved, heard / guard.slope, 0.0))
     m = 1 / torch.clamp(1 + theta, min=trust.least).clamp(max=2)
-    if trust.voice < 1:
-        m = torch.where(m > 1, m**trust.voice, m)
     radius = torch.where((m < 1) | guard.capped, m * radius, radius)
     factor = m * guard.share
     kept = factor.clamp(min=1) if trust.exact else 1.0
@@ -170,17 +163,6 @@ def first_rounds(mass: float) -> float:
     Clients with `mass` of all weights answer in a round.
     """
     return EARLY if mass > ALL else EARLY / mass
-
-
-def voice(cohort: Cohort) -> float:
-    """How much a cohort may say about growth: 1, and less if its weights are very small.
-
-    It is compared with as many clients of average weight: below a quarter of theirs it falls in
-    proportion. 1 where nobody knows how many clients there are.
-    """
-    if cohort.of == 0:
-        return 1.0
-    return min(1.0, cohort.mass * cohort.of / cohort.size / LIGHT)
 
 
 def _agreed(theta: Tensor, other: Tensor) -> Tensor:

@@ -537,8 +537,7 @@ class Trials:
             buffers = start + moved
         taken = float((weight * torch.from_numpy(steps)).sum())
         heard = None if loss is None else loss.unsqueeze(-1)
-        every = self.fed.clients
-        cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard, every)
+        cohort = Cohort(state.k, len(who), plan.answered, mass, taken, heard)
         heard_of = who.tolist()
         before = state.position.take(heard_of)
         moved_on = steps + np.array(before, np.int64)
