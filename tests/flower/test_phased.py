@@ -194,6 +194,24 @@ def test_flower_equals_the_simulator(
         )
 
 
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_flower_equals_the_simulator_with_one_layer(
+    fed: Federation, batch_size: int | None
+) -> None:
+    """FedSSO's radius then starts with the clients' loss: here f / |g|, where FedAvg's step is
+    0.01 * 3 |g| and |g| is below 1."""
+    module = build_model("mclr", fed, seed=3, loss="cross_entropy").double()
+    expected = simulated(fed, module, "fedsso", batch_size=batch_size)
+    strategy = strategy_of("fedsso", fraction_evaluate=0.0, batch_size=batch_size)
+    result = strategy.start(grid_of(module, fed), start_of(module), num_rounds=3)
+    close(flat(result.arrays, module), expected.x)
+    for column in ("radius", "gamma", "alpha", "train_loss"):
+        np.testing.assert_allclose(strategy.trace[column][1:], expected.trace[column][1:], 1e-9)
+    assert expected.trace["grad_norm"][1] < 1
+    length = expected.trace["train_loss"][1] / expected.trace["grad_norm"][1]
+    assert strategy.trace["radius"][1] == pytest.approx(length, rel=1e-9)
+
+
 class Noisy(nn.Module):
     """A model with statistics and draws of its own."""
 

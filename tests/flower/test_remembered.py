@@ -145,7 +145,7 @@ def test_it_makes_up_for_the_absent(guard: str) -> None:
     """Five clients whose optima differ, two in a round: the mean of all is what counts."""
     best = start(FedAvg(fraction_evaluate=0.0), 400)
     far = {
-        memory: np.linalg.norm(start(sso(guard=guard, memory=memory), 40) - best)
+        memory: np.linalg.norm(start(sso(guard=guard, memory=memory), 60) - best)
         for memory in ("clients", "none")
     }
     assert far["clients"] < 0.5 * far["none"]

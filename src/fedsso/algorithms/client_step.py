@@ -4,8 +4,7 @@ The paper tunes alpha on a grid. With alpha="auto" the server chooses it in the 
 sends it to the clients together with the model. The symbols are those of `fedsso.py`.
 
 Choosing. From the last step the server sees how fast the mean gradient changes: L = |y| / |s|.
-Rounds 1 and 2 have no step to look back at when alpha is sent. They use alpha = 0.1 if the model
-has one layer, and 0.01 for a network, whose first steps are its most dangerous ones. From round 2
+Rounds 1 and 2 have no step to look back at when alpha is sent, and use alpha = 0.01. From round 2
 on each round sets, for the next one,
 
     alpha = drift / (tau L), at most 0.1
@@ -13,11 +12,10 @@ on each round sets, for the next one,
 with the least L so far. Then tau local steps change a client's gradient by about the part `drift`.
 The bound 0.1 is there because single clients can be steeper than their mean.
 
-Rounds 2 to 5 choose L. With one layer, what rounds 2 and 3 see is used but not kept: their pairs
-hold gradients of rounds 1 and 2, whose clients took steps of 0.1. So the least L is that of rounds
-4 and 5. A network of which several, but not all, clients answer chooses for longer, until every
-client has answered about five times: most pairs compare different clients and make L too large.
-Then L stays as it is; only if no pair was kept until then, the first one to come decides alone.
+Rounds 2 to 5 choose L. A network of which several, but not all, clients answer chooses for longer,
+until every client has answered about five times: most pairs compare different clients and make L
+too large. Then L stays as it is; only if no round has shown a pair until then, the first one to
+come decides alone.
 
 The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
 a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
@@ -25,7 +23,7 @@ minimum. But a larger drift lets clients come forward by themselves, which count
 hears only some of them, and trusts its own steps less. So there are four kinds:
 
     none      alpha = 0.01 in all rounds                one layer, one exact gradient from everybody
-    small     drift = 0.05                              one layer, and all clients answer
+    small     drift = 0.02                              one layer, and all clients answer
     steady    drift = 0.2                               one layer, and some may be absent
     fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network, in round k
 
@@ -64,14 +62,12 @@ from ..algorithm.contract import BLOW_UP, Algorithm, Attendance, Cohort
 from .trust_region import ALL
 
 FIRST = 0.01  # alpha of the first round
-LINEAR_FIRST = 0.1  # the same of a model of one layer, unless drift="none"
 LARGEST = 0.1  # the largest alpha
-SMALL = 0.05  # alpha tau L, the change of a client's gradient on its way, if all clients answer
+SMALL = 0.02  # alpha tau L, the change of a client's gradient on its way, if all clients answer
 STEADY = 0.2  # the same if some may be absent, and of a network in the end
 EARLY = 0.7  # the same of a network at the start
 FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the last round in which alpha is chosen
-CLEAN = 4  # the first round whose pair holds no gradient of the first client step
 SHRINK = 1e-3  # what an explosion leaves of alpha
 WARY = 10.0  # how far the loss may rise while no round has been sound
 LEAST = 1e-4  # the penalty l2 from which on no curvature is below the paper's bound lam
@@ -118,10 +114,10 @@ class Choice(NamedTuple):
     undone: Tensor  # rounds that do not count: those undone, and the sound ones before them
 
 
-def start(x: Tensor, kind: str = "fading") -> Choice:
-    """The choice before the first round, for models x [trials, d]; `kind` is that of the drift."""
+def start(x: Tensor) -> Choice:
+    """The choice before the first round, for models x [trials, d]."""
     zero = x.new_zeros(x.shape[0], 1, dtype=torch.float64)
-    alpha = x.new_full(zero.shape, LINEAR_FIRST if kind in LINEAR else FIRST)
+    alpha = x.new_full(zero.shape, FIRST)
     return Choice(alpha, zero.new_full(zero.shape, torch.inf), zero)
 
 
@@ -175,9 +171,7 @@ def choose(
     # An undone round leaves no step: the first sound one after it counts as round 1.
     first = wary & unseen & (ss == 0)
     undone = choice.undone + first * (rounds - 1)
-    provisional = (rounds < CLEAN) > wary if kind in LINEAR else torch.zeros_like(wary)
-    kept = torch.where(provisional, choice.L, L)
-    return Choice(torch.where(stays, choice.alpha, alpha), kept, undone)
+    return Choice(torch.where(stays, choice.alpha, alpha), L, undone)
 
 
 def bears(choice: Choice, g: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         curvature=_form(record, x, 0).init(x),
         guard=trust_region.start(x),
         seen=_nothing_seen(x),
-        choice=client_step.start(x, record.drift),
+        choice=client_step.start(x),
         net=cautious.start(x, used=_is_cautious(record)),
         memory=memory.start(x, used=record.remembers),
     )
@@ -303,7 +303,20 @@ def _adapted(
         linear = record.drift in client_step.LINEAR
         first = trust_region.first_rounds(cohort.mass if linear else 1.0)
         trust = trust_region.careful(cohort.k - undone, growth, first)
-    return trust_region.adapt(server.guard, products, work, trust, heard), server.net
+    loss = _first_loss(record, server, cohort)
+    return trust_region.adapt(server.guard, products, work, trust, heard, loss), server.net
+
+
+def _first_loss(record: FedSSO, server: State, cohort: Cohort) -> Tensor | None:
+    """f [trials, 1], where the radius may begin with it; 0 after the first sound round.
+
+    Polyak's step is the same for any alpha, so one that has exploded must not be taken again.
+    """
+    linear = record.drift in client_step.LINEAR
+    if cohort.loss is None or not linear or not _chooses(record):
+        return None
+    is_first = (server.g == 0).all(-1, keepdim=True)
+    return torch.where(is_first, cohort.loss, 0.0)
 
 
 def _trusted(

@@ -58,12 +58,11 @@ from ..algorithm.contract import Algorithm, Attendance, Cohort
 from ..algorithm.schedule import at
 from ..support.linalg import dot, gram
 from ..support.trees import Scalar, Tree
-from .trust_region import ALL, TINY
+from .trust_region import ALL, CLEAR, TINY
 
 log = logging.getLogger("fedsso")
 KINDS = ("auto", "clients", "none")
 LASTS = 0.8  # what a round leaves of the sums that beta is learned from
-CLEAR = 0.5  # the cosine from which on the clients' pair may be used
 ROUNDING = 1e-5  # what rounding may take from a sum of weights
 BYTES = 2_000_000_000  # the largest memory that memory="auto" takes, for one trial
 

@@ -17,14 +17,23 @@ as it takes until every client has answered about four times. Where a memory has
 (`memory.py`), theta is computed with the plain mean of the answers as well: the value nearer to 0
 counts, and 0 if their signs differ.
 
-Radius. It begins as the length of FedAvg's step, alpha tau |g|. It is multiplied by m if the last
-step was too long, or if it was cut to the radius. The next step is -t B^-1 g with
+Radius. It begins as the length of FedAvg's step, alpha tau |g|. Where the model has one layer and
+the server chooses alpha, it begins as f / |g| if that is more: the length of Polyak's step to the
+minimum of a convex loss whose least value is 0. f is the loss that the clients report of round 1.
+The radius is multiplied by m if the last step was too long, or if it was cut to the radius. The
+next step is -t B^-1 g with
 
     t = min(eta, r / |B^-1 g|)
 
-gamma. If the last step was not cut, its length came from B, so m tells how wrong B was. The form
-`bfgs` starts B from I / gamma, which is what B still is in all directions that no pair has shown.
-The best step would have been -m t B^-1 g, so gamma is multiplied by m t, within 1 <= gamma <= 100.
+gamma. The form `bfgs` starts B from I / gamma, which is what B still is in all directions that no
+pair has shown. If the last step was not cut, its length came from B, so m tells how wrong B was:
+the best step would have been -m t B^-1 g, and gamma is multiplied by m t. If it was cut and still
+too long, gamma is multiplied by m. Then
+
+    gamma  <-  |s|^2 / y^T s    if that is more, and cos(s, y) >= 1/2
+
+The curvature along the last step is y^T s / |s|^2. Pairs show steep directions first, so those that
+no pair has shown are flatter. All of this within 1 <= gamma <= 100.
 
 Exact gradients. All this is caution against noise. Where every client sends one gradient over all
 its rows, and all of them answer, g has none. So the first step, which is nothing but a probe, is
@@ -53,6 +62,7 @@ from ..support.linalg import gram
 from ..support.trees import Scalar
 
 TRUSTED = 0.3  # cosine of s and y from which on y is taken as it is
+CLEAR = 0.5  # cosine of s and y from which on they tell the curvature along s
 EARLY = 4  # the first rounds, in which radius and gamma may grow faster
 EARLY_GROWTH = 10  # what they may grow by in one of these rounds
 LATE_GROWTH = 2  # and in one of the later rounds
@@ -93,6 +103,7 @@ def adapt(
     work: Scalar,
     trust: Trust,
     heard: Tensor | None = None,
+    loss: Tensor | None = None,
 ) -> Guard:
     """New radius and gamma, after a look back along the last step.
 
@@ -103,21 +114,49 @@ def adapt(
         trust: How far, from `careful` or `exact`.
         heard: s^T times the plain mean gradient of those who answered, [trials, 1], where g was
             corrected by a memory.
+        loss: f, [trials, 1], where the radius may begin with it.
     """
     sg = products[..., 0, 2:]
-    gg = products[..., 2, 2:]
+    size = products[..., 2, 2:].sqrt()
     moved = guard.slope > 0
-    radius = torch.where(guard.radius > 0, guard.radius, work * gg.sqrt())
+    radius = torch.where(guard.radius > 0, guard.radius, first_radius(size, work, loss))
     theta = torch.where(moved, sg / guard.slope, 0.0)
     if heard is not None:
         theta = _agreed(theta, torch.where(moved, heard / guard.slope, 0.0))
     m = 1 / torch.clamp(1 + theta, min=trust.least).clamp(max=2)
     radius = torch.where((m < 1) | guard.capped, m * radius, radius)
     factor = m * guard.share
-    kept = factor.clamp(min=1) if trust.exact else 1.0
+    kept = factor.clamp(min=1) if trust.exact else m.clamp(max=1)
     factor = torch.where(guard.capped | ~moved, kept, factor)
-    gamma = torch.clamp(factor * guard.gamma, max=trust.flattest).clamp(min=1)
-    return guard._replace(radius=radius, gamma=gamma)
+    gamma = factor * guard.gamma
+    if not trust.exact:
+        gamma = torch.maximum(gamma, torch.where(moved, flatness(products), 0.0))
+    return guard._replace(radius=radius, gamma=gamma.clamp(max=trust.flattest).clamp(min=1))
+
+
+def first_radius(size: Tensor, work: Scalar, loss: Tensor | None) -> Tensor:
+    """The length of FedAvg's step, or of Polyak's if that is more and the loss f is known.
+
+    `size` [trials, 1] is |g|. Where it is 0 the radius stays 0, and a later round is the first. A
+    loss that is not finite counts as 0.
+    """
+    averaged = work * size
+    if loss is None:
+        return averaged
+    polyak = torch.where(size > 0, loss / size, 0.0).nan_to_num(0.0, posinf=0.0)
+    return torch.maximum(averaged, polyak)
+
+
+def flatness(products: Tensor) -> Tensor:
+    """|s|^2 / y^T s, one over the curvature along the last step; 0 where it is not clear.
+
+    `products` [trials, 3, 3] are the inner products of s, y and g.
+    """
+    ss = products[..., 0, :1]
+    sy = products[..., 0, 1:2]
+    yy = products[..., 1, 1:2]
+    clear = (sy > 0) & (sy >= CLEAR * (ss * yy).sqrt())
+    return torch.where(clear, ss / sy, 0.0)
 
 
 def careful(

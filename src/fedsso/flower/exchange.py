@@ -24,7 +24,7 @@ from ..engine.simulate import fitted
 from ..objective import Layout
 from ..server import packed, unpacked
 from ..support.trees import Tree, leaves, named_leaves, tree_map
-from . import bounds
+from . import bounds, settings
 from .answers import shown
 from .averages import Average
 from .bounds import Clip
@@ -604,6 +604,7 @@ class Round:
             torch.arange(len(good)),
             _mass(weights, nodes, everybody),
             steps,
+            _loss(good),
         )
         server = self._functions.server(state.server, mean, cohort)
         if not torch.isfinite(self.problem.x(server)).all():
@@ -644,6 +645,18 @@ class Round:
             parts.append(move * share)
         first, *others = parts
         return start + sum(others, first)
+
+
+def _loss(good: Collection[Good]) -> Tensor | None:
+    """The weighted mean of the losses that the nodes report, [1, 1]; None if one reports none."""
+    total = sum(reply.weight for reply in good)
+    mean = 0.0
+    for reply in good:
+        told = settings.loss(reply.metrics, None)
+        if told is None:
+            return None
+        mean += reply.weight / total * told
+    return torch.tensor([[mean]], dtype=torch.float64)
 
 
 def _norm(tensor: Tensor) -> float:

@@ -31,12 +31,13 @@ Round 3   g_3 = (-4, 2)/81, s = -(259, 158)/324, theta = 320/12681: that step wa
 With the guard where f is flat: f(x) = 1/2 x^T diag(1/2, 1/4) x, x_1 = (2, 4), alpha = 3:
 Round 1   g_1 = (1, 1) is shorter than the radius 3 sqrt(2), so it is not cut: x_2 = (1, 3)
 Round 2   g_2 = (2, 3)/4, s = -(1, 1), y = -(2, 1)/4, rho = 3/4; theta = -(5/4)/2,
-          so gamma = 1/(1 - 5/8) = 8/3
+          so gamma = 1/(1 - 5/8) = 8/3, which is also |s|^2 / rho
           a = s^T g_2 / rho = -5/3, gamma q = 8/3 (g_2 - a y) = (-8, 8)/9,
           y^T (gamma q) / rho = 8/27
           d = gamma q + s (a - 8/27) = (29, 77)/27, |d| = 3.05, not cut either: x_3 = (-2, 4)/27
 Round 3   g_3 = (-1, 1)/27, s = -(29, 77)/27, theta = -(48/729)/(289/108) = -64/2601:
-          gamma = 8/3 2601/2537
+          gamma would be 8/3 2601/2537 = 2.73, but s and y = -(58, 77)/108 point the same way, and
+          |s|^2 / rho = 6770/729 / (7611/2916) = 27080/7611 = 3.56 is more
 
 With the guard and a y that hardly points along s: f(x) = 1/2 x^T diag(1, 100) x,
 x_1 = (10, 1/100), alpha = 1/200:
@@ -133,7 +134,7 @@ def test_gamma() -> None:
     r = 3 * math.sqrt(2)
     assert found[0] == pytest.approx((1, 3, r, 1), rel=1e-13)
     assert found[1] == pytest.approx((-2 / 27, 4 / 27, r, 8 / 3), rel=1e-12)
-    assert found[2][2:] == pytest.approx((r, 8 / 3 * 2601 / 2537), rel=1e-11)
+    assert found[2][2:] == pytest.approx((r, 27080 / 7611), rel=1e-11)
 
 
 def test_damping() -> None:
