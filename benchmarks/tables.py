@@ -41,6 +41,11 @@ TABLES = {
     "hpc_data": Table("modeldata", "class", group="protocol"),
     "stackoverflow": Table("modeldata", "Remote", group="Country"),
     "diamonds": Table("ggplot2", "cut"),
+    "attrition": Table("modeldata", "Attrition", group="JobRole"),
+    "credit_data": Table("modeldata", "Status"),
+    "mlc_churn": Table("modeldata", "churn", group="state"),
+    "Caravan": Table("ISLR", "Purchase"),
+    "spam7": Table("DAAG", "yesno"),
 }
 
 
