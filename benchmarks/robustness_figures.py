@@ -61,10 +61,15 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {
     "jobs-mclr": "Jobs, 14 protocols, MCLR",
     "developers-mclr": "Developers, 5 countries, MCLR",
     "diamonds-mclr": "Diamonds, 20 clients, MCLR",
+    "attrition-mclr": "Attrition, 9 roles, MCLR",
+    "credit-mclr": "Credit, 20 clients, MCLR",
+    "calls-mclr": "Calls, 51 states, MCLR",
+    "caravan-mclr": "Caravan, 20 clients, MCLR",
+    "spam-mclr": "Spam, 20 clients, MCLR",
 }
 WIDTH = 11  # inches
-WORST = -8.0  # per cent: what is further behind is drawn at the edge
-SLOWEST = 4.0  # times the rounds: likewise
+FURTHEST = 4.0  # per cent: what is further ahead or behind is drawn at the edge
+FASTEST = 2.0  # times as fast: likewise
 
 
 def look(method: str) -> Style:
@@ -136,8 +141,10 @@ def _spread(
     axes.set_title("At the end, % ahead of the best rival", loc="left", fontsize=10)
     axes.axvline(0, color="#333333", lw=1.1)
     for row in rows:
-        _dot(axes, row, lines, max(WORST, row["ahead"]), beyond=row["ahead"] < WORST)
-    axes.set_xlim(WORST - 0.4, None)
+        ahead = row["ahead"]
+        within = min(max(-FURTHEST, ahead), FURTHEST)
+        _dot(axes, row, lines, within, beyond=within != ahead)
+    axes.set_xlim(-FURTHEST - 0.2, FURTHEST + 0.2)
 
 
 def _ratios(
@@ -151,8 +158,8 @@ def _ratios(
         if row["ratio"] is None:
             continue
         value = 1 / row["ratio"]
-        _dot(axes, row, lines, min(SLOWEST, value), beyond=value > SLOWEST)
-    axes.set_xlim(0, SLOWEST + 0.2)
+        _dot(axes, row, lines, min(FASTEST, value), beyond=value > FASTEST)
+    axes.set_xlim(0, FASTEST + 0.1)
 
 
 def _dot(

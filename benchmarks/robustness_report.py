@@ -129,10 +129,15 @@ def behind(one: Score) -> float:
 
 
 def shares(found: Iterable[Score]) -> str:
-    """In how many cells FedSSO leads, by half and by what is changed, as Markdown."""
+    """In how many cells FedSSO leads, by half, model and what is changed, as Markdown."""
     groups: dict[str, list[Score]] = {}
     for one in judged(found):
         groups.setdefault(f"{TASKS[one['half']]} tasks", []).append(one)
+    for one in judged(found):
+        if one["task"] in robustness.NEWEST:
+            groups.setdefault("of these, tables looked at once", []).append(one)
+    for one in judged(found):
+        groups.setdefault(_layers(one), []).append(one)
     for one in judged(found):
         groups.setdefault(_change(one), []).append(one)
     rows = []
@@ -193,6 +198,11 @@ def _row(one: Score) -> dict[str, str]:
         row[f"best rival, {title}"] = rival if value is None else f"{rival} {NAMES.get(name, name)}"
     row["rivals"] = str(len(one["methods"]) - 1)
     return row
+
+
+def _layers(one: Score) -> str:
+    linear = robustness.TASKS[one["task"]].model == "mclr"
+    return "models of one layer" if linear else "networks"
 
 
 def _change(one: Score) -> str:
