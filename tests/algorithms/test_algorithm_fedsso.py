@@ -767,9 +767,10 @@ def test_a_loss_that_tells_nothing_leaves_fedavgs_length(told: float) -> None:
     assert found.tolist() == [[0.5]]
 
 
-def test_polyaks_step_is_not_taken_again_after_an_explosion() -> None:
-    """Its length does not depend on alpha, so the same step would explode again: FedAvg's of a
-    thousandth of alpha is 0.25e-3 long. A run whose first round explodes has taken no step yet."""
+def test_polyaks_step_is_not_taken_after_an_explosion() -> None:
+    """Its length does not depend on alpha, so the same step would explode again. FedAvg's of a
+    thousandth of alpha is 0.25e-3 long, also where round 1 itself has exploded: the next loss may
+    still be that of diverging clients."""
     record = FedSSO(drift="small")
     g = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     told = torch.tensor([[2.0]], dtype=torch.float64)
@@ -779,10 +780,10 @@ def test_polyaks_step_is_not_taken_again_after_an_explosion() -> None:
         everybody = Cohort(k, 4, torch.arange(4), 1.0, 5.0, told)
         return record.server(state, -state.choice.alpha * 5 * g, everybody)
 
-    back, _ = record.undo(after(fresh, 1)) or fail()
-    assert float(after(back, 3).guard.radius) == pytest.approx(0.25e-3, rel=1e-12)
-    back, _ = record.undo(fresh) or fail()
-    assert float(after(back, 2).guard.radius) == pytest.approx(0.4, rel=1e-12)
+    for state, k in ((after(fresh, 1), 3), (fresh, 2)):
+        back, _ = record.undo(state) or fail()
+        assert float(after(back, k).guard.radius) == pytest.approx(0.25e-3, rel=1e-12)
+    assert float(after(fresh, 1).guard.radius) == pytest.approx(0.4, rel=1e-12)
 
 
 def test_a_run_starts_with_polyaks_length() -> None:
@@ -1121,7 +1122,7 @@ def test_a_table_without_scaling_does_not_end_the_default(model: str, column: in
 
 def test_the_default_learns_from_a_table_with_one_large_column() -> None:
     for fed, model in (
-        (unscaled(1e3), "mclr"),
+        (unscaled(1e4), "mclr"),
         (unscaled(1e3, real=True), "linear"),
         (unscaled(1e6, None), "mclr"),
     ):

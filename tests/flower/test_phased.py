@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedsso.algorithm.schedule import Decay
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.errors import InputError
 from fedsso.experiment.problem import build_model
+from fedsso.flower import exchange
 from fedsso.flower.client import client_app
 from fedsso.flower.phased import PhasedStrategy
 from fedsso.objective import buffers_of, ravel
@@ -485,3 +487,23 @@ def test_bad_input(algorithm: Any, options: dict[str, Any], complaint: str) -> N
 def test_keywords_of_others_are_told_apart(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         PhasedStrategy("scaffold", **keywords)
+
+
+@pytest.mark.parametrize(
+    ("told", "mean", "middle"),
+    [
+        # weights 1, 1 and 2: (1 + 5 + 2 * 3) / 4 = 3
+        ([1.0, 5.0, 3.0], 3.0, 3.0),
+        ([1.0, 3.0, 1e6], 500001.0, 3.0),
+    ],
+)
+def test_a_lying_node_does_not_move_the_median_of_the_losses(
+    told: list[float], mean: float, middle: float
+) -> None:
+    weights = (1.0, 1.0, 2.0)
+    pairs = zip(told, weights, strict=True)
+    good: Any = [SimpleNamespace(metrics={"train_loss": x}, weight=w) for x, w in pairs]
+    assert exchange._loss(good, robust=False) == torch.tensor([[mean]], dtype=torch.float64)
+    assert exchange._loss(good, robust=True) == torch.tensor([[middle]], dtype=torch.float64)
+    good[0].metrics = {}
+    assert exchange._loss(good, robust=True) is None

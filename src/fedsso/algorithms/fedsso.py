@@ -308,15 +308,17 @@ def _adapted(
 
 
 def _first_loss(record: FedSSO, server: State, cohort: Cohort) -> Tensor | None:
-    """f [trials, 1], where the radius may begin with it; 0 after the first sound round.
+    """f [trials, 1], where the radius may begin with it; 0 after a sound or an exploded round.
 
-    Polyak's step is the same for any alpha, so one that has exploded must not be taken again.
+    Polyak's step is the same for any alpha, so one that has exploded must not be taken again. And
+    after a round 1 that has exploded, the next loss may still be that of diverging local steps.
     """
     linear = record.drift in client_step.LINEAR
     if cohort.loss is None or not linear or not _chooses(record):
         return None
-    is_first = (server.g == 0).all(-1, keepdim=True)
-    return torch.where(is_first, cohort.loss, 0.0)
+    sound_before = (server.g != 0).any(-1, keepdim=True)
+    exploded = server.choice.undone > 0
+    return torch.where(sound_before | exploded, 0.0, cohort.loss)
 
 
 def _trusted(

@@ -20,6 +20,7 @@ counts, and 0 if their signs differ.
 Radius. It begins as the length of FedAvg's step, alpha tau |g|. Where the model has one layer and
 the server chooses alpha, it begins as f / |g| if that is more: the length of Polyak's step to the
 minimum of a convex loss whose least value is 0. f is the loss that the clients report of round 1.
+A round that has exploded is followed by FedAvg's length.
 The radius is multiplied by m if the last step was too long, or if it was cut to the radius. The
 next step is -t B^-1 g with
 
@@ -39,7 +40,8 @@ Exact gradients. All this is caution against noise. Where every client sends one
 its rows, and all of them answer, g has none. So the first step, which is nothing but a probe, is
 believed: m <= 1000 in round 2, and m <= 10 in all later rounds. gamma follows a step that was cut
 as well, but upwards alone: it is multiplied by m t or 1, the larger of the two. It may be as large
-as 1 / lam, the flattest that the paper's curvature test allows. And y is taken as it is: its angle
+as 1 / lam, the flattest that the paper's curvature test allows; the lower bound from |s|^2 / y^T s
+and Polyak's length are not needed, and not used. And y is taken as it is: its angle
 to s tells of the curvature, not of noise. A trial of which a round has exploded keeps to m <= 2.
 
 Damping. A y that hardly points along s is mostly noise. It is drawn towards B s, the y that would
@@ -87,7 +89,7 @@ class Trust(NamedTuple):
 
     least: Tensor  # [trials, 1]: m is at most 1 over this
     flattest: Scalar  # the largest gamma
-    exact: bool  # whether gradients are; gamma may then grow after a step that was cut, too
+    exact: bool  # whether gradients are; gamma is then told by m t alone, also of a cut step
 
 
 def start(x: Tensor) -> Guard:

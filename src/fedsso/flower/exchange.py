@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -604,7 +605,7 @@ class Round:
             torch.arange(len(good)),
             _mass(weights, nodes, everybody),
             steps,
-            _loss(good),
+            _loss(good, robust=self.rule.average is not None),
         )
         server = self._functions.server(state.server, mean, cohort)
         if not torch.isfinite(self.problem.x(server)).all():
@@ -647,15 +648,19 @@ class Round:
         return start + sum(others, first)
 
 
-def _loss(good: Collection[Good]) -> Tensor | None:
-    """The weighted mean of the losses that the nodes report, [1, 1]; None if one reports none."""
-    total = sum(reply.weight for reply in good)
-    mean = 0.0
-    for reply in good:
-        told = settings.loss(reply.metrics, None)
-        if told is None:
-            return None
-        mean += reply.weight / total * told
+def _loss(good: Collection[Good], *, robust: bool) -> Tensor | None:
+    """What the nodes report of their loss, [1, 1]; None if one reports nothing.
+
+    It is their weighted mean, or the median where uploads are averaged robustly.
+    """
+    told = [settings.loss(reply.metrics, None) for reply in good]
+    losses = [loss for loss in told if loss is not None]
+    if not losses or len(losses) < len(told):
+        return None
+    if robust:
+        return torch.tensor([[median(losses)]], dtype=torch.float64)
+    weights = [reply.weight for reply in good]
+    mean = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
     return torch.tensor([[mean]], dtype=torch.float64)
 
 
