@@ -41,7 +41,7 @@ its rows, and all of them answer, g has none. So the first step, which is nothin
 believed: m <= 1000 in round 2, and m <= 10 in all later rounds. gamma follows a step that was cut
 as well, but upwards alone: it is multiplied by m t or 1, the larger of the two. It may be as large
 as 1 / lam, the flattest that the paper's curvature test allows; the lower bound from |s|^2 / y^T s
-and Polyak's length are not needed, and not used. And y is taken as it is: its angle
+and Polyak's length are not used. And y is taken as it is: its angle
 to s tells of the curvature, not of noise. A trial of which a round has exploded keeps to m <= 2.
 
 Damping. A y that hardly points along s is mostly noise. It is drawn towards B s, the y that would
