@@ -20,19 +20,21 @@ come decides alone.
 The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
 a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
 minimum. But a larger drift lets clients come forward by themselves, which counts where the server
-hears only some of them, and trusts its own steps less. So there are four kinds:
+hears only some of them, and trusts its own steps less. So there are five kinds:
 
     none      alpha = 0.01 in all rounds                one layer, one exact gradient from everybody
     small     drift = 0.02                              one layer, and all clients answer
     steady    drift = 0.2                               one layer, and some may be absent
-    fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network, in round k
+    gentle    drift = 0.05                              a network with a metric (`layers.py`)
+    fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network without one, in round k
 
 Where each client sends one gradient over all its rows and all of them answer, nothing drifts: g is
 the same whatever alpha is. The guard then trusts it further (`trust_region.py`).
 
-A network gains from more at the start: large local steps leave directions that are too steep for
-them, and what the server then learns is a flatter region. Later on, near a minimum, drift only
-does harm there as well.
+A network without a metric gains from more at the start: large local steps leave directions that are
+too steep for them, and what the server then learns is a flatter region. Later on, near a minimum,
+drift only does harm there as well. With a metric the server takes the flat directions itself, and
+large local steps only do harm.
 
 Undoing. A round explodes if its loss is no longer a number, or 1000 times the first loss. The
 server then goes back to the model before its last step, forgets what the guard knew about step
@@ -66,6 +68,7 @@ LARGEST = 0.1  # the largest alpha
 SMALL = 0.02  # alpha tau L, the change of a client's gradient on its way, if all clients answer
 STEADY = 0.2  # the same if some may be absent, and of a network in the end
 EARLY = 0.7  # the same of a network at the start
+GENTLE = 0.05  # the same of a network if B starts from a metric
 FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the last round in which alpha is chosen
 SHRINK = 1e-3  # what an explosion leaves of alpha
@@ -73,7 +76,8 @@ WARY = 10.0  # how far the loss may rise while no round has been sound
 LEAST = 1e-4  # the penalty l2 from which on no curvature is below the paper's bound lam
 
 
-DRIFTS = ("auto", "none", "small", "steady", "fading")
+DRIFTS = ("auto", "none", "small", "steady", "fading", "gentle")
+NETWORKS = ("fading", "gentle")  # those of networks
 LINEAR = ("small", "steady")  # those of a model of one layer whose alpha is chosen
 
 
@@ -82,6 +86,7 @@ class Stepping(Algorithm):
 
     drift: str
     guard: str
+    shapes: str  # decided before the drift is
 
     def fit(
         self,
@@ -89,7 +94,9 @@ class Stepping(Algorithm):
         shapes: Sequence[Sequence[int]] = (),  # noqa: ARG002
     ) -> Self:
         """Decide drift="auto" for networks."""
-        return self._drifting("fading") if len(sizes) > 1 else self
+        if len(sizes) == 1:
+            return self
+        return self._drifting("fading" if self.shapes == "none" else "gentle")
 
     def join(self, attendance: Attendance, d: int) -> Self:
         """Decide drift="auto" for models of one layer: by who answers, and with what."""
@@ -125,7 +132,7 @@ def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
     """How far tau local steps may change a client's gradient after so many rounds [trials, 1]."""
     if kind == "fading":
         return STEADY + (EARLY - STEADY) * torch.exp(-rounds / FADING)
-    return STEADY if kind == "steady" else SMALL
+    return {"steady": STEADY, "gentle": GENTLE}.get(kind, SMALL)
 
 
 def last_choice(size: int, mass: float, kind: str) -> float:
@@ -135,7 +142,7 @@ def last_choice(size: int, mass: float, kind: str) -> float:
     `CHOOSING` times, since y compares different clients in most rounds. Not so if a single client
     answers: its own slope is all that a round shows.
     """
-    waits = kind == "fading" and size > 1 and mass < ALL
+    waits = kind in NETWORKS and size > 1 and mass < ALL
     return CHOOSING / mass if waits else CHOOSING
 
 

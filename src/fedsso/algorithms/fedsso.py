@@ -14,6 +14,7 @@
     R         B starts anew whenever k mod R = 0
     r         radius of the guard
     gamma     B starts from I / gamma (guarded form bfgs; else from I)
+    K         the metric of a network's weights; B then starts from K^-1 / gamma
     t         the part of -B^-1 g that a step was
     L         |y| / |s|, the gradient's steepness
 
@@ -22,18 +23,20 @@ learns an estimate B of the Hessian from how g changes between rounds, and takes
 -eta B^-1 g. `FedSSO.server` is the paper's Algorithm 1, line by line; B and the update of B are in
 `maths/quasi_newton.py`.
 
-Four parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
+Five parts are not in the paper. With guard="adaptive" a trust region bounds the server's step and
 pairs (s, y) that are mostly noise count less: `trust_region.py`. With guard="cautious" steps begin
 at FedAvg's model, so that clients may do anything that FedAvg's clients may: `cautious.py`. With
 alpha="auto" the server chooses the client step and undoes rounds that explode: `client_step.py`.
-Where some clients are absent the server remembers what each of them sent last: `memory.py`.
-guard="none" and a number for alpha give the paper's algorithm; the default memory="auto" is then
-off.
+Where some clients are absent the server remembers what each of them sent last: `memory.py`. For a
+network B starts from a metric of its weights, in which the guard's lengths and angles are measured:
+`layers.py`. guard="none" and a number for alpha give the paper's algorithm; the defaults
+memory="auto" and shapes="auto" are then off.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -61,12 +64,15 @@ from ..algorithm import (
 from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
-from . import cautious, client_step, memory, trust_region
+from ..maths.kronecker import Metric
+from . import cautious, client_step, layers, memory, trust_region
 from .client_step import Stepping
+from .layers import Layered
 from .memory import Heard, Remembering
 
 log = logging.getLogger("fedsso")
 GUARDS = ("adaptive", "cautious", "none")
+Inner = Callable[[Tensor, Tensor, Tensor], Tensor]  # inner products of s, y and g
 
 
 class Seen(NamedTuple):
@@ -91,6 +97,7 @@ class State(NamedTuple):
     choice: client_step.Choice
     net: cautious.Net
     memory: memory.Memory
+    moments: Tree  # what the metric is made from; () without one
 
 
 class Message(NamedTuple):
@@ -101,7 +108,7 @@ class Message(NamedTuple):
 
 
 @hyper
-class FedSSO(Stepping, Remembering):
+class FedSSO(Layered, Stepping, Remembering):
     """Server-side BFGS on averaged gradients.
 
     >>> FedSSO(alpha=0.001, guard="none", R=200).eta
@@ -120,7 +127,8 @@ class FedSSO(Stepping, Remembering):
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="start of alpha=auto: none, small, steady, fading")
+    drift: str = param(default="auto", doc="of alpha=auto: none, small, steady, fading, gentle")
+    shapes: str = param(default="auto", doc="metric of B_1: auto (of networks), none, or 10x64 10")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -159,27 +167,33 @@ class FedSSO(Stepping, Remembering):
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         products = gram(s, y, g)
+        size = products[..., 2, 2:].sqrt()  # |g|
         if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
             choice = client_step.choose(choice, products, cohort, self.drift)
+        # not in the paper: layers
+        K, moments = layers.learned(self.matrices, server.moments, g, cohort.mass)
+        inner = gram if K is None else K.gram
+        if K is not None:
+            products = inner(s, y, g)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
             look = Look(products, work, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
-            y, products = _trusted(self, server, y, products, g)
+            y, products = _trusted(self, server, y, products, g, inner)
         if isinstance(mean, Heard):  # not in the paper: memory
-            s, y, products = memory.better(recalled, mean, s, y, products, g, cohort)
+            s, y, products = memory.better(recalled, mean, s, y, products, g, cohort, inner)
 
         unit = work if _is_cautious(self) else 1.0  # of B^-1
-        form = _form(self, x, k, unit * guard.gamma)
-        s, y, products = _as_kept(form, s, y, g, products)
+        form = _form(self, x, k, unit * guard.gamma, K)
+        s, y, products = _as_kept(form, s, y, g, products, inner)
         pair = _judged(self, products, unit, form)
         reset = self.R is not None and k % self.R == 0
         curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
 
-        move, guard = _move(self, guard, at(self.eta, k), work, g, direction)
+        move, guard = _move(self, guard, at(self.eta, k), work, g, direction, K)
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        seen = _seen(pair, reset, products, alpha)
-        after = State(new, g, s, curvature, guard, seen, choice, net, recalled)
+        seen = _seen(pair, reset, size, alpha)
+        after = State(new, g, s, curvature, guard, seen, choice, net, recalled, moments)
         return _caught(form, server, after, x + delta, cohort) if _is_cautious(self) else after
 
     def bears(self, server: State) -> Scalar:
@@ -214,6 +228,7 @@ def _check(record: FedSSO) -> None:
     if record.drift not in client_step.DRIFTS:
         raise unknown("drift", record.drift, client_step.DRIFTS)
     qn.form(record.form, record.pairs, record.m)
+    layers.check(record)
 
 
 def _start(record: FedSSO, x: Tensor) -> State:
@@ -229,6 +244,7 @@ def _start(record: FedSSO, x: Tensor) -> State:
         choice=client_step.start(x),
         net=cautious.start(x, used=_is_cautious(record)),
         memory=memory.start(x, used=record.remembers),
+        moments=layers.start(x, record.matrices),
     )
 
 
@@ -327,12 +343,13 @@ def _trusted(
     y: Tensor,
     products: Tensor,
     g: Tensor,
+    inner: Inner,
 ) -> tuple[Tensor, Tensor]:
     """y [trials, d] as far as the guard trusts it, and the inner products of s, y and g."""
     if _is_exact(record):
         return y, products
     y = trust_region.damp(y, server.g, products, server.guard)
-    return y, gram(server.s, y, g)
+    return y, inner(server.s, y, g)
 
 
 def _judged(
@@ -360,6 +377,7 @@ def _move(
     work: Scalar,
     g: Tensor,
     direction: Tensor,
+    K: Metric | None,
 ) -> tuple[Tensor, trust_region.Guard]:
     """The step [trials, d] from direction = B^-1 g, which is overwritten, and the guard after it.
 
@@ -367,7 +385,10 @@ def _move(
     """
     if _is_cautious(record):
         return cautious.advance(guard, eta, work, g, direction)
-    t, guard = trust_region.limit(guard, eta, g, direction, cut=_guarded(record))  # t <= eta
+    square = None if K is None else K.square(direction)
+    t, guard = trust_region.limit(
+        guard, eta, g, direction, square, cut=_guarded(record)
+    )  # t <= eta
     return direction.mul_(-t.to(g.dtype)), guard
 
 
@@ -409,6 +430,7 @@ def _as_kept(
     y: Tensor,
     g: Tensor,
     products: Tensor,
+    inner: Inner,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pair as the form keeps it, and its inner products: what is judged is what enters B.
 
@@ -418,7 +440,7 @@ def _as_kept(
     y_kept = qn.rounded(form, y)
     if s_kept is s:
         return s, y, products
-    return s_kept, y_kept, gram(s_kept, y_kept, g)
+    return s_kept, y_kept, inner(s_kept, y_kept, g)
 
 
 def _form(
@@ -426,6 +448,7 @@ def _form(
     x: Tensor,
     k: int,
     gamma: float | Tensor = 1.0,
+    K: Metric | None = None,
 ) -> qn.Form:
     """The form of B, with as many pairs as fit into the memory of one trial.
 
@@ -445,7 +468,8 @@ def _form(
     if k == held + 2 and not was_reset and record.form in ("bfgs", "dfp"):
         log.info("round %d: %d pairs are held at most, from now on the oldest is dropped", k, held)
     held = max(1, held)
-    return qn.form(record.form, held, held, gamma, half)
+    product = None if K is None else K.apply
+    return qn.form(record.form, held, held, gamma, half, product)
 
 
 def _undone(server: State) -> tuple[State, Tensor]:
@@ -471,14 +495,14 @@ def _undone(server: State) -> tuple[State, Tensor]:
 def _seen(
     pair: qn.Verdict,
     reset: bool,
-    products: Tensor,
+    size: Tensor,
     alpha: Scalar,
 ) -> Seen:
     """What the trace tells about this round.
 
-    A pair that a reset drops counts neither as overridden nor as skipped.
+    `size` [trials, 1] is |g|. A pair that a reset drops counts neither as overridden nor as
+    skipped.
     """
-    size = products[..., 2, 2:].sqrt()
     overridden = pair.overridden.double()
     skipped = pair.skipped.double()
     if reset:

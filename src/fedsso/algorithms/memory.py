@@ -48,6 +48,7 @@ pair is used.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Self, cast
 
@@ -201,22 +202,23 @@ def better(
     products: Tensor,
     g: Tensor,
     cohort: Cohort,
+    inner: Callable[[Tensor, Tensor, Tensor], Tensor] = gram,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pair that the server learns from: (s, y, their inner products with g).
 
     s and y [trials, d] are the pair of the server's own step, `products` [trials, 3, 3] its inner
-    products and those with g.
+    products and those with g, as `inner` computes them.
     """
     if cohort.mass > ALL:
         return s, y, products
     y_clients = memory.y / cohort.steps
-    of_clients = gram(memory.s, y_clients, g)
+    of_clients = inner(memory.s, y_clients, g)
     clients = (_cosine(of_clients) >= CLEAR) & (_cosine(of_clients) > _cosine(products))
     new_client = heard.known < 1 - ROUNDING
     nothing = torch.zeros_like(y)
     y = torch.where(clients, y_clients, torch.where(new_client, nothing, y))
     s = torch.where(clients, memory.s, s)
-    return s, y, gram(s, y, g)
+    return s, y, inner(s, y, g)
 
 
 def _cosine(products: Tensor) -> Tensor:

@@ -237,15 +237,18 @@ def limit(
     eta: Scalar,
     g: Tensor,
     direction: Tensor,
+    square: Tensor | None = None,
     *,
     cut: bool,
 ) -> tuple[Tensor, Guard]:
     """The step's share t of the direction B^-1 g, and the guard that remembers this step.
 
-    g and direction are [trials, d], t is [trials, 1]. With cut=False the radius bounds nothing,
-    and t is eta.
+    g and direction are [trials, d], t is [trials, 1]. `square` [trials, 1] is that of the
+    direction's length, where a metric measures it. With cut=False the radius bounds nothing, and t
+    is eta.
     """
-    slope, square = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, |B^-1 g|^2
+    slope, euclidean = torch.split(gram(g, direction)[..., 1], 1, -1)  # g^T B^-1 g, |B^-1 g|^2
+    square = euclidean if square is None else square
     if cut:
         longest = guard.radius / square.sqrt().clamp(min=TINY)
     else:

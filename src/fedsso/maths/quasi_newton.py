@@ -13,6 +13,7 @@ cur        rho, or 2 ||y||^2/(lam + Lam) where the test fails (dual: ||s||^2 ins
 lam, Lam   bounds of the curvature test lam < ||y||^2/rho < Lam
 B, H       estimate of the Hessian, and its inverse
 gamma      H_0 = gamma I, with gamma = 1 in `dfp` and the dense forms
+K          a metric (`kronecker.py`): H_0 = gamma K where there is one, in `bfgs` alone
 h, e       H y and y^T H y at the time of the pair (`dfp`)
 P, V       pairs kept at most; vectors for each pair: (s, y), or (s, y, h)
 n          min(k, P): slots read in round k
@@ -28,6 +29,10 @@ Hence in compact form, with R = triu(S^T Y), D = diag(cur) + gamma Y^T Y and W =
 
     H = gamma I + W [[R^-T D R^-1, -R^-T], [-R^-1, 0]] W^T
 
+With a metric the same is computed without products K y of the stored pairs:
+
+    H g = p + S R^-T (diag(cur) a - Y^T p),    a = R^-1 S^T g,    p = gamma K (g - Y a)
+
 DFP is a product of projections, and compact in the same way:
 
     H+ = T^T H T + s s^T/cur,  T = I - y h^T/e
@@ -39,7 +44,7 @@ over the store, and solves of n x n systems.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -196,12 +201,14 @@ class Bfgs:
 
     `scaled` takes gamma from the newest pair instead, as L-BFGS does. `half` keeps the pairs in
     bfloat16. The pairs that are given must then have been `rounded`: the matrix is exact for them.
+    `metric` is the product with K, for vectors [*L, d]; it may be another one in every round.
     """
 
     pairs: int
     scaled: bool = False
     gamma: float | Tensor = 1.0
     half: bool = False
+    metric: Callable[[Tensor], Tensor] | None = None
     dual: ClassVar[bool] = False
 
     def init(self, x: Tensor) -> Pairs:
@@ -224,18 +231,45 @@ class Bfgs:
         k: int,
         reset: bool,
     ) -> tuple[Pairs, Tensor]:
-        """One pass over the store for the products with y and g, one for H g."""
+        """One pass over the store for the products with y and g, one for H g.
+
+        With a metric there are two passes for H g.
+        """
         if reset:  # which keeps the scale
-            direction = (self.gamma * g).to(g.dtype)
+            start = g if self.metric is None else self.metric(g)
+            direction = (self.gamma * start).to(g.dtype)
             return self.forget(state), direction
         state = _append(state, (s, y), verdict, k)
         used = _used(state, k)
         of_y, of_g = _project(state, (y, g), used).unbind(-3)
         state = _grow(state, of_y, verdict.accept)
         gamma = self._gamma(state)
+        if self.metric is not None:
+            return state, self._from_metric(state, used, of_g, gamma, g)
         weights = self._weights(state, of_g, gamma[..., None])
         direction = _combine(weights, used)
         return state, direction.addcmul_(gamma.to(g.dtype), g)
+
+    def _from_metric(
+        self,
+        state: Pairs,
+        used: Used,
+        of_g: Tensor,
+        gamma: Tensor,
+        g: Tensor,
+    ) -> Tensor:
+        """H g [*L, d] with H_0 = gamma K; `of_g` [*L, n, V] holds the products with g."""
+        assert self.metric is not None
+        (R, _), cur = _newest(state, of_g.shape[-2])
+        Sg, _ = of_g.tensor_split(2, -1)
+        a = solve_triangular(R, Sg, upper=True)
+        nothing = torch.zeros_like(a)
+        rest = g + _combine(torch.cat((nothing, -a), -1), used)
+        p = gamma.to(g.dtype) * self.metric(rest)
+        of_p = _project(state, (p,), used)[..., 0, :, :]
+        _, Yp = of_p.tensor_split(2, -1)
+        b = solve_triangular(R, cur * a - Yp, upper=False)
+        return p.add_(_combine(torch.cat((b, nothing), -1), used))
 
     def _gamma(self, state: Pairs) -> Tensor:
         """cur/||y||^2 of the newest pair, or the given one; [*L, 1]."""
@@ -390,6 +424,7 @@ def form(
     m: int,
     gamma: float | Tensor = 1.0,
     half: bool = False,
+    metric: Callable[[Tensor], Tensor] | None = None,
 ) -> Form:
     """The form of that name, which keeps at most `pairs` pairs (`lbfgs`: m).
 
@@ -399,6 +434,7 @@ def form(
         m: The window of `lbfgs`.
         gamma: `bfgs` starts from H_0 = gamma I; a number or [*L, 1].
         half: Whether `bfgs` and `lbfgs` keep their pairs in bfloat16.
+        metric: The product with K, if `bfgs` starts from H_0 = gamma K.
 
     Raises:
         InputError: The name is not known, or there would be no room for a pair.
@@ -408,7 +444,7 @@ def form(
             f"pairs and m must be >= 1, got pairs={pairs}, m={m}; keep at least one pair"
         )
     if name == "bfgs":
-        return Bfgs(pairs, gamma=gamma, half=half)
+        return Bfgs(pairs, gamma=gamma, half=half, metric=metric)
     if name == "lbfgs":
         return Bfgs(min(m, pairs), scaled=True, half=half)
     if name == "dfp":

@@ -38,7 +38,6 @@ FedMuon (arXiv 2510.27403) is another method: there the clients step by Muon.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod, sqrt
@@ -63,14 +62,11 @@ from ...algorithm import (
     share,
 )
 from ...algorithm import local as solver
-from ...errors import InputError
+from ..shapes import read, suit, told
 
 OWN = "model"
 A, B, C = 3.4445, -4.7750, 2.0315  # Muon's a, b and c
 STEPS = 5
-WORD = r"([1-9]\d{0,11}x[1-9]\d{0,11}|\d{1,12})"  # a matrix or a vector, which may be empty
-FORM = re.compile(f"{WORD}( {WORD})*")
-Shape = tuple[int, ...]
 
 
 class State(NamedTuple):
@@ -105,33 +101,6 @@ def orthogonal(flat: Tensor, rows: int, cols: int) -> Tensor:
     if rows > cols:
         X = X.mT
     return sqrt(max(1, rows / cols)) * X.reshape(flat.shape)
-
-
-def told(shapes: Sequence[Sequence[int]]) -> str:
-    """Shapes as a text: all axes of a matrix but the first are one, and a scalar is a vector.
-
-    >>> told([(8, 3, 5, 5), (8,)])
-    '8x75 8'
-    """
-    words = []
-    for shape in shapes:
-        is_matrix = len(shape) > 1 and prod(shape) > 0
-        words.append(f"{shape[0]}x{prod(shape[1:])}" if is_matrix else f"{prod(shape)}")
-    return " ".join(words)
-
-
-def read(text: str) -> list[Shape]:
-    """The shapes of a text: (rows, cols) of a matrix, (n,) of a vector.
-
-    Raises:
-        InputError: The text is not of this form.
-    """
-    if not FORM.fullmatch(str(text)):
-        raise InputError(
-            f"shapes must be numbers such as '10x64 10', a matrix and a vector, got shapes={text!r}"
-            "; leave it out for the model's own"
-        )
-    return [tuple(map(int, word.split("x"))) for word in text.split()]
 
 
 @hyper
@@ -169,12 +138,7 @@ class ServerMuon(Algorithm):
         """
         if self.shapes == OWN:
             return replace(self, shapes=told(shapes))
-        given = sum(map(prod, read(self.shapes)))
-        if given != sum(sizes):
-            raise InputError(
-                f"shapes={self.shapes!r} have {given} numbers, the model has {sum(sizes)}; leave "
-                f"shapes out for the model's own"
-            )
+        suit(self.shapes, sizes)
         return self
 
     def server_init(self, x: Tensor) -> State:
