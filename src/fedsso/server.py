@@ -22,6 +22,7 @@ from .algorithm.schedule import at
 from .algorithms import memory
 from .algorithms.cautious import PATIENCE
 from .algorithms.fedsso import FedSSO, State
+from .algorithms.layers import suit
 from .errors import MOST, InputError, number
 from .support.linalg import dot
 from .support.trees import named_leaves, tree_map
@@ -175,6 +176,7 @@ class Server:
 
     def _blank(self, x: Tensor) -> State:
         """The state before the first round, from a model x [1, d]."""
+        suit(self.record.shapes, [x.shape[-1]])
         return stack([self.record], x.dtype, x.device).server_init(x)
 
     def _at(self, x: Tensor) -> State:

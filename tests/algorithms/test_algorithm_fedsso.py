@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -249,12 +250,14 @@ def test_stacked_schedules_equal_single_ones(quad: Federation) -> None:
 # --- the guard
 # --------------------------------------------------------------------------------------------------
 def test_the_guards_first_step_is_fedavgs(fed: Federation) -> None:
+    """Of a network without a metric, too."""
     options = {"model": "mlp", **NOISY}
-    a = simulate(fed, algorithm=FedSSO(alpha=0.02), rounds=1, **options)
+    record = FedSSO(alpha=0.02, shapes="none")
+    a = simulate(fed, algorithm=record, rounds=1, **options)
     b = simulate(fed, algorithm=FedAvg(alpha=0.02), rounds=1, **options)
     torch.testing.assert_close(a.x, b.x, rtol=1e-13, atol=1e-15)
     short = simulate(
-        fed, algorithm=FedSSO(alpha=0.02, eta=0.03), rounds=1, **options
+        fed, algorithm=replace(record, eta=0.03), rounds=1, **options
     )  # eta < alpha tau = 0.06
     start = simulate(fed, algorithm=FedAvg(alpha=1e-12), rounds=1, **options).x
     torch.testing.assert_close(short.x - start, (b.x - start) / 2, rtol=1e-7, atol=1e-10)
@@ -666,11 +669,10 @@ def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Feder
 
 
 def test_forms_agree_over_a_damped_run(fed: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as gamma is 1, which a matrix cannot change."""
+    """As long as gamma is 1, which a matrix cannot change, and without a metric."""
     monkeypatch.setattr(trust_region, "FLATTEST", 1)
-    low, dense = (
-        stepwise(fed, FedSSO(alpha=0.05, form=form), 12, "mlp", batch_size=1)[-1] for form in DENSE
-    )
+    records = [FedSSO(alpha=0.05, form=form, shapes="none") for form in DENSE]
+    low, dense = (stepwise(fed, record, 12, "mlp", batch_size=1)[-1] for record in records)
     assert float((low.x - dense.x).norm() / dense.s.norm()) < 1e-9
 
 

@@ -18,6 +18,8 @@ from fedsso.engine.settings import Settings
 from fedsso.engine.simulate import attendance_of
 from fedsso.models import build
 
+LAYERS = [(2, 5), (4, 5)]  # two layers of 10 and 20 numbers
+
 
 def test_a_network_begins_with_more_drift_which_fades() -> None:
     """y = L s in every round: alpha = drift / (tau L), from 0.7 down to 0.2."""
@@ -34,6 +36,19 @@ def test_a_network_begins_with_more_drift_which_fades() -> None:
     assert found[-1] < 0.2001
 
 
+@pytest.mark.parametrize(("kind", "drift"), [("gentle", 0.05), ("steady", 0.2), ("small", 0.02)])
+def test_all_other_drifts_stay_as_they_are(kind: str, drift: float) -> None:
+    """alpha = drift / (tau L) with L = 4; after the rounds that choose, a pair counts no longer."""
+    choice = client_step.start(torch.zeros(1, 3, dtype=torch.float64))
+    products = torch.tensor([[[1.0, 4.0, 0.0], [4.0, 16.0, 0.0], [0.0, 0.0, 1.0]]]).double()
+    for k in range(2, 12):
+        flatter = products if k <= client_step.CHOOSING else products / 100
+        flatter = torch.cat((products[:, :1], flatter[:, 1:]), 1)
+        everybody = Cohort(k, 4, torch.arange(4), 1.0, 5.0)
+        choice = client_step.choose(choice, flatter, everybody, kind)
+        assert float(choice.alpha) == pytest.approx(drift / (5 * 4), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("size", "mass", "kind", "last"),
     [
@@ -42,6 +57,9 @@ def test_a_network_begins_with_more_drift_which_fades() -> None:
         (2, 0.5, "fading", 10),
         (2, 0.1, "fading", 50),
         (1, 0.1, "fading", 5),
+        (4, 1.0, "gentle", 5),
+        (2, 0.1, "gentle", 50),
+        (1, 0.1, "gentle", 5),
         (2, 0.1, "steady", 5),
         (4, 1.0, "small", 5),
     ],
@@ -67,12 +85,16 @@ def test_a_network_with_absent_clients_chooses_for_longer(
 
 @pytest.mark.parametrize(("absent", "linear"), [(False, "small"), (True, "steady")])
 def test_the_drift_follows_the_model_and_who_answers(absent: bool, linear: str) -> None:
+    """And of a network, whether there is a metric."""
     auto = FedSSO()
     attendance = Attendance(4, absent)
-    assert auto.fit([10]).join(attendance, 10).drift == linear
-    assert auto.fit([10, 20]).join(attendance, 30).drift == "fading"
+    assert auto.fit([10], LAYERS[:1]).join(attendance, 10).drift == linear
+    assert auto.fit([10, 20], LAYERS).join(attendance, 30).drift == "gentle"
+    without = replace(auto, shapes="none")
+    assert without.fit([10], LAYERS[:1]).join(attendance, 10).drift == linear
+    assert without.fit([10, 20], LAYERS).join(attendance, 30).drift == "fading"
     given = replace(auto, drift="steady")
-    assert given.fit([10, 20]).join(attendance, 30).drift == "steady"
+    assert given.fit([10, 20], LAYERS).join(attendance, 30).drift == "steady"
 
 
 def test_an_unknown_drift_is_refused() -> None:
@@ -81,13 +103,20 @@ def test_an_unknown_drift_is_refused() -> None:
 
 
 def test_a_run_shows_it() -> None:
-    """After the rounds in which alpha is chosen it stays for one layer, and falls for a network."""
+    """After the rounds in which alpha is chosen it stays, but falls for a network without a
+    metric."""
     digits = load("digits", clients=5)
-    linear = simulate(digits, "mclr", FedSSO(), rounds=12, local_steps=50).trace["alpha"]
-    network = simulate(digits, "mlp", FedSSO(), rounds=12, local_steps=50).trace["alpha"]
-    assert len(set(linear[7:])) == 1
-    assert list(network[7:]) == sorted(network[7:], reverse=True)
-    assert network[-1] < network[7] < client_step.LARGEST
+
+    def alphas(model: str, shapes: str) -> list[float]:
+        run = simulate(digits, model, FedSSO(shapes=shapes), rounds=12, local_steps=50)
+        return list(run.trace["alpha"])
+
+    linear, network = alphas("mclr", "auto"), alphas("mlp", "auto")
+    assert len(set(linear[7:])) == len(set(network[7:])) == 1
+    assert network[-1] < client_step.LARGEST
+    fading = alphas("mlp", "none")
+    assert fading[7:] == sorted(fading[7:], reverse=True)
+    assert fading[-1] < fading[7] < client_step.LARGEST
 
 
 @pytest.mark.parametrize(
@@ -139,7 +168,8 @@ def test_no_drift_where_gradients_are_exact() -> None:
     attendance = Attendance(4, exact=True, l2=1e-4)
     assert FedSSO().fit([10]).join(attendance._replace(l2=0.0), 10).drift == "small"
     assert FedSSO().fit([10]).join(attendance, 10).drift == "none"
-    assert FedSSO().fit([10, 20]).join(attendance, 30).drift == "fading"
+    assert FedSSO().fit([10, 20], LAYERS).join(attendance, 30).drift == "gentle"
+    assert FedSSO(shapes="none").fit([10, 20], LAYERS).join(attendance, 30).drift == "fading"
     assert FedSSO(drift="small").fit([10]).join(attendance, 10).drift == "small"
     for guard in ("cautious", "none"):
         assert FedSSO(guard=guard).fit([10]).join(attendance, 10).drift == "small"

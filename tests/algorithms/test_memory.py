@@ -281,6 +281,41 @@ def test_trials_choose_their_pairs_each_for_itself() -> None:
     torch.testing.assert_close(found[1][1], y[1], **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("of_own", "of_clients", "chosen"),
+    [
+        (1.0, 1.0, "own"),  # 0.95 and 0.90
+        (3.0, 1.0, "clients"),  # 0.71 and 0.90
+        (3.0, 3.0, "own"),  # 0.71 and 0.57
+        (1.0, 0.2, "clients"),  # 0.95 and 0.995
+        (20.0, 10.0, "own"),  # 0.15 and 0.20, which is below 0.5
+    ],
+)
+def test_a_metric_measures_the_angles(of_own: float, of_clients: float, chosen: str) -> None:
+    """Gradients are stretched along two axes, and steps shrunk.
+
+    The server's y has a cosine of 0.95 to its step, and the rest along axis 2, the clients' one has
+    0.9 and the rest along axis 1. With a stretch r of the rest, c becomes c / sqrt(c^2 + r^2 (1 -
+    c^2)).
+    """
+    scales = torch.ones(D, dtype=torch.float64)
+    scales[1], scales[2] = of_clients, of_own
+
+    def inner(s: Tensor, y: Tensor, g: Tensor) -> Tensor:
+        return gram(s / scales, scales * y, scales * g)
+
+    s, y = 3 * STEP, at_angle(0.95, 2)
+    kept, heard = pair(0.5 * STEP, at_angle(0.9, 1))
+    g = torch.arange(1.0, D + 1, dtype=torch.float64)[None]
+    some = Cohort(3, 2, torch.arange(2), 0.5, TAU)
+    products = inner(s[None], y[None], g)
+    found = memory.better(kept, heard, s[None], y[None], products, g, some, inner)
+    expected = {"own": (s, y), "clients": (0.5 * STEP, at_angle(0.9, 1))}[chosen]
+    for one, other in zip(found[:2], expected, strict=True):
+        torch.testing.assert_close(one[0], other, **CLOSE)
+    torch.testing.assert_close(found[2], inner(found[0], found[1], g), **CLOSE)
+
+
 # ---- the guard's part ----
 
 
@@ -303,7 +338,7 @@ def test_few_clients_have_more_first_rounds(mass: float, first: float) -> None:
     assert least[:, 0].tolist() == pytest.approx([0.1, 0.1, 0.5])
 
 
-@pytest.mark.parametrize(("drift", "grows"), [("steady", 3.0), ("fading", 2.0)])
+@pytest.mark.parametrize(("drift", "grows"), [("steady", 3.0), ("fading", 2.0), ("gentle", 2.0)])
 def test_only_models_of_one_layer_have_more_first_rounds(drift: str, grows: float) -> None:
     """Two of eight clients answer, the slope stays as it is: the radius grows by 1 + 2, after
     round 4 by 2."""

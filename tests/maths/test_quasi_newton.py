@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,11 +80,11 @@ def rule(s: np.ndarray, y: np.ndarray, lam: float, Lam: float, dual: bool) -> tu
 
 
 def explicit(
-    name: str, triples: list[Triple], gamma: float = 1.0
+    name: str, triples: list[Triple], gamma: float = 1.0, start: np.ndarray | None = None
 ) -> tuple[list[np.ndarray], list[float]]:
     """All directions by d x d matrices in float64, and the condition of each matrix (B of BFGS, H
-    of DFP)."""
-    matrix = np.eye(len(triples[0][0])) / gamma
+    of DFP), which begins as `start` or else as I / gamma."""
+    matrix = np.eye(len(triples[0][0])) / gamma if start is None else start
     directions, conditions = [], []
     for s, y, g in ([v.double().numpy() for v in triple] for triple in triples):
         _, cur = rule(s, y, LAM, LAMB, name == "dfp")
@@ -103,10 +104,15 @@ def rounding(k: int, condition: float, d: int = 50) -> float:
 
 
 def two_loop(
-    pairs: list[Triple], g: Tensor, gamma: float, lam: float = LAM, Lam: float = LAMB
+    pairs: list[Triple],
+    g: Tensor,
+    gamma: float,
+    lam: float = LAM,
+    Lam: float = LAMB,
+    start: np.ndarray | None = None,
 ) -> np.ndarray:
     """The textbook recursion with the true rho, and cur only where B^-1 has it; in extended
-    precision."""
+    precision. It starts from gamma times a matrix, or else gamma I."""
     q = g.double().numpy().astype(np.longdouble)
     held = []
     for s, y, _ in reversed(pairs):
@@ -115,7 +121,7 @@ def two_loop(
         a = (s_ @ q) / rho
         q = q - a * y_
         held.append((s_, y_, rho, cur, a))
-    r = gamma * q
+    r = gamma * (q if start is None else start.astype(np.longdouble) @ q)
     for s_, y_, rho, cur, a in reversed(held):
         r = r + s_ * (cur / rho * a - (y_ @ r) / rho)
     return r.astype(np.float64)
@@ -257,6 +263,192 @@ def test_the_other_forms_have_no_gamma(name: str) -> None:
     assert all(
         map(torch.equal, run(name, triples, gamma=9.0).directions, run(name, triples).directions)
     )
+
+
+# ---- a metric instead of the identity
+
+
+def metrics(count: int, d: int, seed: int = 21) -> list[np.ndarray]:
+    """Symmetric matrices with eigenvalues from 1/5 to 5."""
+    rng = np.random.default_rng(seed)
+    bases = [np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(count)]
+    found = [basis * rng.permutation(np.geomspace(0.2, 5.0, d)) @ basis.T for basis in bases]
+    return [(K + K.T) / 2 for K in found]
+
+
+def product(*matrices: np.ndarray) -> Callable[[Tensor], Tensor]:
+    """K v, for one vector and one matrix, or for a vector and a matrix of every trial."""
+    K = torch.from_numpy(np.stack(matrices) if len(matrices) > 1 else matrices[0])
+    return lambda v: (K.to(v.dtype) @ v[..., None])[..., 0]
+
+
+def with_metrics(
+    triples: list[Triple], products: list[Callable[[Tensor], Tensor] | None], **options: Any
+) -> Run:
+    """BFGS with a metric of its own in every round, and a reset in rounds `resets`."""
+    resets = options.pop("resets", ())
+    keep = options.pop("pairs", 64)
+    directions, verdicts = [], []
+    state = qn.form("bfgs", keep, 1, half=options.get("half", False)).init(triples[0][0])
+    for k, ((s, y, g), metric) in enumerate(zip(triples, products, strict=True), 1):
+        verdict = judge(s, y, LAM, LAMB)
+        form = qn.form("bfgs", keep, 1, metric=metric, **options)
+        state, direction = form.step(state, s, y, g, verdict, k, k in resets)
+        directions.append(direction)
+        verdicts.append(verdict)
+    return Run(directions, verdicts, state)
+
+
+@pytest.mark.parametrize("gamma", [0.2, 1.0, 30.0])
+def test_b_starts_from_one_over_the_metric(gamma: float) -> None:
+    """Against B itself, which starts from (gamma K)^-1: by hand, and in the dense form."""
+    triples = sequence(50, 30, negative=MILD["bfgs"])
+    (K,) = metrics(1, 50)
+    result = with_metrics(triples, [product(K)] * 30, gamma=gamma)
+    assert overridden(result.verdicts) >= 5
+    start = np.linalg.inv(gamma * K)
+    reference, conditions = explicit("bfgs", triples, start=start)
+    form, dense = qn.form("bfgs-dense", 1, 1), qn.Matrix(torch.from_numpy(start))
+    plain = run("bfgs", triples, gamma=gamma)
+    for k, ((s, y, g), verdict) in enumerate(zip(triples, result.verdicts, strict=True), 1):
+        dense, direction = form.step(dense, s, y, g, verdict, k, False)
+        bound = rounding(k, conditions[k - 1])
+        assert bound < 1e-4
+        assert error(result.directions[k - 1], reference[k - 1]) <= bound
+        assert error(result.directions[k - 1], direction.numpy()) <= bound
+        assert error(result.directions[k - 1], plain.directions[k - 1].numpy()) > 0.01
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    d=st.integers(2, 8),
+    k=st.integers(1, 12),
+    gamma=st.floats(1e-2, 1e3),
+)
+@settings(max_examples=60, deadline=None)
+def test_bfgs_with_a_metric_is_the_two_loop(seed: int, d: int, k: int, gamma: float) -> None:
+    triples = [
+        t for t in sequence(d, k, seed) if abs(torch.cosine_similarity(t[0], t[1], 0)) > 1e-2
+    ]
+    if triples:
+        (K,) = metrics(1, d, seed)
+        result = with_metrics(triples, [product(K)] * len(triples), gamma=gamma)
+        expected = two_loop(triples, triples[-1][2], gamma, start=K)
+        assert error(result.directions[-1], expected) <= 1e-9
+
+
+@pytest.mark.parametrize("keep", [1, 4, 64])
+@pytest.mark.parametrize("resets", [(), (6,), (1, 5, 9, 12)])
+def test_the_metric_may_change_from_round_to_round(keep: int, resets: tuple[int, ...]) -> None:
+    """Nothing that is stored depends on it, and a reset leaves gamma K of its own round.
+
+    Every third round has none at all.
+    """
+    triples = sequence(10, 12, seed=16)
+    each = metrics(12, 10)
+    products = [None if k % 3 == 2 else product(K) for k, K in enumerate(each)]
+    gammas = [(1.0, 7.0, 100.0, 0.5)[k % 4] for k in range(12)]
+    state = qn.form("bfgs", keep, 1).init(triples[0][0])
+    held: list[Triple] = []
+    for k, (triple, K, metric, gamma) in enumerate(
+        zip(triples, each, products, gammas, strict=True), 1
+    ):
+        s, y, g = triple
+        form = qn.form("bfgs", keep, 1, gamma, metric=metric)
+        state, direction = form.step(state, s, y, g, judge(s, y, LAM, LAMB), k, k in resets)
+        held = [] if k in resets else [*held, triple][-keep:]
+        start = np.eye(10) if metric is None else K
+        assert int(state.held) == len(held)
+        assert error(direction, two_loop(held, g, gamma, start=start)) <= 1e-10
+
+
+def test_the_secant_equation_with_a_metric() -> None:
+    """B s = (rho/cur) y whatever B starts from; bounds as in `test_secant_equation`."""
+    for k in range(1, 16):
+        *before, (s, y, _) = sequence(12, k, seed=k)
+        (K,) = metrics(1, 12, seed=k)
+        result = with_metrics([*before, (s, y, y)], [product(K)] * k)
+        verdict = result.verdicts[-1]
+        expected = (verdict.cur / verdict.rho * s).numpy()
+        assert error(result.directions[-1], expected) <= 1e3 * len(s) * EPS
+
+
+@pytest.mark.parametrize("keep", [5, 64])
+def test_the_identity_is_no_metric(keep: int) -> None:
+    """To 1e-10, as far as two formulas for the same sum agree."""
+    triples = stacked((3,), 8, 9, torch.float64)
+    gamma = torch.tensor([[1.0], [3.0], [50.0]], dtype=torch.float64)
+    found = with_metrics(triples, [torch.clone] * 9, pairs=keep, gamma=gamma, resets=(7,))
+    plain = with_metrics(triples, [None] * 9, pairs=keep, gamma=gamma, resets=(7,))
+    for a, b in zip(found.directions, plain.directions, strict=True):
+        for one, other in zip(a, b, strict=True):
+            assert error(one, other.numpy()) <= 1e-10
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_metric_in_single_precision(half: bool) -> None:
+    """One pair, exact also in bfloat16 since it has been rounded: H = E K E^T + (cur/rho^2) s s^T
+    with E = I - s y^T/rho, whose norm is 1/cos(s, y).
+
+    A dozen sums of 8 terms each lose 8 eps of their largest term.
+    """
+    form = qn.form("bfgs", 1, 1, half=True)
+    (K,) = metrics(1, 8)
+    for s, y, g in sequence(8, 9, seed=22, dtype=torch.float32, negative=0):
+        s, y = qn.rounded(form, s), qn.rounded(form, y)
+        result = with_metrics([(s, y, g)], [product(K)], pairs=1, half=half)
+        verdict = result.verdicts[0]
+        size = np.linalg.norm(K, 2) * (1 + 1 / abs(float(torch.cosine_similarity(s, y, 0)))) ** 2
+        size += float(verdict.cur / verdict.rho**2 * (s @ s))
+        found = result.directions[0]
+        expected = two_loop([(s, y, g)], g, 1.0, start=K)
+        lost = np.linalg.norm(found.double().numpy() - expected)
+        assert lost <= 12 * 8 * torch.finfo(torch.float32).eps * size * float(g.norm())
+        assert found.dtype == torch.float32
+        assert result.state.store.dtype == (torch.bfloat16 if half else torch.float32)
+
+
+def test_every_trial_has_its_own_metric() -> None:
+    triples = stacked((3,), 8, 9, torch.float64)
+    each = metrics(3, 8)
+    together = with_metrics(triples, [product(*each)] * 9, pairs=5, resets=(8,))
+    for i, K in enumerate(each):
+        alone = [(s[i], y[i], g[i]) for s, y, g in triples]
+        single = with_metrics(alone, [product(K)] * 9, pairs=5, resets=(8,))
+        for a, b in zip(together.directions, single.directions, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_metric_of_nan_costs_only_its_own_trial_the_direction(reset: bool) -> None:
+    triples = stacked((3,), 8, 9, torch.float64)
+    each = metrics(3, 8)
+    ill = [each[0], np.full((8, 8), np.nan), each[2]]
+    s, y, g = triples[-1]
+    found = []
+    for matrices in (each, ill):
+        before = with_metrics(triples[:-1], [product(*each)] * 8)
+        form = qn.form("bfgs", 64, 1, metric=product(*matrices))
+        after, direction = form.step(before.state, s, y, g, judge(s, y, LAM, LAMB), 9, reset)
+        found.append(direction)
+        assert all(part.isfinite().all() for part in (after.gram, after.cur))
+    torch.testing.assert_close(found[1][[0, 2]], found[0][[0, 2]], rtol=1e-12, atol=0)
+    assert found[1][1].isnan().any()
+
+
+@pytest.mark.parametrize("name", [name for name in qn.FORMS if name != "bfgs"])
+def test_the_other_forms_have_no_metric(name: str) -> None:
+    s, y, g = sequence(8, 1, seed=17)[0]
+    (K,) = metrics(1, 8)
+    found = []
+    for metric in (None, product(K)):
+        form = qn.form(name, 4, 4, metric=metric)
+        verdict = judge(s, y, LAM, LAMB, dual=form.dual)
+        found.append(form.step(form.init(s), s, y, g, verdict, 1, False)[1])
+    assert torch.equal(*found)
+
+
+# ---- precision
 
 
 # H g is a sum of two or three vectors for each of 60 pairs in float32, each of which may be rounded

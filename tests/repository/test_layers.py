@@ -35,7 +35,15 @@ SHORTCUTS = {
 }
 PARTS = {
     f"algorithms.{name}"
-    for name in ("cautious", "client_step", "hessians", "memory", "trust_region")
+    for name in (
+        "cautious",
+        "client_step",
+        "hessians",
+        "layers",
+        "memory",
+        "shapes",
+        "trust_region",
+    )
 }
 HEAVY = ("flwr", "ray", "pandas", "sklearn", "typer", "rich", "pydantic", "matplotlib")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))

@@ -66,8 +66,8 @@ from .trust_region import ALL
 FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha
 SMALL = 0.02  # alpha tau L, the change of a client's gradient on its way, if all clients answer
-STEADY = 0.2  # the same if some may be absent, and of a network in the end
-EARLY = 0.7  # the same of a network at the start
+STEADY = 0.2  # the same if some may be absent, and of a network without a metric in the end
+EARLY = 0.7  # the same of a network without a metric at the start
 GENTLE = 0.05  # the same of a network if B starts from a metric
 FADING = 30  # rounds after which a third of what is early is left
 CHOOSING = 5  # the last round in which alpha is chosen

@@ -6,7 +6,7 @@
     g         (x_k - v_k) / (alpha tau), the averaged gradient
     s         x_k - x_{k-1}, the server's last step
     y         g_k - g_{k-1}
-    B         estimate of the Hessian, B_1 = I
+    B         estimate of the Hessian, B_1 = I in the paper
     alpha     client step
     tau       local steps (their weighted mean if clients differ)
     eta       server step
@@ -158,23 +158,18 @@ class FedSSO(Layered, Stepping, Remembering):
         x = server.x
         s = server.s
         guard = server.guard
-        choice = server.choice
         net = server.net
-        alpha = at(self.alpha, k, choice.alpha)
+        alpha = at(self.alpha, k, server.choice.alpha)
         work = alpha * tau  # FedAvg's step is -work g
         delta, recalled = _recalled(server, mean, alpha, cohort)  # not in the paper: memory
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
-        products = gram(s, y, g)
-        size = products[..., 2, 2:].sqrt()  # |g|
-        if _chooses(self) and not _is_exact(self):  # not in the paper: alpha="auto"
-            choice = client_step.choose(choice, products, cohort, self.drift)
-        # not in the paper: layers
-        K, moments = layers.learned(self.matrices, server.moments, g, cohort.mass)
+        plain = gram(s, y, g)
+        choice = _chosen(self, server, plain, cohort)  # not in the paper: alpha="auto"
+        K, moments = layers.learned(self, server.moments, g, cohort.mass)  # nor is the metric
         inner = gram if K is None else K.gram
-        if K is not None:
-            products = inner(s, y, g)
+        products = plain if K is None else inner(s, y, g)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
             look = Look(products, work, _slope_heard(mean, s, work, cohort), cohort)
             guard, net = _adapted(self, server, look)
@@ -192,7 +187,7 @@ class FedSSO(Layered, Stepping, Remembering):
         move, guard = _move(self, guard, at(self.eta, k), work, g, direction, K)
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
-        seen = _seen(pair, reset, size, alpha)
+        seen = _seen(pair, reset, plain, alpha)
         after = State(new, g, s, curvature, guard, seen, choice, net, recalled, moments)
         return _caught(form, server, after, x + delta, cohort) if _is_cautious(self) else after
 
@@ -278,6 +273,18 @@ def _recalled(
     if isinstance(mean, Tensor):
         return mean, server.memory
     return memory.correct(server.memory, mean, alpha, cohort)
+
+
+def _chosen(
+    record: FedSSO,
+    server: State,
+    plain: Tensor,
+    cohort: Cohort,
+) -> client_step.Choice:
+    """The client step of the next round; `plain` holds the inner products of s, y and g."""
+    if not _chooses(record) or _is_exact(record):
+        return server.choice
+    return client_step.choose(server.choice, plain, cohort, record.drift)
 
 
 class Look(NamedTuple):
@@ -495,14 +502,15 @@ def _undone(server: State) -> tuple[State, Tensor]:
 def _seen(
     pair: qn.Verdict,
     reset: bool,
-    size: Tensor,
+    plain: Tensor,
     alpha: Scalar,
 ) -> Seen:
     """What the trace tells about this round.
 
-    `size` [trials, 1] is |g|. A pair that a reset drops counts neither as overridden nor as
-    skipped.
+    `plain` [trials, 3, 3] holds the inner products of s, y and g. A pair that a reset drops counts
+    neither as overridden nor as skipped.
     """
+    size = plain[..., 2, 2:].sqrt()
     overridden = pair.overridden.double()
     skipped = pair.skipped.double()
     if reset:

@@ -12,9 +12,9 @@ starts from K^-1 / gamma, where K is a metric made of the weights' gradients so 
     K G = c A^(-1/3) G C^(-1/3)
 
 with q = 0.2 p if clients with a share p of all weights answer: A and C then tell of about five
-answers of every client. They are divided by the sum of the weights of their terms, and 0.001 of
-the largest eigenvalue is added to all eigenvalues. c is such that the FedAvg step is as long as it
-was: g^T K g = g^T g in round 1.
+answers of every client. FLOOR times the largest eigenvalue of all weights is added to all
+eigenvalues: what has hardly any gradient would otherwise take the longest steps. c is such that
+g^T K g = g^T g, so that a short step along K g lowers the loss as much as one along g.
 
 Everything else stays as it is, in other coordinates. Where the guard (`trust_region.py`) speaks of
 lengths and angles, they are those of K^(-1/2) s, K^(1/2) y and K^(1/2) g, in which K is the
@@ -22,8 +22,11 @@ identity; the radius, the cosine of s and y, the curvature test of the paper and
 better pair (`memory.py`) follow from that. Inner products of a step with a gradient are the same in
 all coordinates. The clients' step is chosen as before, since they step along plain gradients.
 
-The clients do not know of it. The server keeps A and C of every weight in float64, and takes their
-eigenvectors in every round.
+Lengths of different rounds are measured in metrics that differ a little. The radius is carried over
+as it is, and B s = -t g_{k-1} (`trust_region.py`) holds for the B of the round before.
+
+The clients do not know of it. The server keeps A and C of every weight in float64 (of a side with
+more than 1024 rows only the diagonal), and takes their eigenvectors in every round.
 """
 
 from __future__ import annotations
@@ -40,10 +43,10 @@ from ..errors import InputError
 from ..maths import kronecker
 from ..maths.kronecker import Matrix, Metric
 from ..support.trees import Tree
-from .shapes import read, suit, told
+from .shapes import must_suit, read, told
 
 SHARE = 0.2  # of the newest gradient in A and C, if all clients answer
-FLOOR = 1e-3  # of the largest eigenvalue, added to all
+FLOOR = 1e-4  # of the largest eigenvalue of all weights, added to all of them
 PLAIN = ("auto", "none")  # values of the field that name no shapes; "auto" until `fit` decides it
 
 
@@ -71,13 +74,19 @@ class Layered(Algorithm):
         Raises:
             InputError: The user's shapes have not as many numbers as the model.
         """
-        if self.shapes not in PLAIN:
-            suit(self.shapes, sizes)
+        suit(self.shapes, sizes)
         if self.shapes != "auto":
             return super().fit(sizes, shapes)
-        used = len(sizes) > 1 and self.guard == "adaptive" and self.form == "bfgs"
+        is_network = len(sizes) > 1 and len(shapes) > 0
+        used = is_network and self.guard == "adaptive" and self.form == "bfgs"
         own = replace(cast(Any, self), shapes=told(shapes) if used else "none")
         return cast(Self, super(Layered, own).fit(sizes, shapes))
+
+
+def suit(text: str, sizes: Sequence[int]) -> None:
+    """Refuse given shapes with another number of parameters than the model's layers together."""
+    if text not in PLAIN:
+        must_suit(text, sizes)
 
 
 def check(record: Layered) -> None:
@@ -98,7 +107,7 @@ def start(x: Tensor, matrices: Sequence[Matrix]) -> Tree:
 
 
 def learned(
-    matrices: Sequence[Matrix],
+    record: Layered,
     moments: Tree,
     g: Tensor,
     mass: float,
@@ -107,7 +116,8 @@ def learned(
 
     Clients with `mass` of all weights have answered.
     """
+    matrices = record.matrices
     if not matrices:
         return None, moments
     moments = kronecker.follow(moments, g, matrices, SHARE * min(1.0, mass))
-    return kronecker.metric(moments, matrices, FLOOR, g.dtype), moments
+    return kronecker.metric(moments, matrices, g, FLOOR), moments

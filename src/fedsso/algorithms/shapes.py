@@ -43,7 +43,7 @@ def read(text: str) -> list[Shape]:
     return [tuple(map(int, word.split("x"))) for word in text.split()]
 
 
-def suit(text: str, sizes: Sequence[int]) -> None:
+def must_suit(text: str, sizes: Sequence[int]) -> None:
     """Refuse shapes with another number of parameters than the model's layers have together.
 
     Raises:

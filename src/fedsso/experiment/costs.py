@@ -29,6 +29,7 @@ from ..engine.ledger import Ledger
 from ..engine.simulate import fitted
 from ..engine.uplink import Errors, uplink
 from ..errors import InputError, integer
+from ..maths import kronecker
 from ..maths.compress import compressor
 from ..objective.backend import Layout, ravel
 from ..objective.choose import objective
@@ -312,8 +313,9 @@ def _places(a: Any) -> int:
 # of Newton-Learn without the m_i numbers that a client keeps, of Basis Learn with r = d
 THEORY: dict[str, Theory] = {
     "fedsso": lambda a: Cost(
-        1, Size(1), Size(1), Size(2 * a.pairs + 3), Size()
-    ),  # s and y of each pair; x, g, s; all clients answer, so there is no memory of each
+        1, Size(1), Size(1), Size(2 * a.pairs + 3, 2 * kronecker.numbers(a.matrices)), Size()
+    ),  # s and y of each pair; x, g, s; A and C of a network's weights, in float64; all clients
+    # answer, so there is no memory of each
     "fedavg": _even(1, 1, server=1),
     "fedsgd": _even(1, 1, server=1),
     "fedprox": _even(1, 1, server=1),

@@ -37,7 +37,7 @@ SPEC = "spec.toml"  # the files of a run's folder
 TRACE = "trace.csv"
 CHECKPOINT = "checkpoint.safetensors"
 FREE = ("device",)  # may change without making it another run
-EARLIER = {"memory": "none"}  # what runs did whose files do not have the field yet
+EARLIER = {"memory": "none", "shapes": "none"}  # what runs did before they had the field
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ with one column. For the matrix G of a gradient the metric is
 
 =========  =========================================================================================
 A, C       means of G G^T [rows, rows] and of G^T G [cols, cols], where newer gradients count more
-c          one number for the whole model, so that g^T K g = g^T g if there has been one gradient g
-floor      what is added to the eigenvalues of A and of C, as a share of the largest one
+c          one number for the whole model, so that g^T K g = g^T g for the newest gradient g
+floor      what is added to the eigenvalues of A and of C, as a share of the largest one of all
 LARGEST    of a side with more rows or columns only the diagonal is kept
 =========  =========================================================================================
 
@@ -25,24 +25,20 @@ with vectors in the run's dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..support.linalg import gram
+from ..support.linalg import gram, norm
 
 POWER = -1 / 3  # of A and of C in K
 LARGEST = 1024  # rows or columns beyond which a side keeps its diagonal alone
 ONE_BY_ONE = 256  # rows from which on a GPU takes the matrices of a batch one after the other
 Matrix = tuple[int, int]  # rows and cols
-
-
-class Moments(NamedTuple):
-    """The means that a metric is made from, before they are divided by their weight."""
-
-    sides: tuple[Tensor, ...]  # A and C of each matrix: [trials, n, n], or diagonals [trials, n]
-    weight: Tensor  # [trials, 1]: the sum of the gradients' weights; 0 before the first one
+Moments = tuple[Tensor, ...]
+"""A and C of each matrix, [trials, n, n] or diagonals [trials, n], up to a common factor."""
 
 
 class Side(NamedTuple):
@@ -81,9 +77,13 @@ class Metric(NamedTuple):
         """
         return gram(self.shrink(s), self.stretch(y), self.stretch(g))
 
+    def fall(self, g: Tensor) -> Tensor:
+        """g^T K g, [trials, 1] in float64, for g [trials, d]."""
+        return norm(self.stretch(g)) ** 2
+
     def square(self, step: Tensor) -> Tensor:
         """The square of a step's length in these coordinates, [trials, 1] in float64."""
-        return gram(self.shrink(step))[..., 0, :]
+        return norm(self.shrink(step)) ** 2
 
     def _on_both_sides(self, v: Tensor, powers: Sequence[Tensor]) -> Tensor:
         """Each matrix of v between the powers of its A and C."""
@@ -102,14 +102,22 @@ def split(v: Tensor, matrices: Sequence[Matrix]) -> list[Tensor]:
     return [part.reshape(-1, *shape) for part, shape in zip(parts, matrices, strict=True)]
 
 
+def numbers(matrices: Sequence[Matrix]) -> int:
+    """How many numbers the means of one trial are."""
+    return sum(prod(shape) for shape in _shapes(matrices))
+
+
+def _shapes(matrices: Sequence[Matrix]) -> list[tuple[int, ...]]:
+    """Of A and C of each matrix, or of their diagonals."""
+    sides = [n for shape in matrices for n in shape]
+    return [(n,) if n > LARGEST else (n, n) for n in sides]
+
+
 def start(x: Tensor, matrices: Sequence[Matrix]) -> Moments:
     """No gradient yet, for models x [trials, d]."""
     trials = x.shape[0]
-    sides = []
-    for n in (n for shape in matrices for n in shape):
-        shape = (trials, n) if n > LARGEST else (trials, n, n)
-        sides.append(x.new_zeros(shape, dtype=torch.float64))
-    return Moments(tuple(sides), x.new_zeros(trials, 1, dtype=torch.float64))
+    shapes = _shapes(matrices)
+    return tuple(x.new_zeros(trials, *shape, dtype=torch.float64) for shape in shapes)
 
 
 def follow(
@@ -123,41 +131,34 @@ def follow(
     for G in split(g, matrices):
         squares.append(_square(G))
         squares.append(_square(G.mT))
-    sides = [torch.lerp(a, b, share) for a, b in zip(moments.sides, squares, strict=True)]
-    return Moments(tuple(sides), moments.weight + share * (1 - moments.weight))
+    return tuple(torch.lerp(a, b, share) for a, b in zip(moments, squares, strict=True))
 
 
 def metric(
     moments: Moments,
     matrices: Sequence[Matrix],
+    g: Tensor,
     floor: float,
-    dtype: torch.dtype,
 ) -> Metric:
-    """K of the means, for vectors of this dtype; there must have been a gradient."""
+    """K of the means, scaled by the newest gradient g [trials, d] that they have followed."""
+    spectra = [_eigen(mean) for mean in moments]
+    tops = [values.amax(-1, keepdim=True) for values, _ in spectra]
+    top = torch.stack(tops).amax(0)
+    added = torch.where(top > 0, floor * top, 1.0)  # K = I where all gradients were 0
     sides = []
-    squares = []  # tr A and tr C: what |G|^2 was on average
-    stretched = []  # what G^T K G was, but for c
-    for total in moments.sides:
-        weight = moments.weight.view(-1, *[1] * (total.dim() - 1))
-        values, vectors = _eigen(total / weight)
-        top = values.amax(-1, keepdim=True)
-        floored = values + torch.where(top > 0, floor * top, 1.0)  # I where all gradients were 0
-        squares.append(values.sum(-1, keepdim=True))
-        stretched.append((values * floored ** (2 * POWER)).sum(-1, keepdim=True))
-        halves = [_power(floored, vectors, sign * POWER / 2).to(dtype) for sign in (1, -1)]
-        sides.append(Side(*halves))
-    smaller = [2 * i + (rows > cols) for i, (rows, cols) in enumerate(matrices)]
-    before = torch.stack([squares[i] for i in smaller]).sum(0)
-    after = torch.stack([stretched[i] for i in smaller]).sum(0)
-    c = torch.where(before > 0, before / after, 1.0)
-    return Metric(tuple(matrices), tuple(sides), c.sqrt())
+    for values, vectors in spectra:
+        halves = [_power(values + added, vectors, sign * POWER / 2) for sign in (1, -1)]
+        sides.append(Side(*[half.to(g.dtype) for half in halves]))
+    unscaled = Metric(tuple(matrices), tuple(sides), torch.ones_like(top))
+    fall = unscaled.fall(g)
+    c = torch.where(fall > 0, norm(g) ** 2 / fall, 1.0)
+    return unscaled._replace(root=c.sqrt())
 
 
 def _square(G: Tensor) -> Tensor:
     """G G^T in float64, or its diagonal where it has many rows; G is [trials, n, m]."""
-    if G.shape[-2] > LARGEST:
-        return (G.double() ** 2).sum(-1)
-    return (G @ G.mT).double()
+    G = G.double()  # squares of float32 may be too large or too small for it
+    return (G**2).sum(-1) if G.shape[-2] > LARGEST else G @ G.mT
 
 
 def _eigen(mean: Tensor) -> tuple[Tensor, Tensor | None]:

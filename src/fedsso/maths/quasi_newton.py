@@ -197,7 +197,7 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Bfgs:
-    """BFGS without the matrix, exact for the pairs that are kept, with H_0 = gamma I.
+    """BFGS without the matrix, exact for the pairs that are kept, with H_0 = gamma I or gamma K.
 
     `scaled` takes gamma from the newest pair instead, as L-BFGS does. `half` keeps the pairs in
     bfloat16. The pairs that are given must then have been `rounded`: the matrix is exact for them.

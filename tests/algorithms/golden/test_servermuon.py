@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from fedsso import FedAvg, FedAvgM, Federation, ServerMuon, compare, simulate
 from fedsso.algorithm import Cohort
-from fedsso.algorithms.first_order.servermuon import orthogonal, read, told
+from fedsso.algorithms.first_order.servermuon import orthogonal
+from fedsso.algorithms.shapes import read, told
 from fedsso.data import quadratic
 from fedsso.engine.simulate import fitted, run
 from fedsso.errors import InputError

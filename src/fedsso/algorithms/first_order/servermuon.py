@@ -62,7 +62,7 @@ from ...algorithm import (
     share,
 )
 from ...algorithm import local as solver
-from ..shapes import read, suit, told
+from ..shapes import must_suit, read, told
 
 OWN = "model"
 A, B, C = 3.4445, -4.7750, 2.0315  # Muon's a, b and c
@@ -138,7 +138,7 @@ class ServerMuon(Algorithm):
         """
         if self.shapes == OWN:
             return replace(self, shapes=told(shapes))
-        suit(self.shapes, sizes)
+        must_suit(self.shapes, sizes)
         return self
 
     def server_init(self, x: Tensor) -> State:

@@ -38,7 +38,7 @@ DIAGNOSTICS = {
     "ys": ("yᵀs", "curvature along the last step; negative: the estimate cannot use it as it is"),
     "grad_norm": ("‖g‖", "length of the averaged gradient"),
     "radius": ("radius", "the longest step that the guard allows"),
-    "gamma": ("γ", "the estimate starts from I/γ"),
+    "gamma": ("γ", "the estimate starts from I/γ, of a network from its metric over γ"),
     "stretch": ("stretch", "length of the step, in lengths of FedAvg's"),
     "falls": ("falls", "how often the guard went back to an earlier model"),
     "alpha": ("client step α", "as the server chose it"),
