@@ -124,6 +124,8 @@ def test_another_size_and_another_form_are_refused() -> None:
         Server(fedsso.FedSSO(alpha=0.3, form="bfgs-dense"), 3).restore(x, server.tensors())
     with pytest.raises(fedsso.InputError, match=r"the saved server.x is .* of shape \(1, 4\)"):
         Server(fedsso.FedSSO(alpha=0.3), 3).restore(x[:3], server.tensors())
+    with pytest.raises(fedsso.InputError, match="have 3 numbers, the model has 4"):
+        Server(fedsso.FedSSO(alpha=0.1, shapes="3"), 1).step(torch.zeros(4), torch.zeros(4))
     with pytest.raises(fedsso.InputError, match="local_steps"):
         Server(fedsso.FedSSO(alpha=0.3), 0)
 

@@ -692,6 +692,20 @@ def test_a_run_from_before_there_was_a_memory_is_read_as_one_without(
     equal(old, run)
 
 
+def test_a_network_from_before_there_was_a_metric_goes_on_without(
+    fed: Federation, tmp_path: Path
+) -> None:
+    record = FedSSO(shapes="none")
+    with pytest.raises(Stop):
+        simulate(fed, "mlp", record, out=tmp_path / "old", progress=stop_after(1), **FAST)
+    path = tmp_path / "old" / SPEC
+    write_unsealed(path, path.read_text().replace('\nshapes = "none"\n', "\n"))
+    assert "shapes" not in path.read_text()
+    old = resume(tmp_path / "old", federation=fed)
+    assert old.spec.record == record
+    assert old.spec.record != FedSSO()
+
+
 def test_a_memory_of_clients_that_does_not_fit_names_the_remedy(
     fed: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
