@@ -28,6 +28,24 @@ SHAPES = "2x2 2"  # of a point with six coordinates
 SIX = ((2, 2), (2, 1))
 
 
+def answered(size: int, mass: float) -> Cohort:
+    """A cohort of so many clients."""
+    return Cohort(1, size, torch.arange(size), mass, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "mass", "used"), [(1, 0.5, False), (2, 0.5, True), (1, 1.0, True), (1, 1 + 1e-7, True)]
+)
+def test_a_single_one_of_several_clients_shows_no_metric(
+    size: int, mass: float, used: bool
+) -> None:
+    g = torch.ones(1, 6, dtype=torch.float64)
+    before = layers.start(g, SIX)
+    K, after = layers.learned(FedSSO(shapes=SHAPES), before, g, answered(size, mass))
+    assert (K is not None) is used
+    assert (after is not before) is used
+
+
 def states_of(sim: Simulation, rounds: int) -> list[Any]:
     """The server states before and after every round."""
     states = [sim.server]
@@ -158,7 +176,7 @@ def test_fewer_clients_change_the_means_more_slowly(mass: float) -> None:
     g = torch.ones(1, 6, dtype=torch.float64)
     moments = layers.start(g, SIX)
     for _ in range(3):
-        _, moments = layers.learned(FedSSO(shapes=SHAPES), moments, g, mass)
+        _, moments = layers.learned(FedSSO(shapes=SHAPES), moments, g, answered(2, mass))
     left = (1 - 0.2 * min(1.0, mass)) ** 3
     one = kronecker.follow(layers.start(g, SIX), g, SIX, 1.0)
     for mean, whole in zip(moments, one, strict=True):
@@ -176,7 +194,7 @@ def test_the_first_step_goes_down_as_far_as_fedavgs(fed: Federation) -> None:
     # |g|^2 is a sum of 259 terms; K loses 32 eps / FLOOR, as in tests/maths/test_kronecker.py
     assert float(step @ g) == pytest.approx(float(averaged @ g), rel=1e-9)
     assert float((step - averaged).norm()) > 0.1 * float(averaged.norm())
-    K, _ = layers.learned(sim.algorithm, start.moments, after.g, 1.0)
+    K, _ = layers.learned(sim.algorithm, start.moments, after.g, answered(2, 1.0))
     assert K is not None
     torch.testing.assert_close(step, -0.06 * K.apply(after.g)[0], rtol=1e-9, atol=1e-12)
 

@@ -167,7 +167,7 @@ class FedSSO(Layered, Stepping, Remembering):
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         plain = gram(s, y, g)
         choice = _chosen(self, server, plain, cohort)  # not in the paper: alpha="auto"
-        K, moments = layers.learned(self, server.moments, g, cohort.mass)  # nor is the metric
+        K, moments = layers.learned(self, server.moments, g, cohort)  # nor is the metric
         inner = gram if K is None else K.gram
         products = plain if K is None else inner(s, y, g)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"

@@ -22,6 +22,9 @@ identity; the radius, the cosine of s and y, the curvature test of the paper and
 better pair (`memory.py`) follow from that. Inner products of a step with a gradient are the same in
 all coordinates. The clients' step is chosen as before, since they step along plain gradients.
 
+Where a single one of several clients answers there is no metric in this round: its small gradients
+are its own, and the model would be carried away along them.
+
 Lengths of different rounds are measured in metrics that differ a little. The radius is carried over
 as it is, and B s = -t g_{k-1} (`trust_region.py`) holds for the B of the round before.
 
@@ -38,12 +41,13 @@ from typing import Any, Self, cast
 
 from torch import Tensor
 
-from ..algorithm.contract import Algorithm
+from ..algorithm.contract import Algorithm, Cohort
 from ..errors import InputError
 from ..maths import kronecker
 from ..maths.kronecker import Matrix, Metric
 from ..support.trees import Tree
 from .shapes import must_suit, read, told
+from .trust_region import is_alone
 
 SHARE = 0.2  # of the newest gradient in A and C, if all clients answer
 FLOOR = 1e-4  # of the largest eigenvalue of all weights, added to all of them
@@ -110,14 +114,11 @@ def learned(
     record: Layered,
     moments: Tree,
     g: Tensor,
-    mass: float,
+    cohort: Cohort,
 ) -> tuple[Metric | None, Tree]:
-    """The metric with this round's gradient g [trials, d], and what it is made from.
-
-    Clients with `mass` of all weights have answered.
-    """
+    """The metric with this round's gradient g [trials, d], and what it is made from."""
     matrices = record.matrices
-    if not matrices:
+    if not matrices or is_alone(cohort):
         return None, moments
-    moments = kronecker.follow(moments, g, matrices, SHARE * min(1.0, mass))
+    moments = kronecker.follow(moments, g, matrices, SHARE * min(1.0, cohort.mass))
     return kronecker.metric(moments, matrices, g, FLOOR), moments

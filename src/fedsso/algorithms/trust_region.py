@@ -60,6 +60,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..algorithm.contract import Cohort
 from ..support.linalg import gram
 from ..support.trees import Scalar
 
@@ -204,6 +205,11 @@ def first_rounds(mass: float) -> float:
     Clients with `mass` of all weights answer in a round.
     """
     return EARLY if mass > ALL else EARLY / mass
+
+
+def is_alone(cohort: Cohort) -> bool:
+    """Whether a single one of several clients has answered."""
+    return cohort.size == 1 and cohort.mass <= ALL
 
 
 def _agreed(theta: Tensor, other: Tensor) -> Tensor:
