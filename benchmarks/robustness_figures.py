@@ -65,6 +65,9 @@ TITLES = {name: task.title for name, task in TASKS.items()} | {
     "credit-mclr": "Credit, 20 clients, MCLR",
     "calls-mclr": "Calls, 51 states, MCLR",
     "caravan-mclr": "Caravan, 20 clients, MCLR",
+    "cells-mlp": "Cells, 10 clients, MLP",
+    "jobs-mlp": "Jobs, 14 protocols, MLP",
+    "credit-mlp": "Credit, 20 clients, MLP",
     "spam-mclr": "Spam, 20 clients, MCLR",
 }
 WIDTH = 11  # inches

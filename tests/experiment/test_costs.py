@@ -376,7 +376,7 @@ def test_command_prints_json() -> None:
     assert fedsso["theory"]["formula"] == {
         "down": "d",
         "up": "d",
-        "server": "403d",
+        "server": "403d+82804",
         "client": "0",
         "per_client": "0",
     }
