@@ -5,7 +5,8 @@ documentation. Its name in __all__ puts it beside `fedsso.FedSSO`.
 
 `first_order` and `second_order` hold one paper in each file. `fedsso.py` is the paper that this
 package is about; `trust_region.py`, `cautious.py`, `client_step.py`, `memory.py` and `layers.py`
-are parts of it that go beyond the paper, and `shapes.py` reads the shapes of weights. `hessians.py` is what several papers on learnt Hessians share.
+are parts of it that go beyond the paper. `shapes.py` reads the shapes of weights, `hessians.py` is
+what several papers on learnt Hessians share.
 
 Every file is built alike. Its docstring cites the paper, lists the symbols beside the paper's
 own, and says what a round does and where the method fails. Below stand the server's state, the
