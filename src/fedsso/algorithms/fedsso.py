@@ -127,7 +127,7 @@ class FedSSO(Layered, Stepping, Remembering):
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="of alpha=auto: none, small, steady, fading, gentle")
+    drift: str = param(default="auto", doc="for alpha=auto: none, small, steady, fading, gentle")
     shapes: str = param(default="auto", doc="metric of B_1: auto (of networks), none, or 10x64 10")
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class FedSSO(Layered, Stepping, Remembering):
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         plain = gram(s, y, g)
         choice = _chosen(self, server, plain, cohort)  # not in the paper: alpha="auto"
-        K, moments = layers.learned(self, server.moments, g, cohort)  # nor is the metric
+        K, moments = layers.learned(self, server.moments, g, cohort)  # not in it either
         inner = gram if K is None else K.gram
         products = plain if K is None else inner(s, y, g)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
@@ -393,9 +393,8 @@ def _move(
     if _is_cautious(record):
         return cautious.advance(guard, eta, work, g, direction)
     square = None if K is None else K.square(direction)
-    t, guard = trust_region.limit(
-        guard, eta, g, direction, square, cut=_guarded(record)
-    )  # t <= eta
+    cut = _guarded(record)
+    t, guard = trust_region.limit(guard, eta, g, direction, square, cut=cut)  # t <= eta
     return direction.mul_(-t.to(g.dtype)), guard
 
 
