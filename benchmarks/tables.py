@@ -46,6 +46,17 @@ TABLES = {
     "mlc_churn": Table("modeldata", "churn", group="state"),
     "Caravan": Table("ISLR", "Purchase"),
     "spam7": Table("DAAG", "yesno"),
+    "taxi": Table("modeldata", "tip", group="company"),
+    "WVS": Table("carData", "poverty", group="country"),
+    "nassCDS": Table("DAAG", "dead", unused=("caseid", "injSeverity")),
+    "HealthInsurance": Table("AER", "insurance"),
+    "Car": Table("Ecdat", "choice"),
+    "pd_speech": Table("modeldata", "class", clients=10),
+    "Chile": Table("carData", "vote", group="region"),
+    "Contraception": Table("mlmRev", "use", group="district", unused=("woman",)),
+    "ResumeNames": Table("AER", "call", unused=("name",)),
+    "OJ": Table("ISLR", "Purchase", group="StoreID", unused=("STORE", "Store7")),
+    "NMES1988": Table("AER", "health", group="region"),
 }
 
 
