@@ -53,6 +53,7 @@ NUMERICAL = (
     "algorithms/test_exchanges.py",
     "algorithms/test_layered.py",
     "algorithms/test_memory.py",
+    "algorithms/test_one_layer.py",
     "models/test_models.py",
     "engine/test_optim.py",
     "paper/test_paper_theory.py",

@@ -71,6 +71,8 @@ class Server:
                 "alpha='auto' needs clients that receive their step size from the server; "
                 "give the one that yours use, as in alpha=0.01"
             )
+        if record.by_client:  # a server that sees only means learns from them, as for a network
+            record = replace(record, drift="gentle")
         self.record = record
         self.local_steps = number("local_steps", local_steps)
         if not 1 <= self.local_steps < MOST:

@@ -291,14 +291,15 @@ def test_radius_and_gamma_follow_their_rules_round_by_round(
     fed: Federation, quad: Federation
 ) -> None:
     """From x and g alone, in plain floats: theta is the share of the slope that is left along the
-    last step."""
+    last step. Lengths are plain without a metric."""
     seen: Counter[str] = Counter()
     noisy = [
-        (a, stepwise(fed, FedSSO(alpha=a), 30, seed=i))
+        (a, stepwise(fed, FedSSO(alpha=a, shapes="none"), 30, seed=i))
         for a, i in itertools.product((0.002, 0.05), range(4))
     ]
     exact = [
-        (a, stepwise(quad, FedSSO(alpha=a), 9, "linear", batch_size=None)) for a in (0.05, 0.1)
+        (a, stepwise(quad, FedSSO(alpha=a, shapes="none"), 9, "linear", batch_size=None))
+        for a in (0.05, 0.1)
     ]
     for alpha, states in noisy + exact:
         # round 1: FedAvg's step, which is shorter than eta g
@@ -517,7 +518,8 @@ def test_without_the_guard_gamma_stays_1(form: str) -> None:
 def test_gamma_is_where_b_starts_from_in_every_round_anew(quad: Federation) -> None:
     """x_{k+1} - x_k = -t H g_k, with H of all pairs so far and H_0 = gamma_k I; a reset leaves
     gamma_k I alone."""
-    states = stepwise(quad, FedSSO(alpha=0.5, eta=0.7, R=7), 10, "linear", batch_size=None)
+    record = FedSSO(alpha=0.5, eta=0.7, R=7, shapes="none")
+    states = stepwise(quad, record, 10, "linear", batch_size=None)
     pairs: list[tuple[Tensor, Tensor]] = []
     gammas = set()
     for k, (before, after) in enumerate(pairwise(states), 1):
@@ -650,7 +652,8 @@ def test_damping_is_continuous_in_the_angle() -> None:
 def test_a_pair_that_points_against_s_is_skipped_and_any_other_enters(fed: Federation) -> None:
     seen: Counter[str] = Counter()
     for batch, seed in itertools.product((1, 4), range(2)):
-        states = stepwise(fed, FedSSO(alpha=0.002), 30, seed=seed, batch_size=batch)
+        record = FedSSO(alpha=0.002, shapes="none")
+        states = stepwise(fed, record, 30, seed=seed, batch_size=batch)
         for before, after in pairwise(states[1:]):
             s, y = before.s[0], (after.g - before.g)[0]
             cosine = float(y @ s / (s.norm() * y.norm()))

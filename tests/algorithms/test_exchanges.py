@@ -24,6 +24,7 @@ from fedsso import (
     simulate,
 )
 from fedsso.algorithm import Algorithm, Cohort, Local, Objective, Phase, Reply, none
+from fedsso.algorithm.contract import weighted_mean
 from fedsso.algorithm.records import hyper, param, swept
 from fedsso.algorithm.schedule import Step
 from fedsso.algorithms import ALGORITHMS, make, name_of
@@ -185,6 +186,24 @@ def test_the_maximum_is_over_all_clients_however_they_are_cut(cut: int) -> None:
     assert (float(found.mean[0]), float(found.most[0])) == (3.0, 16.0)
     assert found.mean[1].isnan()
     assert found.most[1].isnan()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_something_else_than_the_mean_is_added_up_over_the_clients(cut: int) -> None:
+    """Here the mean of squares: 8 + 16 + 8 + 32. Without a word it is the mean: 2 - 2 + 1 + 2."""
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    values = torch.tensor([4.0, -8.0, 8.0, 16.0])[:, None, None]
+
+    def squares(shares: Tensor, uploads: Tensor) -> Tensor:
+        return weighted_mean(shares, uploads**2)
+
+    plain = Phase(lambda s: s, lambda *_: Reply(()), lambda *_: ())
+    for phase, expected in ((plain, 3.0), (plain._replace(average=squares), 64.0)):
+        parts = [
+            phase.over_clients(weights[part], values[part])
+            for part in (slice(0, cut), slice(cut, 4))
+        ]
+        assert float(phase.together(*parts)) == expected
 
 
 # ---- client states ----

@@ -24,8 +24,8 @@ NETWORK = [(4, 3), (4,), (2, 4), (2,)]
 SIZES = [16, 10]
 TEXT = "4x3 4 2x4 2"
 NOISY: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "dtype": "float64", "device": "cpu"}
-SHAPES = "2x2 2"  # of a point with six coordinates
-SIX = ((2, 2), (2, 1))
+SHAPES = "2x2 1 1"  # of a point with six coordinates; not those of a model of one layer
+SIX = ((2, 2), (1, 1), (1, 1))
 
 
 def answered(size: int, mass: float) -> Cohort:
@@ -140,7 +140,10 @@ def test_shapes_need_the_guard_and_the_form(fields: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
-        ("mclr", {}),
+        ("mclr", {"shapes": "none"}),
+        ("mclr", {"guard": "none", "alpha": 0.1}),
+        ("mclr", {"guard": "cautious"}),
+        ("mclr", {"form": "dfp"}),
         ("mlp", {"guard": "none", "alpha": 0.1}),
         ("mlp", {"guard": "cautious"}),
         ("mlp", {"shapes": "none"}),
@@ -298,6 +301,7 @@ def both(
         ({"pairs": 2}, {}),
         ({"lam": 0.4, "Lam": 1.5}, {}),
         ({"memory": "none"}, {"participation": 0.4}),
+        ({"memory": "none"}, {"participation": 0.4, "seed": 3}),
         ({"memory": "clients"}, {"participation": 0.4, "seed": 5}),
         ({"memory": "clients"}, {"participation": 0.4, "seed": 6}),
     ],
@@ -342,6 +346,7 @@ def test_the_runs_in_other_coordinates_meet_all_rules(monkeypatch: pytest.Monkey
     for fields, options in (
         ({"lam": 0.4, "Lam": 1.5}, {}),
         ({"memory": "none"}, {"participation": 0.4}),
+        ({"memory": "none"}, {"participation": 0.4, "seed": 3}),
         ({"memory": "clients"}, {"participation": 0.4, "seed": 5}),
         ({"memory": "clients"}, {"participation": 0.4, "seed": 6}),
     ):

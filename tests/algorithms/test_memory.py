@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from quadratics import OPTIONS, START, trio
+from quadratics import OPTIONS, START, fix_cohorts, trio
 from torch import Tensor
 
 from fedsso import FedSSO
@@ -34,13 +35,15 @@ class Server:
     def __init__(self, clients: int, d: int, trials: int, p: Tensor) -> None:
         x = torch.zeros(trials, d, dtype=torch.float64)
         self.p = p
-        self.memory = memory.start(x, used=True)
+        self.memory = memory.start(x, used=True, steps=True)
         self.kept = [memory.blank(x)] * clients
+        self.k = 0
 
     def round(
         self, x: Tensor, alpha: Any, delta: Tensor, who: Sequence[int]
     ) -> tuple[Tensor, Heard, Cohort]:
         """The corrected update of a round in which the clients `who` send delta [M, trials, d]."""
+        self.k += 1
         mass = float(self.p[list(who)].sum())
         w = self.p[list(who)] / mass
         before: Kept = tree_map(lambda *each: torch.stack(each), *[self.kept[i] for i in who])
@@ -48,8 +51,8 @@ class Server:
         for place, i in enumerate(who):
             self.kept[i] = Kept(*[leaf[place] for leaf in kept])
         mean: Heard = tree_map(lambda leaf: torch.tensordot(w.to(leaf.dtype), leaf, 1), heard)
-        cohort = Cohort(1, len(who), torch.tensor(who), mass, TAU)
-        corrected, self.memory = memory.correct(self.memory, mean, alpha, cohort)
+        cohort = Cohort(self.k, len(who), torch.tensor(who), mass, TAU)
+        corrected, self.memory = memory.correct(self.memory, mean, x, alpha, cohort)
         return corrected, mean, cohort
 
 
@@ -63,19 +66,20 @@ class Plain:
         self.A = self.C = self.beta = 0.0
         self.s = torch.zeros(D, dtype=torch.float64)
         self.y = torch.zeros(D, dtype=torch.float64)
+        self.shares: list[float] = []
 
     def mean(self) -> Tensor:
         """o, the mean of what is known."""
-        total = torch.zeros(D, dtype=torch.float64)
-        weight = 0.0
-        for i, o_i in self.o.items():
-            total = total + float(P[i]) * o_i
-            weight += float(P[i])
-        return total / weight if weight else total
+        return mean_of(self.o)
+
+    def model(self) -> Tensor:
+        """x_o, the mean of the models that the known clients had."""
+        return mean_of(self.at)
 
     def round(self, x: Tensor, delta: dict[int, Tensor]) -> Tensor:
         """The corrected update."""
         m = sum(float(P[i]) for i in delta)
+        self.shares.append(m)
         w = {i: float(P[i]) / m for i in delta}
         u = {i: -each / self.alpha for i, each in delta.items()}
         o = self.mean()
@@ -101,6 +105,16 @@ class Plain:
         for i in delta:
             self.o[i], self.at[i] = u[i], x
         return -self.alpha * g
+
+
+def mean_of(each: dict[int, Tensor]) -> Tensor:
+    """The mean of what some clients have, with weights p_i; 0 of nobody."""
+    total = torch.zeros(D, dtype=torch.float64)
+    weight = 0.0
+    for i, value in each.items():
+        total = total + float(P[i]) * value
+        weight += float(P[i])
+    return total / weight if weight else total
 
 
 def walk() -> list[tuple[Tensor, Tensor]]:
@@ -135,7 +149,23 @@ def test_the_rules_are_the_formulas() -> None:
             )
             torch.testing.assert_close(server.memory.s[t], one.s, **CLOSE)
             torch.testing.assert_close(server.memory.y[t] / TAU, one.y, **CLOSE)
+            x_o = server.memory.models[t] / server.memory.mass[t]
+            torch.testing.assert_close(x_o, one.model(), **CLOSE)
+            m_o = sum(one.shares) / len(one.shares)
+            assert float(server.memory.share[t]) == pytest.approx(m_o, abs=1e-12)
     assert 0 < float(server.memory.beta[0]) < 1  # neither of its ends
+
+
+def test_rounds_that_nobody_answers_do_not_make_clients_wait() -> None:
+    """m_o is the mean over the rounds that were answered, whatever their numbers."""
+    server = Server(3, D, TRIALS, P)
+    shares = []
+    for who, (x, delta) in zip(COHORTS, walk(), strict=True):
+        server.k += 10
+        server.round(x, ALPHA, delta[list(who)], who)
+        shares.append(float(P[list(who)].sum()))
+    m_o = torch.full_like(server.memory.share, sum(shares) / len(shares))
+    torch.testing.assert_close(server.memory.share, m_o, rtol=1e-12, atol=0)
 
 
 def test_what_is_not_used_takes_no_space() -> None:
@@ -162,7 +192,12 @@ def test_forgetting_is_never_having_heard() -> None:
     expected = P[0] * server.kept[0].u + P[1] * server.kept[1].u
     torch.testing.assert_close(after.total, expected, **CLOSE)
     torch.testing.assert_close(after.mass, torch.full((TRIALS, 1), 0.8, dtype=torch.float64))
+    models = P[0] * server.kept[0].x + P[1] * server.kept[1].x
+    torch.testing.assert_close(after.models, models, **CLOSE)
     assert torch.equal(after.s, server.memory.s)
+    assert torch.equal(after.share, server.memory.share)
+    without = server.memory._replace(models=server.memory.models[:, :0])
+    assert memory.forget(without, lost).models.numel() == 0
 
 
 # ---- beta ----
@@ -314,6 +349,158 @@ def test_a_metric_measures_the_angles(of_own: float, of_clients: float, chosen: 
     for one, other in zip(found[:2], expected, strict=True):
         torch.testing.assert_close(one[0], other, **CLOSE)
     torch.testing.assert_close(found[2], inner(found[0], found[1], g), **CLOSE)
+
+
+# ---- the step of a single client ----
+
+
+def remembering(mass: float, share: float) -> Memory:
+    """A memory of clients with so many of all weights, who answered with `share` of them a time."""
+    draw = torch.Generator().manual_seed(4)
+    start = memory.start(torch.zeros(TRIALS, D, dtype=torch.float64), used=True, steps=True)
+    total, models = torch.randn(2, TRIALS, D, generator=draw, dtype=torch.float64)
+    full = torch.ones_like(start.mass)
+    return start._replace(total=total, models=models, mass=mass * full, share=share * full)
+
+
+X = torch.linspace(-1, 2, TRIALS * D, dtype=torch.float64).view(TRIALS, D)
+G = X.flip(0) ** 2
+ALONE = Cohort(7, 1, torch.arange(1), 0.3, TAU)
+
+
+@pytest.mark.parametrize(
+    ("mass", "share", "h"),
+    [
+        (1.0, 0.5, 0.5),
+        (1.0, 0.2, 0.5),
+        (1.0, 0.1, 0.125),  # (5 / 10)^2 / 2
+        (1.0, 0.02, 0.005),  # (5 / 50)^2 / 2
+        (0.4, 0.5, 0.2),
+        (0.4, 0.1, 0.05),
+    ],
+)
+def test_a_single_clients_step_is_a_mean_of_two(mass: float, share: float, h: float) -> None:
+    """(1 - h) B^-1 g + h (B^-1 o / tau + (x - x_o)): B^-1 is linear, so one product will do."""
+    kept = remembering(mass, share)
+    aim, back = memory.blended(kept, G, X, ALONE)
+    assert back is not None
+    o, x_o = kept.total / mass, kept.models / mass
+    torch.testing.assert_close(aim, (1 - h) * G + h * o / TAU, **CLOSE)
+    torch.testing.assert_close(back, h * (X - x_o), **CLOSE)
+
+
+def test_a_memory_of_nobody_gives_no_step() -> None:
+    kept = memory.start(X, used=True, steps=True)
+    aim, back = memory.blended(kept, G, X, ALONE)
+    assert torch.equal(aim, G)
+    assert isinstance(back, torch.Tensor)
+    assert torch.equal(back, torch.zeros_like(X))
+
+
+@pytest.mark.parametrize(
+    ("size", "mass", "used"),
+    [(1, 0.3, True), (2, 0.3, False), (3, 1.0, False), (1, 1.0, False), (1, 1 + 1e-7, False)],
+)
+def test_only_a_single_one_of_several_clients_is_helped(size: int, mass: float, used: bool) -> None:
+    cohort = Cohort(7, size, torch.arange(size), mass, TAU)
+    aim, back = memory.blended(remembering(1.0, 0.5), G, X, cohort)
+    assert isinstance(back, torch.Tensor) is used
+    assert (aim is not G) is used
+    unused = remembering(1.0, 0.5)
+    unused = unused._replace(models=unused.models[:, :0])
+    aim, back = memory.blended(unused, G, X, cohort)
+    assert aim is G
+    assert back == 0
+
+
+def test_on_a_quadratic_function_the_memory_knows_newtons_step() -> None:
+    """f_i(x) = 1/2 (x - b_i)^T A (x - b_i): with B = A it leads from x to the mean of the b_i.
+
+    Nothing is left of it but rounding: A has eigenvalues from 1/2 to 3. All three clients have
+    answered at models of their own, with tau times their gradients there.
+    """
+    draw = torch.Generator().manual_seed(9)
+    Q = torch.linalg.qr(torch.randn(D, D, generator=draw, dtype=torch.float64)).Q
+    A = Q @ torch.diag(torch.linspace(0.5, 3, D, dtype=torch.float64)) @ Q.mT
+    b = torch.randn(3, D, generator=draw, dtype=torch.float64)
+    server = Server(3, D, TRIALS, P)
+    for who, (x, _) in zip(((0,), (1,), (2,), (0,)), walk(), strict=False):
+        u = TAU * (x - b[who[0]]) @ A
+        g, _, cohort = server.round(x, ALPHA, -(ALPHA * u)[None], who)
+    g = g / (-ALPHA * TAU)
+    aim, back = memory.blended(server.memory, g, x, cohort)
+    assert back is not None
+    direction = torch.linalg.solve(A, aim.mT).mT + back
+    own = torch.linalg.solve(A, g.mT).mT
+    m_o = (0.5 + 0.3 + 0.2 + 0.5) / 4
+    h = 0.5 * min(1.0, (5 * m_o) ** 2)
+    torch.testing.assert_close(direction, (1 - h) * own + h * (x - P @ b), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({}, True),
+        ({"form": "lbfgs"}, True),
+        ({"alpha": 0.1}, False),
+        ({"guard": "cautious"}, False),
+        ({"guard": "none"}, False),
+        ({"memory": "none"}, False),
+    ],
+)
+def test_only_the_guard_that_chooses_alpha_takes_such_steps(
+    fields: dict[str, Any], steps: bool
+) -> None:
+    state = FedSSO(**{"memory": "clients", **fields}).server_init(torch.zeros(2, 6))
+    assert state.memory.models.numel() == (12 if steps else 0)
+
+
+def form_of(state: Any) -> Tensor:
+    """B [d, d] of the first trial: I / gamma, and the pairs that it holds."""
+    d = state.x.shape[-1]
+    B = torch.eye(d, dtype=torch.float64) / state.guard.gamma[0]
+    for s, y in state.curvature.store[0, : int(state.curvature.held)]:
+        B = B + torch.outer(y, y) / (y @ s) - torch.outer(B @ s, B @ s) / (s @ B @ s)
+    return B
+
+
+def test_a_runs_steps_are_those_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-t times the mean of both, from what is kept of every client and from the pairs.
+
+    One client answers in most rounds, two in every fourth one. There is no metric in these rounds,
+    and B has a condition below 100.
+    """
+    fix_cohorts(monkeypatch, [(0,), (1,), (2,), (0, 2)])
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    mass = [0.5, 0.3, 0.2, 0.7]
+    record = FedSSO(memory="clients", shapes="none")
+    sim = Simulation(trio(), "linear", [record], **{**OPTIONS, "participation": 0.5})
+    states = [sim.server]
+    kept: list[list[Any]] = []
+
+    def look(sim: Any) -> None:
+        states.append(sim.server)
+        kept.append(list(sim.now.memory))
+
+    run(sim, 12, look)
+    moved = 0.0
+    for k, (before, after) in enumerate(pairwise(states), 1):
+        B, g = form_of(after), after.g[0]
+        direction = torch.linalg.solve(B, g)
+        plain = direction
+        if k % 4:
+            known = torch.stack([each.known[0] for each in kept[k - 1]])[:, 0].double() * weights
+            o = torch.stack([each.u[0] for each in kept[k - 1]]).mT @ known / known.sum()
+            x_o = torch.stack([each.x[0] for each in kept[k - 1]]).mT @ known / known.sum()
+            m_o = sum((mass * 3)[:k]) / k
+            h = 0.5 * float(known.sum()) * min(1.0, (5 * m_o) ** 2)
+            there = torch.linalg.solve(B, o / 2) + before.x[0] - x_o
+            direction = (1 - h) * direction + h * there
+            moved = max(moved, float((direction - plain).norm() / plain.norm()))
+        assert torch.linalg.cond(B) < 100
+        expected = -after.guard.share[0] * direction
+        torch.testing.assert_close((after.x - before.x)[0], expected, rtol=1e-9, atol=1e-12)
+    assert moved > 0.1
 
 
 # ---- the guard's part ----

@@ -76,6 +76,8 @@ def options() -> Iterator[tuple[str, Case]]:
     yield "memory", Case("mlp", memory, few)
     away = {**BASE, "participation": 0.3, "rounds": 8}
     yield "forgotten", Case("mclr", memory, away, forgets=0.7)
+    several: list[Algorithm] = [FedSSO(alpha=0.05), FedSSO(alpha=0.02)]
+    yield "metric of one layer", Case("mclr", several, {**BASE, "rounds": 4})
     yield "one client", Case("mclr", [FedAvg(alpha=0.05)], {**BASE, "participation": 0.01})
     for code in ("topk:0.3", "int8"):
         lossy = {**few, "compress": code}

@@ -112,11 +112,13 @@ def test_server_of_fedsso_to_the_byte() -> None:
 
     In 8 bytes: two Gram matrices 200 x 200, 200 values cur, 2 counters, radius, gamma, slope and
     share, 5 diagnostics, the least steepness, the rounds undone; in 4 the client step; and 1 flag.
+    For the metric of a weight of 10 x 784, in 8 bytes: its A and C, and the clients seen.
     """
     d, m = 7850, 200
+    metric = 10**2 + 784**2 + 1
     assert (
         measured("fedsso").server
-        == 4 * (3 + 2 * (m + 1)) * d + 8 * (2 * m * m + m + 2 + 4 + 5 + 2) + 4 + 1
+        == 4 * (3 + 2 * (m + 1)) * d + 8 * (2 * m * m + m + 2 + 4 + 5 + 2 + metric) + 4 + 1
     )
 
 
@@ -314,11 +316,13 @@ def command(*args: str, code: int = 0) -> Any:
 def test_command_prints_measured_above_theory() -> None:
     lines = command("--algorithms", "fedsso,fedavg").stdout.splitlines()
     (at,) = (i for i, line in enumerate(lines) if line.strip().startswith("fedsso"))
-    number = "13 358 709"  # to the byte, see above
+    number = "18 276 765"  # to the byte, see above
     assert lines[at].split("  ")[0].strip() == "fedsso"
     assert "31 404   31 400      62 804" in lines[at]
     assert number in lines[at]
-    assert lines[at + 1].split() == ["1", "d", "d", "62", "800", "1.00", "403d", "403", "0", "0.00"]
+    numbers = "403d+1.22951e+06"  # two for each of A's and C's 10^2 + 784^2 in float64
+    theory = ["1", "d", "d", "62", "800", "1.00", numbers, "560", "0", "0.00"]
+    assert lines[at + 1].split() == theory
     assert lines[at + 2].strip().startswith("fedavg")
 
 
@@ -333,16 +337,28 @@ def test_command_tells_what_a_server_remembers_of_every_client() -> None:
     assert "fedavg:" not in out
 
 
-def test_fedsso_remembers_two_vectors_of_every_client_and_three_of_all() -> None:
-    """And in numbers of 4 bytes whether the client is known, in 8 the mass, A, C and beta."""
+@pytest.mark.parametrize(
+    ("fields", "vectors"),
+    [({}, 4), ({"alpha": 0.1}, 3), ({"guard": "cautious"}, 3), ({"guard": "none"}, 3)],
+)
+def test_fedsso_remembers_two_vectors_of_every_client_and_four_of_all(
+    fields: dict[str, Any], vectors: int
+) -> None:
+    """And in numbers of 4 bytes whether the client is known, in 8 the mass, A, C, beta and m_o.
+
+    The fourth vector is the mean of the clients' models, for the memory's own steps, which only the
+    adaptive guard takes that chooses alpha.
+    """
     d = 7850
-    plain = measured("fedsso")
     with META:
         model = build("mclr", (1, 28, 28), 10)
     with torch.no_grad():
-        found = measure(FedSSO(memory="clients"), model, Work((1, 28, 28), None))
+        plain, found = (
+            measure(FedSSO(memory=kind, **fields), model, Work((1, 28, 28), None))
+            for kind in ("none", "clients")
+        )
     assert found.per_client == 4 * (2 * d + 1)
-    assert found.server - plain.server == 4 * 3 * d + 8 * 4
+    assert found.server - plain.server == 4 * vectors * d + 8 * 5
     assert found[:3] == plain[:3]
 
 

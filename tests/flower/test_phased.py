@@ -28,6 +28,7 @@ from fedsso.flower import exchange
 from fedsso.flower.client import client_app
 from fedsso.flower.phased import PhasedStrategy
 from fedsso.objective import buffers_of, ravel
+from fedsso.support.trees import leaves
 from samples import case
 
 SIZES = (23, 9, 14)
@@ -201,15 +202,20 @@ def test_flower_equals_the_simulator_with_one_layer(
     fed: Federation, batch_size: int | None
 ) -> None:
     """FedSSO's radius then starts with the clients' loss: here f / |g|, where FedAvg's step is
-    0.01 * 3 |g| and |g| is below 1."""
+    0.01 * 3 |g| and |g| is below 1. The strategy's server sees only means, so that it has no
+    metric, and the simulator's one is told to have none."""
     module = build_model("mclr", fed, seed=3, loss="cross_entropy").double()
-    expected = simulated(fed, module, "fedsso", batch_size=batch_size)
+    plain = make("fedsso", {"shapes": "none"})
+    expected = simulated(fed, module, plain, batch_size=batch_size)
     strategy = strategy_of("fedsso", fraction_evaluate=0.0, batch_size=batch_size)
     result = strategy.start(grid_of(module, fed), start_of(module), num_rounds=3)
     close(flat(result.arrays, module), expected.x)
     for column in ("radius", "gamma", "alpha", "train_loss"):
         np.testing.assert_allclose(strategy.trace[column][1:], expected.trace[column][1:], 1e-9)
     assert expected.trace["grad_norm"][1] < 1
+    assert strategy._state is not None
+    moments = strategy._state.server.moments
+    assert not any(leaf.any() for leaf in leaves(moments))
     length = expected.trace["train_loss"][1] / expected.trace["grad_norm"][1]
     assert strategy.trace["radius"][1] == pytest.approx(length, rel=1e-9)
 

@@ -84,7 +84,8 @@ def test_it_ends_where_the_simulator_does_and_leaves_a_trace(tmp_path: Path, dat
         test_fraction=0,
     )
     options = {"rounds": 8, "local_steps": 5, "batch_size": None, "loss": "bce"}
-    run = fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.03), **options)
+    server = fedsso.FedSSO(alpha=0.03, shapes="none")  # as on Flower
+    run = fedsso.simulate(fed, "mclr", server, **options)
     assert np.abs(w - run.x.numpy()).max() < 1e-5
     trace = Trace.load(tmp_path / "trace.csv")
     assert np.allclose(trace["train_loss"][1:], run.trace["train_loss"][1:], atol=1e-6)

@@ -1,8 +1,9 @@
-"""The metric of a network's weights, against explicit d x d matrices made with numpy."""
+"""The metric of a model's weights, against explicit d x d matrices made with numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,8 +153,12 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
 
 def one(K: Metric, trial: int) -> Metric:
     """The metric of one trial."""
-    sides = [kronecker.Side(*(part[trial : trial + 1] for part in side)) for side in K.sides]
-    return Metric(K.matrices, tuple(sides), K.root[trial : trial + 1])
+    only = slice(trial, trial + 1)
+    sides = []
+    for vectors, powers in K.sides:
+        own = None if vectors is None else vectors[only]
+        sides.append(kronecker.Side(own, powers[only]))
+    return Metric(K.matrices, tuple(sides), K.root[only])
 
 
 # ---- the matrix ----
@@ -207,6 +212,9 @@ def test_the_parts_of_a_vector_are_its_matrices_row_by_row() -> None:
     assert first.tolist() == [[[0, 1, 2], [3, 4, 5]], [[10, 11, 12], [13, 14, 15]]]
     assert second.tolist() == [[[6], [7], [8]], [[16], [17], [18]]]
     assert third.tolist() == [[[9]], [[19]]]
+    many = kronecker.split(v[:, None], [(2, 3), (3, 1), (1, 1)])  # of further axes
+    assert [part.shape for part in many] == [(2, 1, 2, 3), (2, 1, 3, 1), (2, 1, 1, 1)]
+    assert torch.equal(many[0][:, 0], first)
 
 
 # ---- the means ----
@@ -236,6 +244,144 @@ def test_following_changes_no_argument() -> None:
     kronecker.follow(before, g, NETWORK, SHARE)
     assert torch.equal(g, same)
     assert all(map(torch.equal, before, copies))
+
+
+@pytest.mark.parametrize("largest", [3, 1024])
+def test_squares_are_those_of_a_whole_share(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The squares of a gradient are the means of it alone; a blend of them follows it."""
+    monkeypatch.setattr(kronecker, "LARGEST", largest)
+    gradients = draws(2, NETWORK)
+    first, second = (kronecker.squares(torch.from_numpy(g[None]), NETWORK) for g in gradients)
+    for one_, whole in zip(first, seen(gradients[:1], NETWORK, [1.0]), strict=True):
+        assert torch.equal(one_, whole)
+    for found, expected in zip(
+        kronecker.blend(first, second, 0.3), seen(gradients, NETWORK, [1.0, 0.3]), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+# ---- the means over clients ----
+
+SHARES = (0.5, 0.25, 0.0, 0.2, 0.05)
+
+
+def of_clients(rows: int, cols: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Matrices of five clients in two trials, [5, 2, rows, cols]."""
+    draw = np.random.default_rng(6)
+    sizes = np.geomspace(10, 0.1, 5)[:, None, None, None]
+    return torch.from_numpy(sizes * draw.standard_normal((5, 2, rows, cols))).to(dtype)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(3, 4), (5, 2), (1, 6), (6, 1)])
+@pytest.mark.parametrize("largest", [1, 3, 1024])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_means_over_clients_are_those_of_a_loop(
+    rows: int, cols: int, largest: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sum_i w_i G_i G_i^T and sum_i w_i G_i^T G_i, in float64 also of float32, or their diagonals.
+
+    Sums of at most 5 * 6 terms, each of the size of the largest entry at most.
+    """
+    monkeypatch.setattr(kronecker, "LARGEST", largest)
+    G = of_clients(rows, cols, dtype)
+    same = G.clone()
+    found = kronecker.mean_squares(torch.tensor(SHARES), G)
+    assert torch.equal(G, same)
+    assert {side.dtype for side in found} == {torch.float64}
+    shares = torch.tensor(SHARES).double().tolist()
+    for trial in range(2):
+        A, C = np.zeros((rows, rows)), np.zeros((cols, cols))
+        for w, one_ in zip(shares, G[:, trial].double().numpy(), strict=True):
+            A += w * one_ @ one_.T
+            C += w * one_.T @ one_
+        for side, full in zip(found, (A, C), strict=True):
+            expected = np.diag(full) if len(full) > largest else full
+            assert side[trial].shape == expected.shape
+            bound = 5 * 6 * EPS * np.trace(full)
+            np.testing.assert_allclose(side[trial].numpy(), expected, rtol=0, atol=bound)
+
+
+def test_the_means_of_parts_of_the_clients_add_up() -> None:
+    G, w = of_clients(3, 4), torch.tensor(SHARES, dtype=torch.float64)
+    whole = kronecker.mean_squares(w, G)
+    parts = [kronecker.mean_squares(w[part], G[part]) for part in (slice(0, 2), slice(2, 5))]
+    for all_, some, others in zip(whole, *parts, strict=True):
+        bound = 5 * 4 * EPS * float(all_.abs().max())
+        torch.testing.assert_close(some + others, all_, rtol=0, atol=bound)
+
+
+# ---- biases, of which no means are kept ----
+
+BIASED = {
+    "a bias": ((3, 4), (3, 1)),
+    "two biases": ((4, 3), (4, 1), (4, 1)),
+    "one output": ((1, 6), (1, 1)),
+    "no bias": ((5, 2),),
+}
+
+
+def borrowed(gradients: np.ndarray, matrices: Sequence[Matrix], **options: Any) -> Metric:
+    """K of the means of the first matrix alone."""
+    rows, cols = matrices[0]
+    moments = seen(gradients[:, : rows * cols], matrices[:1])
+    newest = torch.from_numpy(gradients[-1:])
+    return kronecker.metric(moments, matrices, newest, options.get("floor", FLOOR))
+
+
+@pytest.mark.parametrize("matrices", BIASED.values(), ids=list(BIASED))
+@pytest.mark.parametrize("largest", [1, 3, 1024])
+@pytest.mark.parametrize("floor", [1e-3, 0.1])
+def test_biases_are_further_columns_of_usual_size(
+    matrices: Sequence[Matrix], largest: int, floor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a bias A is that of the weight and C the number tr C / cols; the same is added to it.
+
+    c is that of the whole gradient.
+    """
+    monkeypatch.setattr(kronecker, "LARGEST", largest)
+    gradients = draws(3, matrices)
+    rows, cols = matrices[0]
+    A, C = means(gradients[:, : rows * cols], matrices[:1], [SHARE] * 3)
+    if rows > largest:
+        A = np.diag(np.diag(A))
+    if cols > largest:
+        C = np.diag(np.diag(C))
+    usual = np.array([[np.trace(C) / cols]])
+    sides = [A, C, *[A, usual] * (len(matrices) - 1)]
+    expected = scaled(unscaled(sides, floor), gradients[-1])
+    K = borrowed(gradients, matrices, floor=floor)
+    d = numbers(matrices)
+    assert apart(as_matrix(K.apply, d), expected) <= rounding(matrices, floor)
+    assert apart(as_matrix(K.stretch, d), power(expected, 0.5)) <= rounding(matrices, floor)
+    assert apart(as_matrix(K.shrink, d), power(expected, -0.5)) <= rounding(matrices, floor)
+    if len(matrices) > 1:  # else its own means would do as well
+        own = as_matrix(learned(gradients, matrices, floor).apply, d)
+        assert apart(own, expected) > 0.01
+
+
+def test_without_any_gradient_of_the_weight_the_metric_is_the_identity() -> None:
+    matrices = BIASED["a bias"]
+    gradients = np.zeros((2, 15))
+    gradients[:, 12:] = 1.0
+    K = as_matrix(borrowed(gradients, matrices).apply, 15)
+    np.testing.assert_allclose(K, np.eye(15), rtol=0, atol=1e-13)
+
+
+def test_each_trial_has_its_own_floor() -> None:
+    """In a batch as alone with this number."""
+    matrices = BIASED["a bias"]
+    floors = [0.01, 0.5]
+    each = [draws(2, matrices, seed) for seed in range(2)]
+    parts = [seen(gradients[:, :12], matrices[:1]) for gradients in each]
+    moments = tuple(torch.cat(sides) for sides in zip(*parts, strict=True))
+    newest = torch.from_numpy(np.stack([gradients[-1] for gradients in each]))
+    floor = torch.tensor(floors, dtype=torch.float64)[:, None]
+    K = kronecker.metric(moments, matrices, newest, floor)
+    for trial, (gradients, own) in enumerate(zip(each, floors, strict=True)):
+        expected = as_matrix(borrowed(gradients, matrices, floor=own).apply, 15)
+        assert apart(as_matrix(one(K, trial).apply, 15), expected) <= rounding(matrices, own)
+        other = as_matrix(borrowed(gradients, matrices, floor=floors[1 - trial]).apply, 15)
+        assert apart(other, expected) > 0.01
 
 
 # ---- c ----

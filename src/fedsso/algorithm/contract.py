@@ -144,6 +144,7 @@ class Attendance(NamedTuple):
     # Whether each of them sends one step along the gradient of all its rows, and the model is a
     # single linear layer, so that the loss is convex.
     exact: bool = False
+    only_means: bool = False  # whether the server sees the mean of the uploads alone
 
 
 class Reply(NamedTuple):
@@ -153,6 +154,16 @@ class Reply(NamedTuple):
     own: Tree = ()  # stays with the client until its next exchange
     loss: Tensor | None = None  # [M, trials] mean loss, which clients report anyway
     unsent: Tensor | None = None  # [M, trials] bytes of zeros in the upload that are left out
+
+
+def weighted_mean(weights: Tensor, uploads: Tree) -> Tree:
+    """The mean over some clients with these weights [M]; leaves [M, trials, ...]."""
+
+    def mean(leaf: Tensor) -> Tensor:
+        total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
+        return total
+
+    return tree_map(mean, uploads)
 
 
 def as_sent(upload: Tree) -> Tree:
@@ -188,6 +199,11 @@ class Phase(NamedTuple):
     the server is given the maximum over the clients instead of the mean. No sum of uploads tells
     it, so that secure aggregation cannot hide these fields.
 
+    `average` is what the server is given of some clients in place of their mean: from their shares
+    in the mean [M], which add up to 1 over all clients of the round, and their decoded uploads. It
+    is called for some clients at a time, and what it returns is added up. A server that sees only
+    means must do without it (`Attendance.only_means`).
+
     A `lead` exchange is with one client alone: the first of those who answer in this round.
 
     In an exchange that is `apart` every client has a message and an ear of its own. The engine
@@ -207,6 +223,7 @@ class Phase(NamedTuple):
     lead: bool = False  # the first client alone
     apart: bool = False  # a message to each client, and all uploads instead of their mean
     largest: tuple[str, ...] = ()  # fields of which the server is given the maximum
+    average: Callable[[Tensor, Tree], Tree] = weighted_mean
 
     def over_clients(self, weights: Tensor, uploads: Tree) -> Tree:
         """What the server is given of the uploads of some clients, leaves [trials, ...].
@@ -215,12 +232,7 @@ class Phase(NamedTuple):
             weights: The share of each of these clients in the mean, [M].
             uploads: Decoded, leaves [M, trials, ...].
         """
-
-        def mean(leaf: Tensor) -> Tensor:
-            total: Tensor = torch.tensordot(weights.to(leaf.dtype), leaf, 1)
-            return total
-
-        reduced = tree_map(mean, uploads)
+        reduced = self.average(weights, uploads)
         if not self.largest:
             return reduced
         return reduced._replace(**{n: getattr(uploads, n).amax(0) for n in self.largest})

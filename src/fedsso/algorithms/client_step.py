@@ -24,7 +24,7 @@ hears only some of them, and trusts its own steps less. So there are five kinds:
 
     none      alpha = 0.01 in all rounds                one layer, one exact gradient from everybody
     small     drift = 0.02                              one layer, and all clients answer
-    steady    drift = 0.2                               one layer, and some may be absent
+    steady    drift = 0.1                               one layer, and some may be absent
     gentle    drift = 0.05                              a network with a metric (`layers.py`)
     fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network without one, in round k
 
@@ -61,12 +61,14 @@ import torch
 from torch import Tensor
 
 from ..algorithm.contract import BLOW_UP, Algorithm, Attendance, Cohort
+from ..support.trees import Scalar
 from .trust_region import ALL
 
 FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha
 SMALL = 0.02  # alpha tau L, the change of a client's gradient on its way, if all clients answer
-STEADY = 0.2  # the same if some may be absent, and of a network without a metric in the end
+STEADY = 0.1  # the same if some may be absent
+LATE = 0.2  # the same of a network without a metric in the end
 EARLY = 0.7  # the same of a network without a metric at the start
 GENTLE = 0.05  # the same of a network if B starts from a metric
 FADING = 30  # rounds after which a third of what is early is left
@@ -106,6 +108,14 @@ class Stepping(Algorithm):
             return own._drifting("none")
         return own._drifting("steady" if attendance.some_absent else "small")
 
+    @property
+    def is_network(self) -> bool:
+        """Whether the drift is that of a network."""
+        return self.drift in NETWORKS
+
+    def bears(self, server: Any) -> Scalar:
+        return bears(server.choice, server.g)
+
     def _drifting(self, kind: str) -> Self:
         """The record with this kind of drift, unless it has one."""
         if self.drift != "auto":
@@ -131,7 +141,7 @@ def start(x: Tensor) -> Choice:
 def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
     """How far tau local steps may change a client's gradient after so many rounds [trials, 1]."""
     if kind == "fading":
-        return STEADY + (EARLY - STEADY) * torch.exp(-rounds / FADING)
+        return LATE + (EARLY - LATE) * torch.exp(-rounds / FADING)
     return {"steady": STEADY, "gentle": GENTLE}.get(kind, SMALL)
 
 

@@ -14,7 +14,7 @@
     R         B starts anew whenever k mod R = 0
     r         radius of the guard
     gamma     B starts from I / gamma (guarded form bfgs; else from I)
-    K         the metric of a network's weights; B then starts from K^-1 / gamma
+    K         the metric of the weights; B then starts from K^-1 / gamma
     t         the part of -B^-1 g that a step was
     L         |y| / |s|, the gradient's steepness
 
@@ -27,8 +27,8 @@ Five parts are not in the paper. With guard="adaptive" a trust region bounds the
 pairs (s, y) that are mostly noise count less: `trust_region.py`. With guard="cautious" steps begin
 at FedAvg's model, so that clients may do anything that FedAvg's clients may: `cautious.py`. With
 alpha="auto" the server chooses the client step and undoes rounds that explode: `client_step.py`.
-Where some clients are absent the server remembers what each of them sent last: `memory.py`. For a
-network B starts from a metric of its weights, in which the guard's lengths and angles are measured:
+Where some clients are absent the server remembers what each of them sent last: `memory.py`. B
+starts from a metric of the weights, in which the guard's lengths and angles are measured:
 `layers.py`. guard="none" and a number for alpha give the paper's algorithm; the defaults
 memory="auto" and shapes="auto" are then off.
 """
@@ -64,10 +64,10 @@ from ..algorithm import (
 from ..algorithm import local as solver
 from ..errors import InputError, unknown
 from ..maths import quasi_newton as qn
-from ..maths.kronecker import Metric
+from ..maths.kronecker import Metric, Moments
 from . import cautious, client_step, layers, memory, trust_region
 from .client_step import Stepping
-from .layers import Layered
+from .layers import Layered, WithSquares
 from .memory import Heard, Remembering
 
 log = logging.getLogger("fedsso")
@@ -128,7 +128,7 @@ class FedSSO(Layered, Stepping, Remembering):
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
     drift: str = param(default="auto", doc="for alpha=auto: none, small, steady, fading, gentle")
-    shapes: str = param(default="auto", doc="metric of B_1: auto (of networks), none, or 10x64 10")
+    shapes: str = param(default="auto", doc="metric of B_1: auto, none, or shapes as 10x64 10")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -148,7 +148,7 @@ class FedSSO(Layered, Stepping, Remembering):
         delta, loss = solver.sgd(f, x, local, alpha)  # Alg. 1, lines 4-8
         return Reply(delta, own, loss)
 
-    def server(self, server: State, mean: Tensor | Heard, cohort: Cohort) -> State:
+    def server(self, server: State, mean: Tensor | Heard | WithSquares, cohort: Cohort) -> State:
         """The state after this round, from v_k - x_k: the mean of line 10 is the engine's.
 
         What is marked as not in the paper does nothing with guard="none" and a given alpha.
@@ -161,13 +161,14 @@ class FedSSO(Layered, Stepping, Remembering):
         net = server.net
         alpha = at(self.alpha, k, server.choice.alpha)
         work = alpha * tau  # FedAvg's step is -work g
+        mean, told = _parted(mean, alpha)  # not in the paper: single gradients, for the metric
         delta, recalled = _recalled(server, mean, alpha, cohort)  # not in the paper: memory
 
         g = delta / (-alpha * tau)  # Alg. 1, line 11
         y = g - server.g  # line 12; in round 1 s = 0, so no pair enters
         plain = gram(s, y, g)
         choice = _chosen(self, server, plain, cohort)  # not in the paper: alpha="auto"
-        K, moments = layers.learned(self, server.moments, g, cohort)  # not in it either
+        K, moments = layers.learned(self, server.moments, g, cohort, told)  # not in it either
         inner = gram if K is None else K.gram
         products = plain if K is None else inner(s, y, g)
         if _guarded(self):  # not in the paper: guard="adaptive" or "cautious"
@@ -182,17 +183,14 @@ class FedSSO(Layered, Stepping, Remembering):
         s, y, products = _as_kept(form, s, y, g, products, inner)
         pair = _judged(self, products, unit, form)
         reset = self.R is not None and k % self.R == 0
-        curvature, direction = form.step(server.curvature, s, y, g, pair, k, reset)  # line 13
-
-        move, guard = _move(self, guard, at(self.eta, k), work, g, direction, K)
+        aim, back = memory.blended(recalled, g, x, cohort)  # not in the paper: memory
+        curvature, direction = form.step(server.curvature, s, y, aim, pair, k, reset)  # line 13
+        move, guard = _move(self, guard, at(self.eta, k), work, g, direction.add_(back), K)
         new = x + move  # line 14
         s = torch.sub(new, x, out=move)  # after rounding, as the clients see it
         seen = _seen(pair, reset, plain, alpha)
         after = State(new, g, s, curvature, guard, seen, choice, net, recalled, moments)
         return _caught(form, server, after, x + delta, cohort) if _is_cautious(self) else after
-
-    def bears(self, server: State) -> Scalar:
-        return client_step.bears(server.choice, server.g)
 
     def undo(self, server: State) -> tuple[State, Tensor] | None:
         return _undone(server) if _chooses(self) and _guarded(self) else None
@@ -238,8 +236,10 @@ def _start(record: FedSSO, x: Tensor) -> State:
         seen=_nothing_seen(x),
         choice=client_step.start(x),
         net=cautious.start(x, used=_is_cautious(record)),
-        memory=memory.start(x, used=record.remembers),
-        moments=layers.start(x, record.matrices),
+        memory=memory.start(
+            x, used=record.remembers, steps=_chooses(record) and record.guard == "adaptive"
+        ),
+        moments=layers.start(x, record.matrices, by_client=record.by_client),
     )
 
 
@@ -263,6 +263,15 @@ def _is_exact(record: FedSSO) -> bool:
     return _chooses(record) and record.guard == "adaptive" and record.drift == "none"
 
 
+def _parted(
+    mean: Tensor | Heard | WithSquares,
+    alpha: Scalar,
+) -> tuple[Tensor | Heard, tuple[Tensor, Moments] | None]:
+    """What there would be without a metric; the means of the u_i and of their squares, if known."""
+    plain, squares = layers.parted(mean)
+    return plain, None if squares is None else (_plain(plain) / -alpha, squares)
+
+
 def _recalled(
     server: State,
     mean: Tensor | Heard,
@@ -272,7 +281,7 @@ def _recalled(
     """delta = v_k - x_k [trials, d], corrected where there is a memory; and the memory."""
     if isinstance(mean, Tensor):
         return mean, server.memory
-    return memory.correct(server.memory, mean, alpha, cohort)
+    return memory.correct(server.memory, mean, server.x, alpha, cohort)
 
 
 def _chosen(
@@ -306,6 +315,11 @@ def _slope_heard(
     if isinstance(mean, Tensor) or cohort.mass > trust_region.ALL:
         return None
     return dot(s, mean.delta) / (-work * torch.ones_like(s[:, :1]))
+
+
+def _plain(mean: Tensor | Heard) -> Tensor:
+    """The mean update of those who answered, without any correction."""
+    return mean if isinstance(mean, Tensor) else mean.delta
 
 
 def _adapted(

@@ -41,6 +41,25 @@ larger than in the other pair, whose y is the one that the guard has damped: noi
 between clients make the cosine small. Otherwise the pair of the server's step is used, but not
 where a client of S answered for the first time: y would then mostly tell how this client differs.
 
+The step of a single client. Where one client alone answers, its gradient is hardly the
+federation's, whatever is subtracted. The memory knows all others, at the models x_i that they had.
+B tells what their gradients have become since then: at x, that of client i is o_i / tau + B (x -
+x_i), as far as B is right. So the mean of the memory gives a step of its own, without any product
+with B: with the mean x_o of the models x_i, weighted as o is,
+
+    B^-1 (o / tau + B (x - x_o)) = B^-1 o / tau + (x - x_o)
+
+The server's direction is then a mean of both:
+
+    (1 - h) B^-1 g + h (B^-1 o / tau + (x - x_o)),    h = 1/2 (known share) min(1, (5 m_o)^2)
+
+m_o is the mean of m over the rounds so far, so that a client waits for about 1 / m_o rounds. What B
+tells of a gradient is wrong by about the square of the way since then. So the memory counts half
+where five clients or fewer take turns, and less with the square of the time that they wait.
+
+Only a server with the adaptive guard that chooses alpha takes such steps. B s = -t g_{k-1}
+(`trust_region.py`) is then only roughly so.
+
 Where all clients answer, none of this changes anything: the correction is 0, and the server's own
 pair is used.
 """
@@ -59,10 +78,12 @@ from ..algorithm.contract import Algorithm, Attendance, Cohort
 from ..algorithm.schedule import at
 from ..support.linalg import dot, gram
 from ..support.trees import Scalar, Tree
-from .trust_region import ALL, CLEAR, TINY
+from .trust_region import ALL, CLEAR, TINY, is_alone
 
 log = logging.getLogger("fedsso")
 KINDS = ("auto", "clients", "none")
+HALF = 0.5  # the most that the memory's own step counts
+WAIT = 5  # rounds that a client may wait until the memory's own step counts less
 LASTS = 0.8  # what a round leaves of the sums that beta is learned from
 ROUNDING = 1e-5  # what rounding may take from a sum of weights
 BYTES = 2_000_000_000  # the largest memory that memory="auto" takes, for one trial
@@ -86,6 +107,9 @@ class Memory(NamedTuple):
     along: Tensor  # A
     square: Tensor  # C
     beta: Tensor
+    models: Tensor  # sum of p_i x_i over the known clients; of no numbers where it is not used
+    rounds: Tensor  # that were answered
+    share: Tensor  # m_o
 
 
 class Heard(NamedTuple):
@@ -109,15 +133,27 @@ def fits(clients: int, d: int, itemsize: int = 4) -> bool:
     return 2 * clients * d * itemsize <= BYTES
 
 
-def start(x: Tensor, *, used: bool) -> Memory:
+def start(x: Tensor, *, used: bool, steps: bool = False) -> Memory:
     """The memory before the first round from the models x [trials, d].
 
-    One that is not used takes no space.
+    One that is not used takes no space. `steps` tells whether it gives steps of its own.
     """
     trials, d = x.shape
     vector = x.new_zeros(trials, d if used else 0)
     number = x.new_zeros(trials, 1 if used else 0, dtype=torch.float64)
-    return Memory(vector, number, vector, vector, number, number, number)
+    models = x.new_zeros(trials, d if used and steps else 0)
+    return Memory(
+        total=vector,
+        mass=number,
+        s=vector,
+        y=vector,
+        along=number,
+        square=number,
+        beta=number,
+        models=models,
+        rounds=number,
+        share=number,
+    )
 
 
 def blank(x: Tensor) -> Kept:
@@ -162,6 +198,7 @@ def mean(memory: Memory) -> Tensor:
 def correct(
     memory: Memory,
     heard: Heard,
+    x: Tensor,
     alpha: Scalar,
     cohort: Cohort,
 ) -> tuple[Tensor, Memory]:
@@ -172,6 +209,7 @@ def correct(
     beta = (along / square.clamp(min=TINY)).clamp(0, 1)
     answered = -heard.delta / alpha  # sum_S w_i u_i
     replaced = heard.deviation + heard.known * mean(memory)  # sum_S w_i o_i of the known
+    rounds = memory.rounds + 1
     new = Memory(
         total=memory.total + m * (answered - replaced),
         mass=(memory.mass + m * (1 - heard.known.double())).clamp(max=1),
@@ -180,7 +218,13 @@ def correct(
         along=along,
         square=square,
         beta=beta,
+        models=memory.models,
+        rounds=rounds,
+        share=memory.share + (m - memory.share) / rounds,
     )
+    if memory.models.numel():
+        met = x - heard.known * x + heard.s  # x less sum_S w_i x_i of the known
+        new = new._replace(models=memory.models + m * met)
     if m > ALL:
         return heard.delta, new
     return heard.delta + alpha * beta.to(answered.dtype) * heard.deviation, new
@@ -191,7 +235,28 @@ def forget(memory: Memory, lost: Kept) -> Memory:
     return memory._replace(
         total=memory.total - lost.u,
         mass=(memory.mass - lost.known.double()).clamp(min=0),
+        models=memory.models - lost.x if memory.models.numel() else memory.models,
     )
+
+
+def blended(
+    memory: Memory,
+    g: Tensor,
+    x: Tensor,
+    cohort: Cohort,
+) -> tuple[Tensor, Tensor | float]:
+    """The gradient that B^-1 is applied to, and what is added to the direction afterwards.
+
+    Both are [trials, d]; they are g and 0 unless a single client has answered, and the memory gives
+    steps of its own.
+    """
+    if not memory.models.numel() or not is_alone(cohort):
+        return g, 0.0
+    known = torch.where(memory.mass > 0, memory.mass, 1.0).to(x.dtype)
+    soon = (WAIT * memory.share).square().clamp(max=1)
+    h = (HALF * memory.mass * soon).to(x.dtype)
+    back = x - memory.models / known
+    return torch.lerp(g, mean(memory) / cohort.steps, h), h * back
 
 
 def better(

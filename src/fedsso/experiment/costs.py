@@ -310,12 +310,21 @@ def _places(a: Any) -> int:
     return 2 * int(a.compressor.removeprefix("topk:"))
 
 
+def _kept(a: Any) -> Any:
+    """The matrices of which FedSSO keeps A and C: not the bias of a model of one layer."""
+    return a.matrices[:1] if a.by_client else a.matrices
+
+
 # of Newton-Learn without the m_i numbers that a client keeps, of Basis Learn with r = d
 THEORY: dict[str, Theory] = {
     "fedsso": lambda a: Cost(
-        1, Size(1), Size(1), Size(2 * a.pairs + 3, 2 * kronecker.numbers(a.matrices)), Size()
-    ),  # s and y of each pair; x, g, s; A and C of a network's weights, in float64; all clients
-    # answer, so there is no memory of each
+        exchanges=1,
+        down=Size(1),
+        up=Size(1),
+        server=Size(2 * a.pairs + 3, 2 * kronecker.numbers(_kept(a))),
+        client=Size(),
+    ),  # s and y of each pair; x, g, s; A and C of the weights, in float64; all clients answer, so
+    # there is no memory of each
     "fedavg": _even(1, 1, server=1),
     "fedsgd": _even(1, 1, server=1),
     "fedprox": _even(1, 1, server=1),
@@ -333,9 +342,27 @@ THEORY: dict[str, Theory] = {
     "localnewton": lambda _: Cost(2, Size(2), Size(1, SEARCH + 1), Size(2), Size()),
     "stem": lambda _: Cost(1, Size(2, 1), Size(2), Size(2), Size()),  # a count of steps goes down
     "ldsgd": lambda a: Cost(a.I2, Size(a.I2), Size(a.I2), Size(1), Size()),
-    "fednl": lambda a: Cost(1, Size(1), _rank(a, a.option - 1), Size(2, dd=1), Size(dd=1)),
-    "fednl-ls": lambda a: Cost(2, Size(2), _rank(a, SEARCH), Size(3, dd=1), Size(dd=1)),
-    "fednl-pp": lambda a: Cost(1, Size(1), _rank(a, 1), Size(2, dd=1), Size(2, dd=1)),
+    "fednl": lambda a: Cost(
+        exchanges=1,
+        down=Size(1),
+        up=_rank(a, a.option - 1),
+        server=Size(2, dd=1),
+        client=Size(dd=1),
+    ),
+    "fednl-ls": lambda a: Cost(
+        exchanges=2,
+        down=Size(2),
+        up=_rank(a, SEARCH),
+        server=Size(3, dd=1),
+        client=Size(dd=1),
+    ),
+    "fednl-pp": lambda a: Cost(
+        exchanges=1,
+        down=Size(1),
+        up=_rank(a, 1),
+        server=Size(2, dd=1),
+        client=Size(2, dd=1),
+    ),
     "fedpm": lambda _: Cost(1, Size(1), Size(1.5, dd=0.5), Size(1), Size()),
     "fednew": _even(1, 1, server=1, client=1),
     "fedsophia": _even(1, 1, server=1, client=2),
@@ -364,15 +391,42 @@ THEORY: dict[str, Theory] = {
         Size(0, a.outputs * a.most_rows),
     ),  # W, B and Sigma; a dual variable for each row and output
     "anderson": lambda a: Cost(1, Size(1), Size(1), Size(2 * a.m + 3), Size()),
-    "nl1": lambda a: Cost(1, Size(1), Size(1 + a.K, a.K), Size(1, dd=1), Size()),
-    "nl2": lambda a: Cost(1, Size(1), Size(1 + a.K, a.K + 1), Size(1, dd=2), Size()),
+    "nl1": lambda a: Cost(
+        exchanges=1,
+        down=Size(1),
+        up=Size(1 + a.K, a.K),
+        server=Size(1, dd=1),
+        client=Size(),
+    ),
+    "nl2": lambda a: Cost(
+        exchanges=1,
+        down=Size(1),
+        up=Size(1 + a.K, a.K + 1),
+        server=Size(1, dd=2),
+        client=Size(),
+    ),
     "bl1": lambda a: Cost(
-        1, Size(1), Size(1, _places(a)), Size(3, dd=1), Size(dd=2), Size(dd=1)
-    ),  # x, w, gw and H; V and L; V
+        exchanges=1,
+        down=Size(1),
+        up=Size(1, _places(a)),
+        server=Size(3, dd=1),  # x, w, gw and H
+        client=Size(dd=2),  # V and L
+        per_client=Size(dd=1),  # V
+    ),
     "bl2": lambda a: Cost(
-        1, Size(1), Size(1, _places(a) + 1), Size(2, dd=1), Size(2, dd=2), Size(1, 1, dd=1)
+        exchanges=1,
+        down=Size(1),
+        up=Size(1, _places(a) + 1),
+        server=Size(2, dd=1),
+        client=Size(2, dd=2),
+        per_client=Size(1, 1, dd=1),
     ),
     "bl3": lambda a: Cost(
-        1, Size(1), Size(1, _places(a) + 2), Size(1, dd=1), Size(dd=2), Size(dd=1)
+        exchanges=1,
+        down=Size(1),
+        up=Size(1, _places(a) + 2),
+        server=Size(1, dd=1),
+        client=Size(dd=2),
+        per_client=Size(dd=1),
     ),
 }

@@ -150,7 +150,7 @@ class Problem:
             group[name] = torch.Size(shape)
         self.places = _places(self.buffers, self.model.kinds)
         layout = Layout(tuple(params), tuple(params.values()))
-        self.record = fitted(record, layout, Attendance(l2=l2))
+        self.record = fitted(record, layout, Attendance(l2=l2, only_means=True))
         dtype = self.model.dtype
         self.algorithm = stack([self.record], dtype, CPU)
         d = sum(self.model.sizes)

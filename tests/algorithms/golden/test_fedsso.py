@@ -109,13 +109,15 @@ def test_trace() -> None:
 
 
 def test_guard() -> None:
-    assert run(1, alpha=0.25, guard="adaptive").x.tolist() == pytest.approx([0.75, 0.5], abs=1e-14)
-    second = run(2, alpha=0.25, guard="adaptive")
+    """Without the metric that two clients' gradients would give B to start from."""
+    given = {"alpha": 0.25, "guard": "adaptive", "shapes": "none"}
+    assert run(1, **given).x.tolist() == pytest.approx([0.75, 0.5], abs=1e-14)
+    second = run(2, **given)
     assert second.x.tolist() == pytest.approx([-4 / 81, 1 / 81], abs=1e-13)
     assert second.trace["radius"][1:].tolist() == pytest.approx(
         [math.sqrt(5) / 4, math.sqrt(5) / 1.8], rel=1e-12
     )
-    third = run(3, alpha=0.25, guard="adaptive").trace["radius"][3]
+    third = run(3, **given).trace["radius"][3]
     assert third == pytest.approx(math.sqrt(5) / 1.8 * 12681 / 13001, rel=1e-11)
 
 
