@@ -28,13 +28,14 @@ round around their mean G, with weights w_i:
 
     A  <-  (1 - q) A + q (sum_S w_i G_i G_i^T - 0.9 G G^T)
     C  <-  (1 - q) C + q (sum_S w_i G_i^T G_i - 0.9 G^T G)
-    floor = 0.01, or 1 / (2 n) if that is more
-    n  <-  (1 - q) n + (the number of clients that answer) - 1
+    floor = 0.01, or 1 / (2 N) if that is more
+    N  <-  (1 - q) N + (the number of clients that answer) - 1
 
-The mean counts a tenth, since a few clients alone show hardly any spread. n clients tell only n
-directions, so fewer are trusted less. The bias counts as one more column of inputs, of usual
-size: its own spread is mostly that of the labels, which tells nothing about the loss. So its A is
-that of the weight, and its C is one number, the mean of the eigenvalues of the weight's C.
+The mean counts a tenth, since a few clients alone show hardly any spread. N differences between
+clients tell only N directions, so fewer are trusted less. The bias counts as one more column of
+inputs, of usual size: its own spread is mostly that of the labels, which tells little about the
+Hessian. So its A is that of the weight, and its C is one number, the mean of the eigenvalues of the
+weight's C.
 
 This needs single gradients. Where the server sees only their mean, where uploads are compressed,
 and where gradients are exact (`trust_region.py`), a model of one layer has no metric, whoever gave
@@ -78,7 +79,7 @@ from .trust_region import is_alone
 SHARE = 0.2  # of the newest gradient in A and C, if all clients answer
 FLOOR = 1e-4  # of the largest eigenvalue of all weights, added to all of them; of a network
 LEAST = 0.01  # the same of a model of one layer, if many clients have answered
-FEW = 0.5  # the same times n, if few have
+FEW = 0.5  # the same times N, if few have
 COMMON = 0.9  # what is taken from the clients' squares of the square of their mean
 PLAIN = ("auto", "none")  # values of the field that name no shapes; "auto" until `fit` decides it
 
@@ -87,7 +88,7 @@ class Spread(NamedTuple):
     """What the metric of a model of one layer is made from."""
 
     moments: Moments  # A and C of the weight
-    seen: Tensor  # n, [trials, 1]
+    seen: Tensor  # N, [trials, 1]
 
 
 class WithSquares(NamedTuple):

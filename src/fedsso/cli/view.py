@@ -112,8 +112,8 @@ def judge(curves: Sequence[Curve], targets: Sequence[float]) -> None:
     lost = [_where(curve) for curve in curves if _diverges(curve)]
     if lost:
         say(
-            f"diverged: {'; '.join(lost)}. Use a smaller --alpha (fedsso: --alpha auto), or "
-            "standardise the columns of the data"
+            f"diverged: {'; '.join(lost)}. Use a smaller --alpha (fedsso: --guard adaptive "
+            "--alpha auto), or standardise the columns of the data"
         )
     missed = []
     for target in targets:
