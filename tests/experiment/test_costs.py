@@ -344,7 +344,7 @@ def test_command_tells_what_a_server_remembers_of_every_client() -> None:
 def test_fedsso_remembers_two_vectors_of_every_client_and_four_of_all(
     fields: dict[str, Any], vectors: int
 ) -> None:
-    """And in numbers of 4 bytes whether the client is known, in 8 the mass, A, C, beta and m_o.
+    """And in 4 bytes whether the client is known, in 8 the mass, A, C, beta, rounds and m_o.
 
     The fourth vector is the mean of the clients' models, for the memory's own steps, which only the
     adaptive guard takes that chooses alpha.
@@ -358,7 +358,7 @@ def test_fedsso_remembers_two_vectors_of_every_client_and_four_of_all(
             for kind in ("none", "clients")
         )
     assert found.per_client == 4 * (2 * d + 1)
-    assert found.server - plain.server == 4 * vectors * d + 8 * 5
+    assert found.server - plain.server == 4 * vectors * d + 8 * 6
     assert found[:3] == plain[:3]
 
 

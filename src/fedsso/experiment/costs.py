@@ -235,11 +235,11 @@ class Rehearsal:
             sent, read = self.uplink(phase, number, [0], reply.upload, self.errors)
             ledger.upload(sent, 1)
             self.own = tree_map(lambda leaf: leaf[0], reply.own)
-            # The mean over the clients: of one client it is what that client sent.
             held = tree_map(lambda leaf: leaf.unsqueeze(0), self.memory)
             heard, held = phase.receive(self.server, read, held, k)
             self.memory = tree_map(lambda leaf: leaf[0], held)
-            mean = heard if phase.apart else tree_map(lambda leaf: leaf[0], heard)
+            everybody = torch.ones(1, device=META)
+            mean = heard if phase.apart else phase.over_clients(everybody, heard)
             self.server = phase.server(self.server, mean, Cohort(k, 1, one, 1.0, local.steps))
         return total
 
