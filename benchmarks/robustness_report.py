@@ -24,7 +24,7 @@ from fedsso.support.files import write_atomic
 from fedsso.support.intake import read_text
 
 from . import robustness
-from .robustness_figures import NAMES, OURS, curves, summary
+from .robustness_figures import CURVES_OF, NAMES, OURS, curves, summary
 from .robustness_score import ACCURACY, DECIMALS, Goal, Score
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -57,7 +57,7 @@ def described(cell: robustness.Cell, methods: Mapping[str, Score]) -> Score:
     half = next(name for name, tasks in robustness.HALVES.items() if cell.task in tasks)
     kept = {}
     for name, own in methods.items():
-        drawn = cell.change == WITH_CURVES
+        drawn = cell.change == WITH_CURVES and cell.task in CURVES_OF
         kept[name] = {key: value for key, value in own.items() if drawn or key != "curve"}
     return {
         "task": cell.task,

@@ -22,7 +22,7 @@ from fedsso.experiment.trace import Trace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import robustness, robustness_report  # noqa: E402
+from benchmarks import robustness, robustness_figures, robustness_report  # noqa: E402
 from benchmarks.robustness import Cell, Task, cells, records  # noqa: E402
 from benchmarks.robustness_report import (  # noqa: E402
     behind,
@@ -73,6 +73,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in small.items():
         monkeypatch.setattr(robustness, name, value)
+    monkeypatch.setattr(robustness_report, "CURVES_OF", ("digits",))
 
 
 # ---- the bench itself ----
@@ -282,3 +283,7 @@ def test_the_kept_numbers_are_small_and_of_the_bench() -> None:
     names = [(cell.task, cell.change) for cell in cells()]
     kept = [(one["task"], one["change"]) for one in json.loads(file.read_text())]
     assert kept == [name for name in names if name in kept]
+
+
+def test_every_task_has_a_title_in_the_pictures() -> None:
+    assert set(robustness.TASKS) <= set(robustness_figures.TITLES)
