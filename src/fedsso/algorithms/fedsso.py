@@ -128,7 +128,7 @@ class FedSSO(Layered, Stepping, Remembering):
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
     drift: str = param(default="auto", doc="for alpha=auto: none, small, steady, fading, gentle")
-    shapes: str = param(default="auto", doc="B starts from a metric: auto, none, or shapes 10x64 10")
+    shapes: str = param(default="auto", doc="metric that B starts from: auto, none, or 10x64 10")
 
     def __post_init__(self) -> None:
         _check(self)
