@@ -36,7 +36,9 @@ def test_a_network_begins_with_more_drift_which_fades() -> None:
     assert found[-1] < 0.2001
 
 
-@pytest.mark.parametrize(("kind", "drift"), [("gentle", 0.05), ("steady", 0.1), ("small", 0.02)])
+@pytest.mark.parametrize(
+    ("kind", "drift"), [("gentle", 0.05), ("large", 0.2), ("steady", 0.1), ("small", 0.02)]
+)
 def test_all_other_drifts_stay_as_they_are(kind: str, drift: float) -> None:
     """alpha = drift / (tau L) with L = 4; after the rounds that choose, a pair counts no longer."""
     choice = client_step.start(torch.zeros(1, 3, dtype=torch.float64))
@@ -83,11 +85,16 @@ def test_a_network_with_absent_clients_chooses_for_longer(
     assert seen(round(last) + 1, undone) == 8.0
 
 
-@pytest.mark.parametrize(("absent", "linear"), [(False, "small"), (True, "steady")])
-def test_the_drift_follows_the_model_and_who_answers(absent: bool, linear: str) -> None:
+@pytest.mark.parametrize(
+    ("absent", "share", "linear"),
+    [(False, 1.0, "small"), (True, 1.0, "steady"), (True, 0.15, "steady"), (True, 0.14, "large")],
+)
+def test_the_drift_follows_the_model_and_who_answers(
+    absent: bool, share: float, linear: str
+) -> None:
     """And of a network, whether there is a metric."""
     auto = FedSSO()
-    attendance = Attendance(4, absent)
+    attendance = Attendance(20, absent, share=share)
     assert auto.fit([10], LAYERS[:1]).join(attendance, 10).drift == linear
     assert auto.fit([10, 20], LAYERS).join(attendance, 30).drift == "gentle"
     without = replace(auto, shapes="none")
@@ -215,3 +222,16 @@ def test_exact_gradients_need_fewer_rounds() -> None:
     assert bold["grad_norm"][-1] < 0.05 * careful["grad_norm"][-1]
     assert careful["gamma"][-1] == trust_region.FLATTEST < bold["gamma"][-1]
     assert set(bold["alpha"][1:]) == {client_step.FIRST}
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "share"),
+    [(20, 1.0, 1.0), (20, 0.1, 0.1), (10, 0.25, 0.2), (4, 0.05, 0.25), (3, 0.5, 2 / 3)],
+)
+def test_a_run_tells_what_part_of_its_clients_is_asked(
+    clients: int, participation: float, share: float
+) -> None:
+    """Of four clients, one at least."""
+    fed = load("digits", clients=clients)
+    known = attendance_of(fed, Settings(participation=participation), build("mclr", (8, 8), 10))
+    assert known.share == pytest.approx(share)

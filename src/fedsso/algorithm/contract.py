@@ -145,6 +145,7 @@ class Attendance(NamedTuple):
     # single linear layer, so that the loss is convex.
     exact: bool = False
     only_means: bool = False  # whether the server sees the mean of the uploads alone
+    share: float = 1.0  # the part of the clients that is asked in a round
 
 
 class Reply(NamedTuple):

@@ -20,11 +20,12 @@ come decides alone.
 The drift. It is a choice between two errors. What the clients' own steps change makes g differ from
 a gradient, and moves the point at which g vanishes: with a small drift FedSSO ends nearer to the
 minimum. But a larger drift lets clients come forward by themselves, which counts where the server
-hears only some of them, and trusts its own steps less. So there are five kinds:
+hears only some of them, and trusts its own steps less. So there are six kinds:
 
     none      alpha = 0.01 in all rounds                one layer, one exact gradient from everybody
     small     drift = 0.02                              one layer, and all clients answer
     steady    drift = 0.1                               one layer, and some may be absent
+    large     drift = 0.2                               one layer, and less than 15 % are asked
     gentle    drift = 0.05                              a network with a metric (`layers.py`)
     fading    drift = 0.2 + (0.7 - 0.2) exp(-k / 30)    a network without one, in round k
 
@@ -68,6 +69,8 @@ FIRST = 0.01  # alpha of the first round
 LARGEST = 0.1  # the largest alpha
 SMALL = 0.02  # alpha tau L, the change of a client's gradient on its way, if all clients answer
 STEADY = 0.1  # the same if some may be absent
+LARGE = 0.2  # the same if a smaller part than `FEW` of the clients is asked
+FEW = 0.15
 LATE = 0.2  # the same of a network without a metric in the end
 EARLY = 0.7  # the same of a network without a metric at the start
 GENTLE = 0.05  # the same of a network if B starts from a metric
@@ -78,9 +81,9 @@ WARY = 10.0  # how far the loss may rise while no round has been sound
 LEAST = 1e-4  # the penalty l2 from which on no curvature is below the paper's bound lam
 
 
-DRIFTS = ("auto", "none", "small", "steady", "fading", "gentle")
+DRIFTS = ("auto", "none", "small", "steady", "large", "fading", "gentle")
 NETWORKS = ("fading", "gentle")  # those of networks
-LINEAR = ("small", "steady")  # those of a model of one layer whose alpha is chosen
+LINEAR = ("small", "steady", "large")  # those of a model of one layer whose alpha is chosen
 
 
 class Stepping(Algorithm):
@@ -106,7 +109,9 @@ class Stepping(Algorithm):
         convex = attendance.exact and attendance.l2 >= LEAST
         if convex and self.guard == "adaptive":
             return own._drifting("none")
-        return own._drifting("steady" if attendance.some_absent else "small")
+        if not attendance.some_absent:
+            return own._drifting("small")
+        return own._drifting("large" if attendance.share < FEW else "steady")
 
     @property
     def is_network(self) -> bool:
@@ -142,7 +147,7 @@ def drift_in(rounds: Tensor, kind: str) -> float | Tensor:
     """How far tau local steps may change a client's gradient after so many rounds [trials, 1]."""
     if kind == "fading":
         return LATE + (EARLY - LATE) * torch.exp(-rounds / FADING)
-    return {"steady": STEADY, "gentle": GENTLE}.get(kind, SMALL)
+    return {"steady": STEADY, "large": LARGE, "gentle": GENTLE}.get(kind, SMALL)
 
 
 def last_choice(size: int, mass: float, kind: str) -> float:

@@ -109,7 +109,7 @@ class Rounds:
         p = self.settings
         n = len(self.sizes)
         again = (sample,) if sample else ()
-        size = max(1, round(p.participation * n))
+        size = p.asked(n)
         if size < n:
             members = first_of_permutation(n, size, p.seed, "cohort", k, *again)
             chosen = torch.from_numpy(np.sort(members))

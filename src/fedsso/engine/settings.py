@@ -301,6 +301,10 @@ class Settings:
         """What clients step with."""
         return ClientOptimizer(self.client, self.client_weight_decay)
 
+    def asked(self, clients: int) -> int:
+        """How many of so many clients are asked in a round."""
+        return max(1, round(self.participation * clients))
+
     @property
     def some_absent(self) -> bool:
         """Whether some clients may be missing in a round."""

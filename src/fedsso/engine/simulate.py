@@ -137,6 +137,7 @@ def attendance_of(fed: Federation, settings: Settings, module: nn.Module) -> Att
         tuple(fed.sample_shape),
         settings.l2,
         exact=is_linear(module, fed.sample_shape) and _is_exact(settings, rows),
+        share=settings.asked(fed.clients) / fed.clients,
     )
 
 
