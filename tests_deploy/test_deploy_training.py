@@ -61,7 +61,8 @@ def simulated(data: Path, names: tuple[str, ...], rounds: int) -> NDArray[np.flo
         "batch_size": None,
         "loss": "bce",
     }
-    return fedsso.simulate(fed, "mclr", fedsso.FedSSO(alpha=0.03), **options).x.numpy()
+    server = fedsso.FedSSO(alpha=0.03, shapes="none")  # as on Flower
+    return fedsso.simulate(fed, "mclr", server, **options).x.numpy()
 
 
 def model(folder: Path) -> NDArray[np.float64]:
