@@ -43,7 +43,9 @@ def job(name: str, clock: Clock, quick: bool) -> dict[str, float]:
     if setting.model == "mclr":
         contestants["stacked"] = stacked.round
     if name == "J1":
-        contestants["fedsso"] = _warm_fedsso(fed, pairs=2 if quick else PAIRS)
+        pairs = 2 if quick else PAIRS
+        contestants["fedsso"] = _warm_fedsso(fed, pairs, shapes="none")
+        contestants["metric"] = _warm_fedsso(fed, pairs, shapes="auto")
     repeats, times = (1, 1) if quick else REPEATS[name]
     costs = interleaved(clock, contestants, repeats, times)
     _agree(
@@ -71,9 +73,10 @@ def cores(clock: Clock, quick: bool) -> dict[str, float]:
     return spent
 
 
-def _warm_fedsso(fed: Federation, pairs: int) -> Work:
-    """Rounds of FedSSO on J1 whose store is full."""
-    sim = simulation(JOBS["J1"], fed, [make("fedsso", {"alpha": ALPHA, "pairs": pairs})])
+def _warm_fedsso(fed: Federation, pairs: int, shapes: str) -> Work:
+    """Rounds of FedSSO on J1 whose store is full, with or without the metric of the weights."""
+    fields = {"alpha": ALPHA, "pairs": pairs, "shapes": shapes}
+    sim = simulation(JOBS["J1"], fed, [make("fedsso", fields)])
     work = advance(sim)
     fill(work, lambda: sim.server, pairs)
     return work

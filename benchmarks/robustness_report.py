@@ -135,7 +135,7 @@ def shares(found: Iterable[Score]) -> str:
         groups.setdefault(f"{TASKS[one['half']]} tasks", []).append(one)
     for one in judged(found):
         if one["task"] in robustness.NEWEST:
-            groups.setdefault("of these, tables looked at once", []).append(one)
+            groups.setdefault("of these, the newest tables", []).append(one)
     for one in judged(found):
         groups.setdefault(_layers(one), []).append(one)
     for one in judged(found):

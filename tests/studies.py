@@ -1,4 +1,4 @@
-"""A grid that is run without choosing, and made-up results."""
+"""A grid that is run without choosing, the states of a run, and made-up results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import nn
 
 from fedsso import Federation, Results, Run, Setting
 from fedsso.algorithm import Algorithm
+from fedsso.engine.simulate import run
 from fedsso.experiment.execute import Progress
 from fedsso.experiment.plan import Question, grid_of
 from fedsso.experiment.spec import Spec
+from fedsso.experiment.stepper import Simulation
 from fedsso.experiment.sweep import Means, run_grid
 from fedsso.experiment.trace import Trace
 
@@ -34,6 +36,13 @@ def study(
     """Every record under every seed, kept in `out`."""
     question = Question(fed, model, grid_of(algorithms), tuple(seeds), options)
     return run_grid(question, Means(out, jobs, deadline, progress))
+
+
+def states_of(sim: Simulation, rounds: int) -> list[Any]:
+    """The server states before and after every round."""
+    states = [sim.server]
+    run(sim, rounds, lambda sim: states.append(sim.server))
+    return states
 
 
 def made_up(spec: Spec, *traces: Trace) -> Setting:

@@ -25,6 +25,7 @@ from fedsso.engine.simulate import run
 from fedsso.experiment.stepper import Simulation
 from fedsso.maths import quasi_newton as qn
 from fedsso.support.linalg import gram
+from studies import states_of
 
 EXACT: dict[str, Any] = {"model": "linear", "batch_size": None, "dtype": "float64", "device": "cpu"}
 DENSE = ("bfgs", "bfgs-dense")
@@ -47,10 +48,7 @@ def stepwise(
 ) -> list[Any]:
     """The server states before and after every round."""
     full = {**NOISY, **options}
-    sim = Simulation(fed, model, [algorithm], **full)
-    states = [sim.server]
-    run(sim, rounds, lambda sim: states.append(sim.server))
-    return states
+    return states_of(Simulation(fed, model, [algorithm], **full), rounds)
 
 
 def mixed_quadratic(dim: int) -> tuple[Tensor, Tensor, Federation]:

@@ -19,6 +19,7 @@ from fedsso.engine.simulate import run
 from fedsso.experiment.stepper import Simulation
 from fedsso.maths import kronecker
 from fedsso.maths.kronecker import Metric
+from studies import states_of
 
 NETWORK = [(4, 3), (4,), (2, 4), (2,)]
 SIZES = [16, 10]
@@ -44,13 +45,6 @@ def test_a_single_one_of_several_clients_shows_no_metric(
     K, after = layers.learned(FedSSO(shapes=SHAPES), before, g, answered(size, mass))
     assert (K is not None) is used
     assert (after is not before) is used
-
-
-def states_of(sim: Simulation, rounds: int) -> list[Any]:
-    """The server states before and after every round."""
-    states = [sim.server]
-    run(sim, rounds, lambda sim: states.append(sim.server))
-    return states
 
 
 def network(record: FedSSO, fed: Federation, **options: Any) -> Simulation:

@@ -22,6 +22,7 @@ from fedsso.engine.simulate import run
 from fedsso.experiment.stepper import Simulation
 from fedsso.maths.kronecker import Metric
 from fedsso.server import Server
+from studies import states_of
 
 LAYER = [(3, 4), (3,)]
 TEXT = "3x4 3"
@@ -34,13 +35,6 @@ NOISY: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "dtype": "float64", 
 def answered(size: int, mass: float, k: int = 1) -> Cohort:
     """A cohort of so many clients."""
     return Cohort(k, size, torch.arange(size), mass, 3.0)
-
-
-def states_of(sim: Simulation, rounds: int) -> list[Any]:
-    """The server states before and after every round."""
-    states = [sim.server]
-    run(sim, rounds, lambda sim: states.append(sim.server))
-    return states
 
 
 def linear(record: FedSSO, fed: Federation, **options: Any) -> Simulation:
