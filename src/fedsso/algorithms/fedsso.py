@@ -127,7 +127,9 @@ class FedSSO(Layered, Stepping, Remembering):
     pairs: int = param(default=200, doc="maximum number of stored pairs (s, y)")
     m: int = param(default=20, doc="number of pairs of form lbfgs")
     memory: str = param(default="auto", doc="auto (if some are absent), clients or none (paper)")
-    drift: str = param(default="auto", doc="alpha=auto: none, small, steady, large, fading, gentle")
+    drift: str = param(
+        default="auto", doc="for alpha=auto: none, small, steady, large, fading, gentle"
+    )
     shapes: str = param(default="auto", doc="metric that B starts from: auto, none, or 10x64 10")
 
     def __post_init__(self) -> None:
