@@ -1,26 +1,28 @@
 """Networks of today: FedSSO untuned beside rivals that are tuned on every task by itself.
 
-    python -m benchmarks.networks --device cuda --minutes 50    # again, until it is done
-    python -m benchmarks.networks --quick --out build/quick     # on random rows: does it run?
+    python -m benchmarks.networks --device cuda --jobs 15 --minutes 8    # again, until it is done
+    python -m benchmarks.networks --quick    # two rounds of each on random rows: does it run?
 
-A task is a network on CIFAR-10 or on Shakespeare, whose speakers are the clients; it runs with all
-clients and with a quarter of them. FedSSO runs as a newcomer gets it. The grid of a rival is run
-with the first seed. While its best point lies at an edge, the grid grows there, a few times. The
-best setting, by the rounds to the last target and then by the value at the end, then runs by itself
-with all seeds: what it needs to each target in rounds, bytes and seconds is what counts.
+A task is a network, rows of clients and the share of them that answers. FedSSO runs as a newcomer
+gets it. A rival's grid is run with the first seed; then what lies around its best point, until
+nothing there is better. The best setting then runs with the other seeds. A seed draws the
+partition, the initial weights, the cohorts and the batches.
 
-Each method of each task is one small file below --out, with its traces in a folder beside it. What
-is there is not run again, so that several machines may share the work by --tasks, --shares and
---methods. The table at the end is of all files that there are.
+Every run is one line of the file --out, and what is there is not run again. A run is begun only
+where the longest one so far would end in time. The table is of all lines that there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,31 +31,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsso import Federation, OutOfTime, load
-from fedsso.algorithm import Algorithm
+import fedsso
+from fedsso import Federation
 from fedsso.algorithms import make
-from fedsso.experiment.grids import grid
-from fedsso.experiment.plan import Question
-from fedsso.experiment.results import Results
-from fedsso.experiment.sweep import Means, run_grid
-from fedsso.experiment.trace import Trace
-from fedsso.support.files import write_atomic
 
 from .robustness import listed
-from .robustness_score import ACCURACY, Goal, by_rounds, points
 
 SEEDS = (0, 1, 2)
-GROWTH = 3  # how often a grid may grow
-Axes = dict[str, tuple[float, ...]]
-Score = dict[str, Any]
-CLIENT = (0.01, 0.03, 0.1, 0.3)  # client steps
+GROWTH = 5  # how often the best point may move
+LAST = 5  # evaluations whose mean is the value at the end
+Axes = Mapping[str, tuple[float, ...]]
+Setting = tuple[tuple[str, float], ...]
+CLIENT = (0.03, 0.1, 0.3)  # client steps
 METHODS: dict[str, Axes] = {
     "fedsso": {},
     "fedavg": {"alpha": CLIENT},
-    "fedavgm": {"alpha": CLIENT, "eta": (0.1, 0.3, 1.0)},
-    "diloco": {"alpha": CLIENT, "eta": (0.1, 0.3, 1.0)},
-    "fedadam": {"alpha": CLIENT, "eta": (0.001, 0.003, 0.01)},
-    "fedyogi": {"alpha": CLIENT, "eta": (0.001, 0.003, 0.01)},
+    "fedavgm": {"alpha": CLIENT, "eta": (0.3, 1.0)},
+    "diloco": {"alpha": CLIENT, "eta": (0.3, 1.0)},
+    "fedadam": {"alpha": CLIENT, "eta": (0.003, 0.01)},
+    "servermuon": {"alpha": CLIENT, "eta": (0.03, 0.1)},
     "scaffold": {"alpha": CLIENT},
 }
 
@@ -65,29 +61,46 @@ class Task:
     model: str
     data: Mapping[str, Any]
     targets: tuple[float, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
     sample: tuple[int, ...] = ()  # of random rows, in place of data
 
-    def federation(self) -> Federation:
+    def federation(self, seed: int) -> Federation:
         """The rows, and which client holds them."""
-        return random_rows(self.sample) if self.sample else load(**self.data)
+        return random_rows(self.sample, seed) if self.sample else load(seed, **self.data)
 
 
-CIFAR = {"name": "cifar10", "clients": 20, "partition": "dirichlet", "concentration": 0.3}
+@cache
+def load(seed: int, **data: Any) -> Federation:
+    """A federation that a process reads once."""
+    return fedsso.load(**data, seed=seed)
+
+
+def cifar(clients: int) -> dict[str, Any]:
+    """CIFAR-10 over clients by their classes."""
+    return {
+        "name": "cifar10",
+        "clients": clients,
+        "partition": "dirichlet",
+        "concentration": 0.3,
+    }
+
+
 SPEAKERS = {"name": "shakespeare", "partition": "group", "clients": 60}
-LONG = {"rounds": 200, "local_steps": 10, "batch_size": 50}
+ALL = {"rounds": 60, "local_steps": 20, "batch_size": 64, "eval_every": 2}
+TENTH = {"rounds": 100, "local_steps": 20, "batch_size": 50, "eval_every": 5, "participation": 0.1}
+QUARTER = {"rounds": 100, "local_steps": 20, "batch_size": 20, "participation": 0.25}
 TASKS: dict[str, Task] = {
-    "cifar-resnet20": Task("resnet20-gn", CIFAR, (0.4, 0.5, 0.6), LONG),
-    "cifar-resnet18": Task("resnet18-gn", CIFAR, (0.4, 0.5, 0.6), LONG),
-    "cifar-vit": Task("vit-tiny", CIFAR, (0.3, 0.4, 0.5), LONG),
-    "shakespeare-gpt": Task("gpt-nano", SPEAKERS, (0.2, 0.25, 0.3), LONG | {"batch_size": 20}),
+    "resnet20": Task("resnet20-gn", cifar(10), (0.3, 0.4, 0.5, 0.6), ALL),
+    "resnet20-tenth": Task("resnet20-gn", cifar(100), (0.3, 0.4, 0.5), TENTH),
+    "resnet18": Task("resnet18-gn", cifar(10), (0.3, 0.4, 0.5, 0.6), ALL),
+    "vit": Task("vit-tiny", cifar(10), (0.3, 0.4, 0.5), ALL),
+    "gpt": Task("gpt-nano", SPEAKERS, (0.2, 0.25, 0.3), QUARTER),
 }
-SHARES = {"all": 1.0, "quarter": 0.25}
 
 
-def random_rows(sample: tuple[int, ...]) -> Federation:
+def random_rows(sample: tuple[int, ...], seed: int) -> Federation:
     """Four clients with a few random rows each, to see whether everything runs."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     pairs = []
     for _ in range(4):
         x = torch.randn(6, *sample, generator=draw)
@@ -96,13 +109,69 @@ def random_rows(sample: tuple[int, ...]) -> Federation:
 
 
 def quick(task: Task) -> Task:
-    """The same network on a few random rows, for one round."""
+    """The same network on a few random rows, for two rounds."""
     sample = (5, 4) if task.data is SPEAKERS else (3, 4, 4)
-    options = {"rounds": 1, "local_steps": 1, "batch_size": 4}
+    options = {"rounds": 2, "local_steps": 1, "batch_size": 4}
     return replace(task, options=options, sample=sample, targets=(0.0, 1.1))
 
 
-# ---- grids that grow ----
+# ---- one run ----
+
+
+@dataclass(frozen=True)
+class Try:
+    """A setting of a method on a task, with a seed."""
+
+    task: str
+    method: str
+    setting: Setting
+    seed: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run showed: accuracies after some rounds, and what it took."""
+
+    rounds: list[int]
+    accuracy: list[float]
+    diverged: bool
+    bytes: float  # up and down, of a round
+    seconds: float  # of a round, shared with the other processes
+
+    def reached(self, target: float) -> float:
+        """The first evaluated round that reaches an accuracy; infinite if none does."""
+        hits = (k for k, own in zip(self.rounds, self.accuracy, strict=True) if own >= target)
+        return next(hits, math.inf)
+
+    def end(self) -> float:
+        """The mean of the last evaluations; a run that diverged has none."""
+        return 0.0 if self.diverged else float(np.mean(self.accuracy[-LAST:]))
+
+
+def train(task: Task, one: Try, device: str) -> Done:
+    """A run on one thread of the CPU."""
+    torch.set_num_threads(1)
+    algorithm = make(one.method, dict(one.setting))
+    run = fedsso.simulate(
+        task.federation(one.seed),
+        model=task.model,
+        algorithm=algorithm,
+        seed=one.seed,
+        device=device,
+        **task.options,
+    )
+    rounds, accuracy = run.trace.evaluations("test_accuracy")
+    sent = run.trace["bytes_up"] + run.trace["bytes_down"]
+    return Done(
+        rounds.tolist(),
+        np.nan_to_num(accuracy).round(4).tolist(),
+        run.trace.diverged is not None,
+        float(sent[-1]),
+        float(np.nanmedian(run.trace["seconds"])),
+    )
+
+
+# ---- which runs, in which order ----
 
 
 def beyond(value: float, up: bool) -> float:
@@ -116,137 +185,126 @@ def beyond(value: float, up: bool) -> float:
     return float(f"{3 if odd else 1}e{tens}")
 
 
-def edges(axes: Axes, best: Algorithm) -> Axes:
-    """Each axis at an end of which the best point lies, with the number to try beyond it."""
-    found: Axes = {}
-    for name, values in axes.items():
-        value = float(getattr(best, name))
-        ends = []
-        if value >= max(values):
-            ends.append(beyond(max(values), up=True))
-        if value <= min(values):
-            ends.append(beyond(min(values), up=False))
-        if ends:
-            found[name] = tuple(ends)
+def neighbours(setting: Setting) -> list[Setting]:
+    """The settings that differ in one number, by one step of the row."""
+    found = []
+    for i, (name, value) in enumerate(setting):
+        for up in (False, True):
+            found.append((*setting[:i], (name, beyond(value, up)), *setting[i + 1 :]))
     return found
 
 
-# ---- one method on one task ----
+def points(axes: Axes) -> list[Setting]:
+    """Every setting of a grid."""
+    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
-    """How the bench is run."""
+    """Tasks, methods, and the runs that there are."""
 
     tasks: Mapping[str, Task]
     methods: Mapping[str, Axes]
-    seeds: Sequence[int]
-    growth: int
-    out: Path
-    device: str = "auto"
-    jobs: int = 1
-    deadline: float = math.inf
+    seeds: Sequence[int] = SEEDS
+    growth: int = GROWTH
+    done: dict[Try, Done] = field(default_factory=dict)
 
-    def run(self, task: str, share: str, method: str, fed: Federation) -> Score:
-        """Tune a method and measure the setting that was best; traces are kept on the way."""
-        folder = self.out / task / share / method
-        own = self.tasks[task]
-        goal = Goal(ACCURACY, own.targets[-1])
-        options = {**own.options, "participation": SHARES[share], "device": self.device}
+    def rank(self, one: Try) -> tuple[float, ...]:
+        """The rounds to the highest target, then to the lower ones, then the value at the end."""
+        done = self.done[one]
+        targets = sorted(self.tasks[one.task].targets, reverse=True)
+        return (*map(done.reached, targets), -done.end())
 
-        def trained(records: Sequence[Algorithm], seeds: Sequence[int], part: str) -> Results:
-            means = Means(folder / part, self.jobs, self.deadline)
-            return run_grid(Question(fed, own.model, records, seeds, options), means)
-
-        axes = dict(self.methods[method])
-        best = make(method)
-        outside: Axes = {}
-        tried = 1
-        for growth in range(self.growth + 1 if axes else 0):
-            records = grid(method, axes)
-            tried = len(records)
-            judged = points(trained(records, self.seeds[:1], "grid"), goal)
-            best = records[by_rounds(judged, goal)[0].number]
-            outside = edges(axes, best)
-            if not outside or growth == self.growth:
+    def tries(self, task: str, method: str) -> list[Try]:
+        """The runs with the first seed that are wanted: a grid, and all around the best of it."""
+        wanted = [Try(task, method, point, self.seeds[0]) for point in points(self.methods[method])]
+        for _ in range(self.growth):
+            if any(one not in self.done for one in wanted):
                 break
-            axes = {name: (*values, *outside.get(name, ())) for name, values in axes.items()}
-        # By itself, so that the seconds are those of this setting alone.
-        (chosen,) = trained([best], self.seeds, "chosen").settings()
-        told = {str(target): reached(chosen.traces, target) for target in own.targets}
-        finals = [goal.final(trace) for trace in chosen.traces]
-        return {
-            "setting": chosen.label,
-            "tried": tried,
-            "at an edge": sorted(outside),
-            "targets": told,
-            "final": {"mean": float(np.mean(finals)), "low": min(finals), "high": max(finals)},
-        }
+            best = min(wanted, key=self.rank)
+            around = [replace(best, setting=point) for point in neighbours(best.setting)]
+            wanted += [one for one in around if one not in wanted]
+        return wanted
 
-    def cells(self) -> Iterator[tuple[str, str, str]]:
-        """All that is to be measured: task, share of the clients, method."""
-        for task in self.tasks:
-            for share in SHARES:
-                for method in self.methods:
-                    yield task, share, method
+    def chosen(self, task: str, method: str) -> list[Try]:
+        """The runs of the best setting, one for each seed."""
+        best = min(self.tries(task, method), key=self.rank)
+        return [replace(best, seed=seed) for seed in self.seeds]
+
+    def missing(self) -> Iterator[Try]:
+        """The runs that can begin now: of unfinished grids, then of chosen settings."""
+        for task, method in itertools.product(self.tasks, self.methods):
+            tries = self.tries(task, method)
+            if all(one in self.done for one in tries):
+                tries = self.chosen(task, method)
+            yield from (one for one in tries if one not in self.done)
 
 
-def reached(traces: Sequence[Trace], target: float) -> dict[str, float | None]:
-    """What a target takes, as means over the seeds; None where one of them never reaches it."""
-    goal = Goal(ACCURACY, target)
-    rounds = [goal.rounds(trace) for trace in traces]
-    if not all(map(math.isfinite, rounds)):
-        return {"rounds": None, "bytes": None, "seconds": None}
-    spent = []
-    seconds = []
-    for trace, last in zip(traces, rounds, strict=True):
-        until = trace["round"] <= last
-        spent.append(float((trace["bytes_up"] + trace["bytes_down"])[until].sum()))
-        seconds.append(float(np.nansum(trace["seconds"][until])))
-    return {
-        "rounds": float(np.mean(rounds)),
-        "bytes": float(np.mean(spent)),
-        "seconds": float(np.mean(seconds)),
-    }
-
-
-def run(bench: Bench, shares: Sequence[str]) -> bool:
-    """Measure what is missing; False if the deadline came before the end."""
-    federation = cache(lambda task: bench.tasks[task].federation())
-    for task, share, method in bench.cells():
-        path = bench.out / task / share / f"{method}.json"
-        if share not in shares or path.is_file():
-            continue
-        began = time.monotonic()
+def read(out: Path) -> dict[Try, Done]:
+    """The runs of a file. The half line that a kill leaves at its end is not one."""
+    done = {}
+    for line in out.read_text().splitlines() if out.is_file() else ():
         try:
-            told = bench.run(task, share, method, federation(task))
-        except OutOfTime:
-            return False
-        write_atomic(path, json.dumps(told, indent=1))
-        print(f"{task}, {share}, {method}: {time.monotonic() - began:.0f} s", flush=True)
-    return True
+            told = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        setting = tuple(told["setting"].items())
+        one = Try(told["task"], told["method"], setting, told["seed"])
+        done[one] = Done(**told["done"])
+    return done
+
+
+def write(out: Path, one: Try, done: Done) -> None:
+    """Add the line of a run."""
+    told = {**vars(one), "setting": dict(one.setting), "done": vars(done)}
+    with out.open("a") as file:
+        file.write("\n" + json.dumps(told))
+
+
+def measure(bench: Bench, out: Path, device: str, jobs: int, deadline: float) -> bool:
+    """Run what is missing, several at a time; False if the deadline came before the end."""
+    longest = 0.0
+    running: dict[Future[Done], tuple[Try, float]] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        while True:
+            begun = {one for one, _ in running.values()}
+            ready = [one for one in bench.missing() if one not in begun]
+            late = time.monotonic() + longest > deadline
+            for one in [] if late else ready[: jobs - len(running)]:
+                job = pool.submit(train, bench.tasks[one.task], one, device)
+                running[job] = (one, time.monotonic())
+            if not running:
+                return not ready
+            for job in wait(running, return_when=FIRST_COMPLETED).done:
+                one, began = running.pop(job)
+                bench.done[one] = job.result()
+                write(out, one, bench.done[one])
+                longest = max(longest, time.monotonic() - began)
+                print(f"{one}: {bench.done[one].end():.3f}", flush=True)
 
 
 # ---- the table ----
 
 
-def table(out: Path) -> str:
-    """All files that there are, a line for each method of a task."""
+def table(bench: Bench) -> str:
+    """A line for each method of a task whose grid is there."""
     lines = []
-    for path in sorted(out.glob("*/*/*.json")):
-        told = json.loads(path.read_text())
-        parts = [f"{path.parent.parent.name:<16} {path.parent.name:<8} {path.stem:<9}"]
-        parts.append(f"end {told['final']['mean']:.3f}")
-        for target, took in told["targets"].items():
-            if took["rounds"] is None:
-                parts.append(f"{target}: not reached")
-            else:
-                size = took["bytes"] / 1e9
-                parts.append(
-                    f"{target}: {took['rounds']:.0f} rounds, {size:.3g} GB, {took['seconds']:.3g} s"
-                )
-        at = told["at an edge"]
-        parts.append(told["setting"] + (f" at an edge of {', '.join(at)}" if at else ""))
+    for task, method in itertools.product(bench.tasks, bench.methods):
+        grid = bench.tries(task, method)
+        if any(one not in bench.done for one in grid):
+            continue
+        runs = [bench.done[one] for one in bench.chosen(task, method) if one in bench.done]
+        ends = [run.end() for run in runs]
+        parts = [f"{task:<15} {method:<10} end {np.mean(ends):.3f} ({min(ends):.3f})"]
+        for target in bench.tasks[task].targets:
+            rounds = np.mean([run.reached(target) for run in runs])
+            parts.append(f"{target:g}: {rounds:.1f}")
+        best = dict(bench.chosen(task, method)[0].setting)
+        tried = {one.setting for one in grid}
+        edge = " at an edge" * (not tried.issuperset(neighbours(tuple(best.items()))))
+        parts.append(f"{best}{edge}, {len(grid)} tries, {len(runs)} seeds")
+        parts.append(f"{np.mean([run.bytes for run in runs]) / 1e6:.1f} MB a round")
         lines.append("   ".join(parts))
     return "\n".join(lines)
 
@@ -256,37 +314,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.networks", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, default=Path("build/networks"), help="folder of files")
+    parser.add_argument("--out", type=Path, default=Path("results/networks.jsonl"), help="the runs")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin nothing new after so many"
-    )
-    parser.add_argument("--quick", action="store_true", help="a round of each on random rows")
-    for name, known in (("tasks", TASKS), ("shares", SHARES), ("methods", METHODS)):
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for so many minutes")
+    parser.add_argument("--quick", action="store_true", help="two rounds each on random rows")
+    for name, known in (("tasks", TASKS), ("methods", METHODS)):
         every = list(known)
         text = f"only some of {','.join(every)}"
         parser.add_argument(f"--{name}", type=listed(every), default=every, help=text)
     given = parser.parse_args()
+    deadline = time.monotonic() + 60 * given.minutes
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     tasks = {name: TASKS[name] for name in given.tasks}
     methods = {name: METHODS[name] for name in given.methods}
-    deadline = time.monotonic() + 60 * given.minutes
-    how = {"device": given.device, "jobs": given.jobs, "deadline": deadline}
     if given.quick:
-        small = {name: quick(task) for name, task in tasks.items()}
-        few = {method: shortened(axes) for method, axes in methods.items()}
-        bench = Bench(small, few, SEEDS[:1], 0, given.out, **how)
+        tasks = {name: quick(task) for name, task in tasks.items()}
+        few = {name: {axis: METHODS[name][axis][:1] for axis in METHODS[name]} for name in methods}
+        given.out = Path("build/networks-quick.jsonl")
+        given.out.unlink(missing_ok=True)
+        bench = Bench(tasks, few, SEEDS[:1], 0)
     else:
-        bench = Bench(tasks, methods, SEEDS, GROWTH, given.out, **how)
-    done = run(bench, given.shares)
-    print(table(given.out))
+        bench = Bench(tasks, methods, done=read(given.out))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    done = measure(bench, given.out, given.device, given.jobs, deadline)
+    print(table(bench))
     if not done:
         print("out of time: the same command goes on")
-
-
-def shortened(axes: Axes) -> Axes:
-    """One value of each axis."""
-    return {name: values[:1] for name, values in axes.items()}
 
 
 if __name__ == "__main__":

@@ -595,3 +595,26 @@ def test_float32_follows_float64(floor: float) -> None:
     assert (K.shrink(K.stretch(v)) - v).norm(dim=-1).max() <= lost
     assert K.stretch(v).dtype == K.shrink(v).dtype == torch.float32
     assert K.gram(v[:1], v[:1], v[:1]).dtype == K.square(v).dtype == torch.float64
+
+
+def test_float32_that_does_not_converge_is_computed_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some kernels give up on matrices of low rank; powers agree to n eps / (6 FLOOR) = 5e-6."""
+    gradients = draws(2, NETWORK)
+    exact = torch.linalg.eigh
+
+    def refuse(A: Tensor) -> tuple[Tensor, Tensor]:
+        if A.dtype == torch.float32:
+            raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+                "did not converge"
+            )
+        return exact(A)
+
+    wanted = learned(gradients, NETWORK, 0.1, dtype=torch.float32).sides
+    monkeypatch.setattr(torch.linalg, "eigh", refuse)
+    for side, same in zip(
+        learned(gradients, NETWORK, 0.1, dtype=torch.float32).sides, wanted, strict=True
+    ):
+        assert side.powers.dtype == torch.float32
+        torch.testing.assert_close(side.powers, same.powers, rtol=1e-4, atol=1e-4)

@@ -1,73 +1,96 @@
-"""The bench of networks in small: run, resumed, its grids grown, its costs counted."""
+"""The bench of networks in small: run in parts, tuned around its best points, judged."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-from fedsso.algorithms import make
-from fedsso.experiment.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import networks  # noqa: E402
 from benchmarks.networks import (  # noqa: E402
     METHODS,
-    SHARES,
+    SEEDS,
     TASKS,
     Bench,
+    Done,
     Task,
+    Try,
     beyond,
-    edges,
+    measure,
+    neighbours,
     quick,
-    random_rows,
-    reached,
-    run,
-    shortened,
+    read,
     table,
+    write,
 )
 
 FAST = {"rounds": 3, "local_steps": 2, "batch_size": 4}
-SMALL = Task("mlp", {}, (0.0, 2.0), FAST, sample=(5,))
+SMALL = Task("mlp", {}, (0.3, 2.0), FAST, sample=(5,))
 
 
-def bench(out: Path, deadline: float = math.inf) -> Bench:
-    methods = {"fedsso": {}, "fedavg": {"alpha": (0.1, 0.3)}}
-    return Bench({"small": SMALL}, methods, (0, 1), 1, out, "cpu", deadline=deadline)
+def done(*accuracy: float, diverged: bool = False) -> Done:
+    return Done(list(range(len(accuracy))), list(accuracy), diverged, 8.0, 0.1)
 
 
-def test_it_runs_in_parts_and_does_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not run(bench(tmp_path, deadline=0.0), list(SHARES))
-    assert not list(tmp_path.glob("*/*/*.json"))
-    assert run(bench(tmp_path), ["quarter"])
-    assert {path.stem for path in tmp_path.glob("small/quarter/*.json")} == {"fedsso", "fedavg"}
-    assert not list(tmp_path.glob("small/all/*.json"))
-    monkeypatch.setattr(networks, "run_grid", None)
-    assert run(bench(tmp_path), ["quarter"])
-    lines = table(tmp_path).splitlines()
-    assert len(lines) == 2
-    assert "2.0: not reached" in lines[0]
+def small(growth: int = 1) -> Bench:
+    return Bench({"small": SMALL}, {"fedsso": {}, "fedavg": {"alpha": (0.1, 0.3)}}, (0, 1), growth)
 
 
-def test_a_rival_is_tuned_beyond_the_edges_and_measured_with_all_seeds(tmp_path: Path) -> None:
-    """The grid begins with two steps and grows once, by one at each end that is best."""
-    told = bench(tmp_path).run("small", "all", "fedavg", random_rows((5,)))
-    assert told["tried"] in (2, 3)
-    traces = list((tmp_path / "small" / "all" / "fedavg" / "chosen").rglob("*"))
-    assert traces
-    assert told["targets"]["0.0"] == {"rounds": 0.0, "bytes": 0.0, "seconds": 0.0}
-    assert told["targets"]["2.0"] == {"rounds": None, "bytes": None, "seconds": None}
-    assert told["final"]["low"] <= told["final"]["mean"] <= told["final"]["high"]
-    json.dumps(told)
+def test_it_runs_in_parts_and_does_nothing_twice(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    assert not measure(small(), out, "cpu", 1, deadline=0.0)
+    assert not out.exists()
+    bench = small()
+    assert measure(bench, out, "cpu", 2, math.inf)
+    assert read(out) == bench.done
+    again = small()
+    again.done = read(out)
+    assert not list(again.missing())
+    assert measure(again, out, "cpu", 1, time.monotonic())
+    assert len(table(again).splitlines()) == 2
+
+
+def test_half_a_line_at_the_end_is_run_again(tmp_path: Path) -> None:
+    """A kill may leave one; the next run begins a line of its own."""
+    out = tmp_path / "runs.jsonl"
+    first, second = (Try("small", "fedavg", (("alpha", 0.1),), seed) for seed in (0, 1))
+    write(out, first, done(0.1))
+    write(out, second, done(0.2))
+    out.write_bytes(out.read_bytes()[:-9])
+    assert list(read(out)) == [first]
+    write(out, second, done(0.2))
+    assert read(out) == {first: done(0.1), second: done(0.2)}
+
+
+def test_the_best_point_has_no_better_neighbour() -> None:
+    """Rounds to .3: 2 at α = .1, 1 at α = .3 and 3 at the others, so α = .3 is best.
+
+    First the grid is missing, then what lies around α = .3 (α = 1; .1 is there), then its seed 1.
+    """
+    curves = {0.1: done(0, 0, 0.5), 0.3: done(0, 0.4, 0.4), 1.0: done(0, 0, 0, 0.9)}
+    bench = small()
+    asked = []
+    for _ in range(4):
+        missing = [one for one in bench.missing() if one.method == "fedavg"]
+        asked.append([(one.setting[0][1], one.seed) for one in missing])
+        for one in missing:
+            bench.done[one] = curves[one.setting[0][1]]
+    assert asked == [[(0.1, 0), (0.3, 0)], [(1.0, 0)], [(0.3, 1)], []]
+
+
+def test_the_rounds_to_the_highest_target_decide_then_the_lower_ones_then_the_end() -> None:
+    bench = Bench({"t": Task("mlp", {}, (0.2, 0.5), {})}, {"fedavg": {}})
+    curves = [done(0.1, 0.5), done(0.2, 0.4, 0.5), done(0.1, 0.2, 0.5), done(0.2, 0.4)]
+    tries = [Try("t", "fedavg", (), seed) for seed in range(4)]
+    bench.done = dict(zip(tries, curves, strict=True))
+    assert sorted(tries, key=bench.rank) == tries
+    assert done(0.9, 0.9, diverged=True).end() == 0.0
 
 
 def test_the_next_number_of_a_grid() -> None:
@@ -78,40 +101,30 @@ def test_the_next_number_of_a_grid() -> None:
     for axes in METHODS.values():
         for values in axes.values():
             assert set(values) <= set(row)
-
-
-def test_a_grid_grows_where_its_best_point_is_an_end() -> None:
-    axes = {"alpha": (0.01, 0.03, 0.1), "eta": (0.3, 1.0)}
-    assert edges(axes, make("fedavgm", {"alpha": 0.03, "eta": 1.0})) == {"eta": (3.0,)}
-    assert edges(axes, make("fedavgm", {"alpha": 0.01, "eta": 0.3})) == {
-        "alpha": (0.003,),
-        "eta": (0.1,),
-    }
-    alone = edges({"alpha": (0.1,)}, make("fedavg", {"alpha": 0.1}))
-    assert alone == {"alpha": (0.3, 0.03)}
-
-
-def test_what_a_target_takes_is_counted_until_it_is_reached() -> None:
-    """Bytes and seconds of the rounds up to the first evaluation that reaches it, in the mean."""
-    nothing = dict.fromkeys(("trial", "seed", "overridden", "skipped"), 0)
-    traces = []
-    for curve in ([0.1, 0.5, 0.9], [0.1, 0.2, 0.6]):
-        rows = []
-        for k, accuracy in enumerate(curve):
-            spent = {"bytes_up": 10 * k, "bytes_down": k, "seconds": 0.5 if k else math.nan}
-            rows.append({**nothing, **spent, "round": k, "test_accuracy": accuracy})
-        traces.append(Trace.from_rows(rows))
-    took = reached(traces, 0.5)
-    assert took == {"rounds": 1.5, "bytes": np.mean([11, 11 + 22]), "seconds": 0.75}
-    assert reached(traces, 0.7) == {"rounds": None, "bytes": None, "seconds": None}
+    around = neighbours((("alpha", 0.1), ("eta", 1.0)))
+    assert [tuple(value for _, value in point) for point in around] == [
+        (0.03, 1.0),
+        (0.3, 1.0),
+        (0.1, 0.3),
+        (0.1, 3.0),
+    ]
 
 
 @pytest.mark.full
 def test_the_quick_setting_runs_the_real_network(tmp_path: Path) -> None:
-    small = {"shakespeare-gpt": quick(TASKS["shakespeare-gpt"])}
-    few = {name: shortened(METHODS[name]) for name in ("fedsso", "fedadam")}
-    assert run(Bench(small, few, (0,), 0, tmp_path, "cpu"), ["quarter"])
-    assert len(table(tmp_path).splitlines()) == 2
+    few = {"fedsso": {}, "fedadam": {"alpha": (0.1,), "eta": (0.01,)}}
+    bench = Bench({"gpt": quick(TASKS["gpt"])}, few, (0,), 0)
+    assert measure(bench, tmp_path / "runs.jsonl", "cpu", 1, math.inf)
+    assert len(table(bench).splitlines()) == 2
+
+
+def test_the_runs_in_the_repository_are_of_tasks_and_methods_that_there_are() -> None:
+    bench = Bench(TASKS, METHODS, done=read(ROOT / "results" / "networks.jsonl"))
+    for one in bench.done:
+        assert one.task in TASKS
+        assert set(dict(one.setting)) == set(METHODS[one.method])
+        assert one.seed in SEEDS
+    assert not any(one.task == "resnet20" for one in bench.missing())
 
 
 def test_every_task_names_a_network_and_its_targets_rise() -> None:
