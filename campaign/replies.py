@@ -136,7 +136,7 @@ def _run(name: str, kind: str) -> dict[str, Any]:
     plain = name.startswith("FedSSO")
 
     def tamper(reply: Any) -> Any:
-        lies = reply.metadata.src_node_id == grids.FIRST_NODE + LIAR and not reply.has_error()
+        lies = reply.metadata.src_node_id == grids.NODES[LIAR] and not reply.has_error()
         return hostile.HOSTILE[kind].change(reply, grid.asked) if kind and lies else [reply]
 
     app = clients.app if plain else client_app(_model(name), _rows)

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedMedian
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import Change
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedsso.flower.recorded import Recorded
 
 CLIENTS, ALPHA, STEPS, ROUNDS = 10, 0.2, 5, 10
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-LIAR = FIRST_NODE + 3
+LIAR = NODES[3]
 
 
 @cache

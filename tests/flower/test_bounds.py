@@ -13,7 +13,7 @@ from clients import ALPHA, STEPS, federation, initial, vector
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import Change, longer
 
 from fedsso.errors import InputError
@@ -23,7 +23,7 @@ from fedsso.flower.bounds import factors
 from fedsso.flower.statistics import fault
 
 OFF: Any = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-BAD = FIRST_NODE + 1
+BAD = NODES[1]
 
 
 # ---- the bound ----
@@ -42,7 +42,7 @@ def test_what_exceeds_the_others_median_is_shortened_to_the_bound() -> None:
 def sizes_of(weights: dict[int, float]) -> Any:
     def tamper(reply: Message) -> Message:
         if reply.has_content():
-            number = reply.metadata.src_node_id - FIRST_NODE
+            number = NODES.index(reply.metadata.src_node_id)
             reply.content["metrics"]["num-examples"] = weights.get(number, 20.0)
         return reply
 

@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import (
     MultiKrum,
     Strategy,
 )
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from numpy.typing import NDArray
 
 from fedsso import InputError
@@ -187,7 +187,7 @@ def test_it_is_refused_behind_another_wrapper_as_well() -> None:
 
 
 def spoilt(reply: Message, how: str, sent: Message) -> Message | None:
-    if reply.metadata.src_node_id != FIRST_NODE:
+    if reply.metadata.src_node_id != NODES[0]:
         return reply
     if how == "lost":
         return None
@@ -235,7 +235,7 @@ def attacked(inner: Strategy) -> float:
     grid = federation(MANY)
 
     def lie(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE and "arrays" in reply.content:
+        if reply.metadata.src_node_id == NODES[0] and "arrays" in reply.content:
             sent, arrays = grid.sent[-1].content["arrays"], reply.content["arrays"]
             for name in ("a.weight", "b.bias"):
                 x = sent[name].numpy()
@@ -292,7 +292,7 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
     """Flower's clipping divides by the length of an update, which a client can make 0."""
 
     def idle(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE and strategy.k == 1:
+        if reply.metadata.src_node_id == NODES[0] and strategy.k == 1:
             reply.content["arrays"] = grid.sent[-1].content["arrays"]
         return reply
 
@@ -311,7 +311,7 @@ def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None
     most."""
 
     def heavy(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE:
+        if reply.metadata.src_node_id == NODES[0]:
             reply.content["metrics"]["num-examples"] = 900_000
         return reply
 

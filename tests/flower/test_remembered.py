@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import (
     FedProx,
     Strategy,
 )
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 
 import fedsso
 import parity_problem as problem
@@ -30,7 +30,7 @@ from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO, PhasedStrategy
 from fedsso.flower.legacy import LegacyFedSSO
 from fedsso.optim import ServerBFGS
-from fedsso.remembered import Answer, Remembered
+from fedsso.remembered import Answer, Client, Remembered
 
 Cohorts = Callable[[int], Iterable[int]]
 GUARDS = ("adaptive", "cautious", "none")
@@ -52,7 +52,7 @@ class Scheduled(FedAvg):
     ) -> Iterable[Message]:
         config["server-round"] = server_round
         record = RecordDict({"arrays": arrays, "config": config})
-        nodes = [FIRST_NODE + i for i in self.cohorts(server_round)]
+        nodes = [NODES[i] for i in self.cohorts(server_round)]
         return self._construct_messages(record, nodes, "train")
 
 
@@ -244,7 +244,7 @@ def test_whoever_sees_the_mean_alone_refuses_a_memory() -> None:
 
 def test_a_reply_that_is_screened_out_is_not_remembered() -> None:
     strategy = sso(lambda k: (0, 1, 2, 3) if k < 3 else (1, 2, 4), memory="clients")
-    liar = FIRST_NODE + 1
+    liar = NODES[1]
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.src_node_id == liar:
@@ -252,12 +252,12 @@ def test_a_reply_that_is_screened_out_is_not_remembered() -> None:
         return reply
 
     start(strategy, 4, federation(5, tamper))
-    assert set(strategy.remembered.clients) == {FIRST_NODE + i for i in (0, 2, 3, 4)}
+    assert set(strategy.remembered.clients) == {NODES[i] for i in (0, 2, 3, 4)}
 
 
 def test_what_is_remembered_is_what_the_bounds_have_left() -> None:
     strategy = sso(lambda _: range(4))
-    liar = FIRST_NODE + 1
+    liar = NODES[1]
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.src_node_id == liar:
@@ -274,7 +274,7 @@ def test_what_is_remembered_is_what_the_bounds_have_left() -> None:
 
 
 def test_a_node_that_stays_silent_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    silent = FIRST_NODE + 4
+    silent = NODES[4]
     strategy = sso(lambda k: range(5) if k == 1 else range(4))
     with caplog.at_level(logging.INFO, "fedsso"):
         grid = federation(5)
@@ -290,17 +290,17 @@ def test_nodes_come_and_go() -> None:
     strategy = sso(lambda k: (k % 3, 3 + k % 2) if k < 6 else (1, 2))
     grid = federation(5)
     arrays = strategy.start(grid, initial(), num_rounds=5).arrays
-    gone = [FIRST_NODE + i for i in (3, 4)]
+    gone = [NODES[i] for i in (3, 4)]
     contexts = [grid.contexts.pop(node) for node in gone]
     arrays = strategy.start(grid, arrays, num_rounds=2).arrays
     assert set(gone) < set(strategy.remembered.clients)
     assert strategy.remembered.clients[gone[0]].unheard > 1
     assert strategy.trace["known"][-1] == pytest.approx(1)  # of the three that are left
-    for node, context in zip((FIRST_NODE + 3, FIRST_NODE + 9), contexts, strict=True):
+    for node, context in zip((NODES[3], NODES[9]), contexts, strict=True):
         grid.contexts[node] = context
     strategy.start(grid, arrays, num_rounds=1)
     assert strategy.trace["known"][-1] < 1  # the newcomer has not answered
-    assert FIRST_NODE + 9 not in strategy.remembered.clients
+    assert NODES[9] not in strategy.remembered.clients
 
 
 def answers(*clients: int) -> list[Answer]:
@@ -364,6 +364,22 @@ def test_a_checkpoint_of_a_version_without_memory_goes_on(tmp_path: Path) -> Non
     assert arrays is not None
     strategy.start(federation(5), arrays, num_rounds=2)
     assert len(strategy.remembered.clients) == 2
+
+
+@pytest.mark.parametrize("ids", [NODES[:5], [0, 1, 2**63 - 1, 2**63, 2**64 - 1]])
+def test_all_ids_that_flower_draws_come_back(ids: list[int], tmp_path: Path) -> None:
+    assert min(ids) < 2**63 <= max(ids)
+    own = {node: Client(1.0, 0.0, 3, torch.tensor([float(i)])) for i, node in enumerate(ids)}
+    file = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(file, Remembered(own, {3: torch.zeros(1)}).tensors(), "")
+    assert Remembered.of(torch.zeros(1), checkpoint.load(file)).clients == own
+
+
+def test_ids_of_an_earlier_version_are_signed() -> None:
+    _, remembered = hear(Remembered(), 1, answers(1, 3), {1, 3})
+    tensors = remembered.tensors()
+    tensors["remembered.ids"] = tensors["remembered.ids"].to(torch.int64)
+    assert Remembered.of(torch.zeros(2), tensors).clients.keys() == {1, 3}
 
 
 def test_a_memory_of_another_model_is_refused() -> None:

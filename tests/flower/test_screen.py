@@ -24,7 +24,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, Result
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import (
     BLANK,
     BOUNDED,
@@ -43,7 +43,7 @@ from fedsso.flower import FedSSO, PhasedStrategy, client_app
 from fedsso.flower.recorded import Recorded
 from fedsso.flower.screen import medians, screen
 
-BAD = FIRST_NODE + 1
+BAD = NODES[1]
 CLIENTS = 5
 Spoil = Callable[[Message], Message | None]
 
@@ -181,7 +181,7 @@ def test_when_everybody_is_hostile_the_model_is_kept(name: str) -> None:
     bad = [kind for name, kind in HOSTILE.items() if kind.effect == DROPPED and name not in BESIDE]
     start = initial(0.1) if name.startswith("FedSSO") else ArrayRecord(Net().state_dict())
     for i in range(0, len(bad), CLIENTS):
-        kinds = {FIRST_NODE + j: bad[(i + j) % len(bad)] for j in range(CLIENTS)}
+        kinds = {NODES[j]: bad[(i + j) % len(bad)] for j in range(CLIENTS)}
         strategy, result = run(name, kinds)
         assert strategy.trace["kept"][1:].tolist() == [1.0] * rounds_of(name)
         assert equal(result.arrays, start)
@@ -239,9 +239,7 @@ def test_when_all_fail_the_model_is_kept_and_the_round_marked(
 ) -> None:
     strategy = FedSSO(ALPHA, STEPS)
     with caplog.at_level(logging.WARNING, "flwr"):
-        result = strategy.start(
-            spoiling(nan, *range(FIRST_NODE, FIRST_NODE + 3)), initial(0.5), num_rounds=2
-        )
+        result = strategy.start(spoiling(nan, *NODES[:3]), initial(0.5), num_rounds=2)
     assert vector(result.arrays).tolist() == [0.5] * 4
     assert strategy.trace["kept"][1:].tolist() == [1.0, 1.0]
     assert result.train_metrics_clientapp[2]["fedsso-kept"] == 1
@@ -305,12 +303,9 @@ def test_who_answers_twice_is_heard_once() -> None:
     messages, replies = exchange()
     found = screen([*replies, replies[0]], messages, sent(), "num-examples")
     assert found.dropped == {}
-    assert found.ignored == [(FIRST_NODE, "a second reply")]
-    assert sorted(reply.node for reply in found.good) == [
-        FIRST_NODE,
-        FIRST_NODE + 1,
-        FIRST_NODE + 2,
-    ]
+    assert found.ignored == [(NODES[0], "a second reply")]
+    assert {reply.node for reply in found.good} == set(NODES[:3])
+    assert len(found.good) == 3
 
 
 def test_replies_of_an_earlier_round_do_not_count() -> None:
@@ -325,10 +320,10 @@ def test_replies_of_an_earlier_round_do_not_count() -> None:
 def test_an_answer_to_the_message_of_another_node_does_not_silence_it() -> None:
     messages, replies = exchange()
     thief = Message(RecordDict(dict(replies[0].content)), reply_to=messages[1])
-    thief.metadata.__dict__["_src_node_id"] = FIRST_NODE
+    thief.metadata.__dict__["_src_node_id"] = NODES[0]
     found = screen([thief, *replies], messages, sent(), "num-examples")
     assert len(found.good) == 3
-    assert found.ignored == [(FIRST_NODE, found.ignored[0][1])]
+    assert found.ignored == [(NODES[0], found.ignored[0][1])]
 
 
 def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
@@ -337,7 +332,7 @@ def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
     gone.metadata.__dict__["_src_node_id"] = messages[1].metadata.src_node_id  # the SuperLink
     gone.metadata.__dict__["_group_id"] = ""
     found = screen([replies[0], gone, replies[2]], messages, sent(), "num-examples")
-    assert found.dropped == {FIRST_NODE + 1: "error 4: Node Unavailable"}
+    assert found.dropped == {NODES[1]: "error 4: Node Unavailable"}
     forged = Message(Error(4, "Node Unavailable"), reply_to=messages[1])
     forged.metadata.__dict__["_src_node_id"] = 4242  # not the SuperLink
     assert screen([forged, *replies], messages, sent(), "num-examples").dropped == {}
@@ -353,7 +348,7 @@ def test_a_grid_without_message_ids_is_served_by_node() -> None:
 @pytest.mark.parametrize("harmless", [reordered, cast("float64"), cast(">f4"), cast("longdouble")])
 def test_order_and_types_of_an_upload_change_nothing(harmless: Spoil) -> None:
     strategy = FedSSO(ALPHA, STEPS)
-    result = strategy.start(spoiling(harmless, BAD, FIRST_NODE + 2), initial(), num_rounds=4)
+    result = strategy.start(spoiling(harmless, BAD, NODES[2]), initial(), num_rounds=4)
     whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert strategy.trace["dropped"][1:].tolist() == [0] * 4
@@ -394,7 +389,7 @@ def test_records_by_other_names_are_no_fault() -> None:
 def test_a_half_precision_upload_costs_nobody_else_precision() -> None:
     strategy = FedSSO(ALPHA, STEPS, fraction_evaluate=0.0)
     result = strategy.start(
-        spoiling(cast("float16"), FIRST_NODE + 2), initial(), num_rounds=4
+        spoiling(cast("float16"), NODES[2]), initial(), num_rounds=4
     )  # the lightest
     whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
     np.testing.assert_allclose(vector(result.arrays), vector(whole.arrays), atol=1e-2)
@@ -415,7 +410,7 @@ def test_where_two_disagree_on_metrics_both_models_count() -> None:
 
 
 def from_first(reply: Message) -> bool:
-    return reply.metadata.src_node_id == FIRST_NODE and reply.metadata.message_type == "train"
+    return reply.metadata.src_node_id == NODES[0] and reply.metadata.message_type == "train"
 
 
 def test_alone_a_client_may_move_far() -> None:
