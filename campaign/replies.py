@@ -82,7 +82,7 @@ def strategies() -> dict[str, Callable[[], Any]]:
     from fedsso.flower import FedSSO, PhasedStrategy
 
     clients = flower_tests()
-    alone = partial(FedSSO, clients.ALPHA, clients.STEPS)
+    alone = partial(FedSSO, eta_l=clients.ALPHA, local_steps=clients.STEPS)
     extra = {"Krum": {"num_malicious_nodes": 1}}
     made: dict[str, Callable[[], Any]] = {"FedSSO": partial(alone, **QUIET)}
     for name in INSIDE:

@@ -69,7 +69,7 @@ def strategy(name: str, clip: Clip | None, robust: bool = False) -> Recorded:
     """FedSSO, or one of the registry's algorithms."""
     if name == "FedSSO":
         inside = {"inner": FedMedian(**NONE)} if robust else NONE
-        return FedSSO(ALPHA, STEPS, clip=clip, **inside)
+        return FedSSO(eta_l=ALPHA, local_steps=STEPS, clip=clip, **inside)
     average = "median" if robust else "mean"
     return PhasedStrategy(name, alpha=ALPHA, local_steps=STEPS, clip=clip, average=average, **NONE)
 

@@ -284,7 +284,7 @@ def test_arrays_that_cannot_be_clipped_are_refused_before_anything_is_sent(
     start = ArrayRecord({"w": Array(np.zeros(3)), "odd": Array(array)})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.5, 1.0, 3)
     with pytest.raises(InputError, match="cannot clip odd"):
-        FedSSO(ALPHA, STEPS, inner=inner).start(grid, start, num_rounds=1)
+        FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner).start(grid, start, num_rounds=1)
     assert not grid.sent
 
 
@@ -301,7 +301,7 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
     inner = DifferentialPrivacyServerSideFixedClipping(
         FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
     )
-    strategy = FedSSO(ALPHA, STEPS, inner=inner)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner)
     strategy.start(grid, record(np.zeros(D)), num_rounds=3)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 0]
 
@@ -323,7 +323,9 @@ def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None
             FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
         )
         results.append(
-            FedSSO(ALPHA, STEPS, inner=inner).start(grid, record(np.zeros(D)), num_rounds=1)
+            FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner).start(
+                grid, record(np.zeros(D)), num_rounds=1
+            )
         )
     np.testing.assert_allclose(*(result.arrays["w"].numpy() for result in results), atol=1e-12)
 
@@ -342,7 +344,7 @@ def test_swapped_arrays_are_clipped_as_all_others() -> None:
 
     start = ArrayRecord({"a": Array(np.full(9, 5.0)), "b": Array(np.full(9, -5.0))})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e-3, 3)
-    strategy = FedSSO(ALPHA, STEPS, inner=inner)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner)
     result = strategy.start(LocalGrid(app, [{}] * 3), start, num_rounds=1)
     assert abs(result.arrays["a"].numpy() - 5).max() <= 1e-3
 
@@ -358,7 +360,7 @@ def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(
 
     def make() -> FedSSO:
         inner = private(adapted if adaptive else fixed, FedAvg(fraction_evaluate=0.0))
-        return FedSSO(ALPHA, STEPS, inner=inner, checkpoint_dir=tmp_path)
+        return FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner, checkpoint_dir=tmp_path)
 
     make().start(clients([]), record(np.zeros(D)), num_rounds=1)
     if adaptive:
@@ -371,6 +373,6 @@ def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(
 def test_who_merely_has_such_a_name_may_call_it() -> None:
     class DifferentialPrivacyStudy:
         def run(self) -> None:
-            FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=1)
+            FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=1)
 
     DifferentialPrivacyStudy().run()

@@ -114,8 +114,8 @@ def test_flower_is_the_simulator_where_some_are_absent(
         return Message(RecordDict(content), reply_to=message)
 
     strategy = FedSSO(
-        problem.ALPHA,
-        problem.TAU,
+        eta_l=problem.ALPHA,
+        local_steps=problem.TAU,
         guard=guard,
         memory="clients",
         inner=Scheduled(lambda k: plans[k - 1]),

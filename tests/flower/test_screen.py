@@ -74,10 +74,14 @@ def rows(context: Context) -> tuple[Tensor, Tensor]:
 
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 STRATEGIES: dict[str, Callable[[], Recorded]] = {
-    "FedSSO": lambda: FedSSO(ALPHA, STEPS, **NONE),
-    "FedSSO of FedMedian": lambda: FedSSO(ALPHA, STEPS, inner=FedMedian(**NONE)),
-    "FedSSO of Krum": lambda: FedSSO(ALPHA, STEPS, inner=Krum(num_malicious_nodes=1, **NONE)),
-    "FedSSO of FedTrimmedAvg": lambda: FedSSO(ALPHA, STEPS, inner=FedTrimmedAvg(**NONE)),
+    "FedSSO": lambda: FedSSO(eta_l=ALPHA, local_steps=STEPS, **NONE),
+    "FedSSO of FedMedian": lambda: FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=FedMedian(**NONE)),
+    "FedSSO of Krum": lambda: FedSSO(
+        eta_l=ALPHA, local_steps=STEPS, inner=Krum(num_malicious_nodes=1, **NONE)
+    ),
+    "FedSSO of FedTrimmedAvg": lambda: FedSSO(
+        eta_l=ALPHA, local_steps=STEPS, inner=FedTrimmedAvg(**NONE)
+    ),
     "PhasedStrategy fedavg": lambda: PhasedStrategy("fedavg", local_steps=3, **NONE),
     "PhasedStrategy fedavg, median": lambda: PhasedStrategy(
         "fedavg", local_steps=3, average="median", **NONE
@@ -237,7 +241,7 @@ def nan(reply: Message) -> Message:
 def test_when_all_fail_the_model_is_kept_and_the_round_marked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     with caplog.at_level(logging.WARNING, "flwr"):
         result = strategy.start(spoiling(nan, *NODES[:3]), initial(0.5), num_rounds=2)
     assert vector(result.arrays).tolist() == [0.5] * 4
@@ -254,16 +258,24 @@ def test_below_min_train_nodes_the_model_is_kept_until_enough_reply() -> None:
     def tamper(reply: Message) -> Message | None:
         return None if strategy.k + 1 in lost and reply.metadata.src_node_id == BAD else reply
 
-    strategy = FedSSO(ALPHA, STEPS, min_train_nodes=3, min_evaluate_nodes=0, fraction_evaluate=0.0)
+    strategy = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=3,
+        min_evaluate_nodes=0,
+        fraction_evaluate=0.0,
+    )
     result = strategy.start(federation(3, tamper), initial(), num_rounds=7)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 1, 0, 0, 0, 0]
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=5)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=5)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
 
 
 def test_silence_names_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr"):
-        FedSSO(ALPHA, STEPS).start(federation(3, lambda _: None), initial(), num_rounds=1)
+        FedSSO(eta_l=ALPHA, local_steps=STEPS).start(
+            federation(3, lambda _: None), initial(), num_rounds=1
+        )
     assert "start(timeout=...)" in caplog.text
 
 
@@ -273,10 +285,10 @@ def test_bad_evaluations_are_dropped_too() -> None:
             reply.content = RecordDict({"m": MetricRecord({"eval_loss": 1e9})})
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     strategy.start(federation(3, tamper), initial(), num_rounds=2)
     assert strategy.trace["test_loss"][2] < 10
-    silent = FedSSO(ALPHA, STEPS)
+    silent = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     silent.start(
         federation(3, lambda r: r if r.metadata.message_type == "train" else None),
         initial(),
@@ -289,7 +301,7 @@ def test_a_failing_mean_of_evaluations_does_not_end_the_run() -> None:
     def broken(*_: object) -> MetricRecord:
         raise ZeroDivisionError
 
-    strategy = FedSSO(ALPHA, STEPS, evaluate_metrics_aggr_fn=broken)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, evaluate_metrics_aggr_fn=broken)
     strategy.start(federation(), initial(), num_rounds=2)
     assert strategy.k == 2
 
@@ -347,9 +359,9 @@ def test_a_grid_without_message_ids_is_served_by_node() -> None:
 
 @pytest.mark.parametrize("harmless", [reordered, cast("float64"), cast(">f4"), cast("longdouble")])
 def test_order_and_types_of_an_upload_change_nothing(harmless: Spoil) -> None:
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(spoiling(harmless, BAD, NODES[2]), initial(), num_rounds=4)
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=4)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert strategy.trace["dropped"][1:].tolist() == [0] * 4
 
@@ -361,11 +373,17 @@ def test_a_weight_next_to_nothing_does_not_make_the_others_heavy(clients: int) -
             reply.content["metrics"]["num-examples"] = 1e-9
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(clients, light), initial(), num_rounds=3)
     assert strategy.trace["dropped"][1:].tolist() == [0] * 3
     others = LocalGrid(app, [{"partition-id": i} for i in range(clients) if i != 1])
-    alone = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    alone = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=1,
+        min_evaluate_nodes=1,
+        min_available_nodes=1,
+    )
     np.testing.assert_allclose(
         vector(result.arrays), vector(alone.start(others, initial(), 3).arrays), atol=1e-5
     )
@@ -379,19 +397,19 @@ def test_records_by_other_names_are_no_fault() -> None:
             )
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(3, renamed), initial(), num_rounds=3)
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=3)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=3)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert result.evaluate_metrics_clientapp[3] == whole.evaluate_metrics_clientapp[3]
 
 
 def test_a_half_precision_upload_costs_nobody_else_precision() -> None:
-    strategy = FedSSO(ALPHA, STEPS, fraction_evaluate=0.0)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, fraction_evaluate=0.0)
     result = strategy.start(
         spoiling(cast("float16"), NODES[2]), initial(), num_rounds=4
     )  # the lightest
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=4)
     np.testing.assert_allclose(vector(result.arrays), vector(whole.arrays), atol=1e-2)
     assert result.arrays["a.weight"].numpy().dtype == np.float32
 
@@ -402,9 +420,9 @@ def test_where_two_disagree_on_metrics_both_models_count() -> None:
             reply.content["metrics"] = MetricRecord({"num-examples": 30, "mine": 1.0})
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(2, other), initial(), num_rounds=2)
-    whole = FedSSO(ALPHA, STEPS).start(federation(2), initial(), num_rounds=2)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(2), initial(), num_rounds=2)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert "train_loss" not in result.train_metrics_clientapp[2]
 
@@ -415,7 +433,13 @@ def from_first(reply: Message) -> bool:
 
 def test_alone_a_client_may_move_far() -> None:
     grid = federation(1, lambda r: scaled(1e6)(r) if r.metadata.message_type == "train" else r)
-    strategy = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    strategy = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=1,
+        min_evaluate_nodes=1,
+        min_available_nodes=1,
+    )
     strategy.start(grid, initial(), num_rounds=1)
     assert strategy.trace["dropped"][1] == 0
 
@@ -429,7 +453,7 @@ def test_the_median_of_the_others() -> None:
 
 
 def test_a_client_far_from_the_others_but_not_absurdly_stays() -> None:
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     strategy.start(spoiling(scaled(20.0), BAD), initial(), num_rounds=1)
     assert strategy.trace["dropped"][1] == 0
 

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_type_hints
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ import fedsso
 from fedsso import report
 from fedsso.algorithms.cautious import PATIENCE
 from fedsso.engine import checkpoint
-from fedsso.flower import FedSSO
+from fedsso.flower import FedSSO, settings
 from fedsso.server import Server
 
 
@@ -523,13 +523,25 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
             "fraction_train: give these to the inner strategy FedAvg",
         ),
         ({"inner": FedAdam()}, "FedAdam steps on its own"),
-        ({"inner": FedSSO(0.1, 1)}, "FedSSO steps on its own"),
+        ({"inner": FedSSO(eta_l=0.1, local_steps=1)}, "FedSSO steps on its own"),
         ({"inner": "FedAvg"}, "inner must be a strategy"),
     ],
 )
 def test_wrong_keywords_name_the_remedy(keywords: dict[str, object], message: str) -> None:
     with pytest.raises(fedsso.InputError, match=message):
         sso(**keywords)
+
+
+def test_no_place_means_another_thing_than_fedavgs() -> None:
+    """FedAvg(0.5) sets fraction_train."""
+    with pytest.raises(TypeError, match="positional"):
+        FedSSO(0.5)  # type: ignore[misc]
+
+
+def test_a_type_checker_knows_every_keyword() -> None:
+    hints = get_type_hints(FedSSO.__init__)
+    assert hints["keywords"] == Unpack[settings.Typed]
+    assert settings.Typed.__annotations__.keys() == {*settings.RECORD, *settings.FEDAVG}
 
 
 @pytest.mark.parametrize("local_steps", [0, -1, "5", True, float("nan"), float("inf")])
@@ -574,7 +586,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_sent(bad: 
 
 
 def test_half_precision_that_would_overflow_keeps_the_model() -> None:
-    wild = FedSSO(1e-6, 1, guard="none", fraction_evaluate=0.0)
+    wild = FedSSO(eta_l=1e-6, local_steps=1, guard="none", fraction_evaluate=0.0)
     start = {name: array.numpy() for name, array in initial().items()}
     start = {
         name: Array(a.astype("float16") if a.dtype == np.float32 else a)
@@ -606,6 +618,8 @@ def test_half_of_the_clients_in_each_round_works() -> None:
 
 
 def test_a_robust_strategy_inside() -> None:
-    result = FedSSO(ALPHA, STEPS, inner=FedMedian()).start(federation(5), initial(), num_rounds=6)
+    result = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=FedMedian()).start(
+        federation(5), initial(), num_rounds=6
+    )
     losses = [result.evaluate_metrics_clientapp[k]["eval_loss"] for k in (1, 6)]
     assert losses[1] < 0.2 * losses[0]

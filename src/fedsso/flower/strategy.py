@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -109,15 +109,15 @@ class FedSSO(Recorded):
 
     def __init__(
         self,
+        *,
         eta_l: Step | None = None,
         local_steps: float | None = None,
-        *,
         inner: Strategy | None = None,
         checkpoint_dir: str | Path | None = None,
         buffers: Sequence[str] = BUFFERS,
         clip: Clip | None = Clip(),  # noqa: B008
         loss_key: str | None = None,
-        **keywords: Any,
+        **keywords: Unpack[settings.Typed],
     ) -> None:
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         self.server = server(eta_l, local_steps, of_record)
