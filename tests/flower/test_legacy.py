@@ -32,7 +32,7 @@ from grid import RUN, SERVER, LocalGrid, identify
 from hostile import ARRAYS, CLIPPED, DROPPED, UPDATES, WEIGHTS, Hostile
 from numpy.typing import NDArray
 
-from fedsso import Decay, FedSSO, InputError
+from fedsso import Decay, FedSSO, InputError, flower
 from fedsso.flower.legacy import LegacyFedSSO
 from fedsso.server import Server
 
@@ -113,6 +113,16 @@ def federate(
     )
     DefaultWorkflow(fit_workflow=workflow)(grid, context)
     return context.history, seen
+
+
+def test_a_strategy_of_single_replies_names_the_one_for_secure_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = ClientApp(mods=[secaggplus_mod])
+    app.train()(lambda message, _: message)
+    start = ArrayRecord(initial())
+    flower.FedSSO(fraction_evaluate=0.0).start(LocalGrid(app, [{}, {}]), start, num_rounds=1)
+    assert "secaggplus_mod): take fedsso.flower.legacy.LegacyFedSSO" in caplog.text
 
 
 def make(

@@ -8,14 +8,14 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack, get_overloads, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Result, Strategy
 from grid import LocalGrid
 
 import fedsso
@@ -142,6 +142,29 @@ def test_curvature_is_among_the_metrics() -> None:
     assert metrics["fedsso-grad-norm"] > 0
     assert metrics["fedsso-dropped"] == metrics["fedsso-kept"] == 0
     assert {"train_loss", "fedsso-radius", "fedsso-overridden", "fedsso-skipped"} <= set(metrics)
+
+
+def test_the_metrics_of_a_round_can_be_the_clients_alone() -> None:
+    strategy = sso(diagnostics=False)
+    result = strategy.start(federation(), initial(), num_rounds=2)
+    assert set(result.train_metrics_clientapp[2]) == {"train_loss"}
+    assert strategy.trace["grad_norm"][2] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_key"),
+    [("train_loss", None), ("train-loss", None), ("training_loss", None), ("nll", "nll")],
+)
+def test_the_loss_is_in_the_trace_by_whatever_name(name: str, loss_key: str | None) -> None:
+    def rename(reply: Message) -> Message:
+        metrics = reply.content["metrics"]
+        if "train_loss" in metrics:
+            metrics[name] = metrics.pop("train_loss")
+        return reply
+
+    strategy = sso(loss_key=loss_key)
+    result = strategy.start(federation(3, rename), initial(), num_rounds=2)
+    assert strategy.trace["train_loss"][2] == result.train_metrics_clientapp[2][name]
 
 
 def test_a_run_becomes_a_trace_with_the_plots_of_a_simulation(tmp_path: Path) -> None:
@@ -478,7 +501,8 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     assert sso().resume(other) is other
 
 
-def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "done"), [(1, 3), (2, 2), (9, 0)])
+def test_what_is_on_the_disk_when_round_4_dies(every: int, done: int, tmp_path: Path) -> None:
     class Killed(LocalGrid):
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
@@ -490,11 +514,13 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
 
     grid = Killed(app, [{"partition-id": i} for i in range(3)])
     with pytest.raises(KeyboardInterrupt):
-        sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=6)
-    strategy = sso(checkpoint_dir=tmp_path)
-    arrays = strategy.resume()
-    assert strategy.rounds_left(6) == 3
-    result = strategy.start(federation(), arrays, num_rounds=3)  # type: ignore[arg-type]
+        sso(checkpoint_dir=tmp_path, checkpoint_every=every).start(grid, initial(), num_rounds=6)
+    strategy = sso(checkpoint_dir=tmp_path, checkpoint_every=every)
+    arrays = strategy.resume(initial())
+    left = strategy.rounds_left(6)
+    assert left == 6 - done
+    result = strategy.start(federation(), arrays, num_rounds=left)
+    assert sso(checkpoint_dir=tmp_path).rounds_left(6) == 0
     whole = sso().start(federation(), initial(), num_rounds=6)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     (tmp_path / ".checkpoint.safetensors.0123456789abcdef.tmp").write_bytes(b"half a checkpoint")
@@ -515,6 +541,7 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
         ({"fraction_trian": 0.5}, "did you mean 'fraction_train'"),
         ({"guard": "nope"}, "guard"),
         ({"fraction_train": 2.0}, r"fraction_train must lie in \[0, 1\]"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be an integer >= 1"),
         ({"min_train_nodes": "a"}, "min_train_nodes must be an integer >= 0"),
         ({"buffers": "bn.*"}, "buffers must be a list of patterns"),
         ({"eta": -1.0}, "eta"),
@@ -536,6 +563,23 @@ def test_no_place_means_another_thing_than_fedavgs() -> None:
     """FedAvg(0.5) sets fraction_train."""
     with pytest.raises(TypeError, match="positional"):
         FedSSO(0.5)  # type: ignore[misc]
+
+
+def test_a_start_that_is_never_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(FedAvg):
+        def start(self, *_: object, **__: object) -> Result:
+            raise AssertionError
+
+    FedSSO(inner=FedAvg())
+    assert "start()" not in caplog.text
+    FedSSO(inner=Own())
+    assert "start() of the inner strategy Own is never called" in caplog.text
+
+
+def test_a_type_checker_knows_that_a_resumed_run_has_a_model() -> None:
+    first = get_overloads(FedSSO.resume)[0]
+    hints = get_type_hints(first)
+    assert hints == {"initial_arrays": ArrayRecord, "return": ArrayRecord}
 
 
 def test_a_type_checker_knows_every_keyword() -> None:
