@@ -212,6 +212,15 @@ def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(
     assert a[-1][COUNT] == ROUNDS
 
 
+def test_the_metric_is_of_the_shapes_of_the_arrays() -> None:
+    strategy = LegacyFedSSO(guard="adaptive", eta_l=ETA_L, local_steps=TAU)
+    start = [np.ones(shape) for shape in ((5, 4), (5,), (2, 5), (2,))]
+    strategy.sent = {str(i): array for i, array in enumerate(start)}
+    moved = reply_of([0.9 * array for array in start], 10, None)
+    strategy.aggregate_fit(1, [(None, moved)] * 2, [])  # type: ignore[list-item]
+    assert strategy.server.record.shapes == "5x4 5 2x5 2"
+
+
 def test_the_defaults_of_secure_aggregation_are_far_less_exact() -> None:
     strategy, models = make()
     federate(strategy, SecAggPlusWorkflow(3, 2))

@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from grid import NODES, LocalGrid
+from torch import nn
 
 import fedsso
 import parity_problem as problem
@@ -73,23 +74,32 @@ def start(strategy: Strategy, rounds: int, grid: LocalGrid | None = None) -> np.
 # ---- the steps ----
 
 
+class Deep(nn.Sequential):
+    """A network that comes with its initial weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        super().__init__(nn.Linear(problem.INPUTS, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
 @pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize(("module", "shapes"), [(problem.Net, "none"), (Deep, "auto")])
 def test_flower_is_the_simulator_where_some_are_absent(
-    guard: str, monkeypatch: pytest.MonkeyPatch
+    module: type[nn.Module], shapes: str, guard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With as many rows at each client: a node that has not answered yet counts with the mean.
 
-    The strategy does not know the model's shapes, and has no metric.
+    The metric of a model of one layer needs single gradients, which the strategy's server has not.
     """
     monkeypatch.setattr(problem, "ROWS", (40,) * 6)
     problem.clients.cache_clear()
     data = problem.clients()
     problem.clients.cache_clear()
     fed = fedsso.Federation.from_clients([(x, y.long()) for x, y in data], test_fraction=0)
-    record = fedsso.FedSSO(alpha=problem.ALPHA, guard=guard, memory="clients", shapes="none")
+    record = fedsso.FedSSO(alpha=problem.ALPHA, guard=guard, memory="clients", shapes=shapes)
     simulation = fedsso.Simulation(
         fed,
-        problem.Net(),
+        module(),
         record,
         loss="bce",
         rounds=12,
@@ -104,12 +114,15 @@ def test_flower_is_the_simulator_where_some_are_absent(
 
     @own.train()
     def train(message: Message, context: Context) -> Message:
-        net = problem.Net()
+        net = module()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        x = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-        client = data[int(context.node_config["partition-id"])]
-        torch.nn.utils.vector_to_parameters(problem.local(x, client), net.parameters())
-        metrics = {"num-examples": 40, "loss": float(problem.loss(x, client))}
+        x, y = data[int(context.node_config["partition-id"])]
+        for _ in range(problem.TAU):
+            loss = nn.functional.binary_cross_entropy_with_logits(net(x)[:, 0], y)
+            slopes = torch.autograd.grad(loss, list(net.parameters()))
+            for parameter, slope in zip(net.parameters(), slopes, strict=True):
+                parameter.data -= problem.ALPHA * slope
+        metrics = {"num-examples": 40, "loss": loss.item()}
         content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
@@ -123,12 +136,14 @@ def test_flower_is_the_simulator_where_some_are_absent(
         loss_key="none",  # the simulator's clients report the mean over their steps
     )
     grid = LocalGrid(own, [{"partition-id": i} for i in range(6)])
-    arrays = strategy.start(grid, ArrayRecord(problem.Net().state_dict()), num_rounds=12).arrays
+    arrays = strategy.start(grid, ArrayRecord(module().state_dict()), num_rounds=12).arrays
+    assert (strategy.server.record.matrices != ()) == (module is Deep and guard == "adaptive")
     x = torch.cat([t.reshape(-1) for t in arrays.to_torch_state_dict().values()])
     torch.testing.assert_close(x, simulation.models()[0], rtol=0, atol=problem.SINGLE)
     for name in ("beta", "known"):
         expected = [float(row[name]) for row in rows]
         assert strategy.trace[name][1:].tolist() == pytest.approx(expected, abs=1e-4)
+    assert not strategy.trace["dropped"][1:].any()
     assert strategy.trace["known"][1] == 0.5
     assert strategy.trace["known"][-1] == 1.0
     assert 0 < strategy.trace["beta"][-1] <= 1

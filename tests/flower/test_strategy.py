@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, get_overloads, get_type_hints
 
@@ -17,12 +18,17 @@ from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Result, Strategy
 from grid import LocalGrid
+from torch import nn
 
 import fedsso
 from fedsso import report
+from fedsso.algorithm import Attendance
 from fedsso.algorithms.cautious import PATIENCE
 from fedsso.engine import checkpoint
+from fedsso.engine.simulate import fitted
 from fedsso.flower import FedSSO, settings
+from fedsso.flower.wire import Model, arrays_of
+from fedsso.objective import Layout
 from fedsso.server import Server
 
 
@@ -639,6 +645,62 @@ def test_half_precision_that_would_overflow_keeps_the_model() -> None:
     result = wild.start(federation(), ArrayRecord(start), num_rounds=2)
     assert np.isfinite(vector(result.arrays)).all()
     assert wild.trace["kept"][1] == 1
+
+
+class Mixed(nn.Module):
+    """An embedding, a kernel, statistics, vectors and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 4)
+        self.kernel = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.out = nn.Linear(6, 2)
+
+
+SHAPES = {
+    "of all kinds": (Mixed(), "1 20x4 8x27 8 8 2x6 2"),
+    "one layer": (nn.Linear(6, 2), "none"),
+    "one layer within another": (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), "none"),
+    "one layer and a norm": (nn.Sequential(nn.Linear(6, 2), nn.LayerNorm(2)), "2x6 2 2 2"),
+}
+
+
+@pytest.mark.parametrize(("module", "shapes"), SHAPES.values(), ids=SHAPES)
+def test_the_metric_is_of_the_shapes_in_the_record(module: nn.Module, shapes: str) -> None:
+    """As the simulator tells them of the module, where it sees means alone."""
+    record = fedsso.FedSSO(alpha=0.1)
+    server = Server(record, 1)
+    server.fit(Model(arrays_of(ArrayRecord(module.state_dict()))).layout)
+    assert server.record.shapes == shapes
+    assert fitted(record, module, Attendance(only_means=True)).shapes == shapes
+    cautious = Server(fedsso.FedSSO(alpha=0.1, guard="cautious"), 1)
+    cautious.fit(Layout.of(module))
+    assert cautious.record.shapes == "none"
+
+
+def test_arrays_without_names_have_layers_too() -> None:
+    """A record that is made of a list, and the earlier generation's arrays, have only positions."""
+    shapes = [(5, 4), (5,), (2, 5), (2,)]
+    for count, told in ((4, "5x4 5 2x5 2"), (2, "none")):
+        arrays = arrays_of(ArrayRecord([np.ones(shape, "float32") for shape in shapes[:count]]))
+        server = Server(fedsso.FedSSO(alpha=0.1), 1)
+        server.fit(Model(arrays).layout)
+        assert server.record.shapes == told
+
+
+def test_a_run_that_began_without_a_metric_goes_on_without(tmp_path: Path) -> None:
+    adaptive = partial(sso, guard="adaptive", checkpoint_dir=tmp_path)
+    adaptive().start(federation(), initial(), num_rounds=2)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors = checkpoint.load(file)
+    older = {name: leaf for name, leaf in tensors.items() if "moments" not in name}
+    assert len(older) < len(tensors)
+    checkpoint.save(file, older, "a run on Flower")
+    for resumed, shapes in ((adaptive(), "none"), (adaptive(checkpoint_dir=None), "3x1 1")):
+        resumed.start(federation(), resumed.resume(initial()), num_rounds=1)
+        assert resumed.server.record.shapes == shapes
 
 
 def test_the_keywords_of_fedavg_reach_it() -> None:

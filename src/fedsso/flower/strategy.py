@@ -398,6 +398,7 @@ class FedSSO(Recorded):
                 f"the model has changed from {before.like} to {model.like}; use a new strategy"
             )
         self._model = model
+        self.server.fit(model.layout)
         return model
 
 
