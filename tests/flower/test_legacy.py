@@ -213,6 +213,7 @@ def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(
 
 
 def test_the_metric_is_of_the_shapes_of_the_arrays() -> None:
+    identify()
     strategy = LegacyFedSSO(guard="adaptive", eta_l=ETA_L, local_steps=TAU)
     start = [np.ones(shape) for shape in ((5, 4), (5,), (2, 5), (2,))]
     strategy.sent = {str(i): array for i, array in enumerate(start)}
