@@ -4,8 +4,14 @@ stay silent, or are asked again after a crash."""
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -30,6 +36,7 @@ import parity_problem as problem
 from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO, PhasedStrategy
 from fedsso.flower.legacy import LegacyFedSSO
+from fedsso.flower.wire import same
 from fedsso.optim import ServerBFGS
 from fedsso.remembered import Answer, Client, Remembered
 
@@ -362,6 +369,48 @@ def test_killed_and_resumed_is_uninterrupted(guard: str, memory: str, tmp_path: 
     result = strategy.start(federation(5), arrays, num_rounds=strategy.rounds_left(10))
     assert (vector(result.arrays) == whole).all()
     assert strategy.trace["known"][-1] == 1
+
+
+def quarter(folder: Path, rounds: int = 60) -> FedSSO:
+    """Twenty nodes, of which the same five answer in the same round of every run."""
+
+    def five(k: int) -> list[int]:
+        return Random(k).sample(range(20), 5)
+
+    strategy = sso(five, memory="auto", checkpoint_dir=folder, checkpoint_every=3)
+    arrays = strategy.resume(initial())
+    strategy.start(federation(20), arrays, num_rounds=strategy.rounds_left(rounds))
+    return strategy
+
+
+@pytest.mark.full
+def test_twenty_nodes_of_which_a_quarter_answers_killed_again_and_again(tmp_path: Path) -> None:
+    """Whenever kill -9 falls, the run ends as the undisturbed one."""
+    folder = tmp_path / "kept"
+    program = "import sys, pathlib, test_remembered as t; t.quarter(pathlib.Path(sys.argv[1]))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    whole = quarter(tmp_path / "whole")
+    kills = 0
+    for wait in (0.0, 0.01, 0.04, 0.1):
+        child = subprocess.Popen([sys.executable, "-c", program, folder], env=env)
+        before = written(folder)
+        while child.poll() is None and written(folder) == before:
+            time.sleep(0.001)
+        time.sleep(wait)
+        child.kill()
+        kills += child.wait() == -signal.SIGKILL
+    assert kills
+    resumed = quarter(folder)
+    for column in ("round", "train_loss", "known", "beta", "stretch"):
+        np.testing.assert_array_equal(resumed.trace[column], whole.trace[column])
+    assert same(resumed._current, whole._current)
+    assert set(resumed.remembered.clients) == set(NODES[:20])
+
+
+def written(folder: Path) -> int:
+    """When the checkpoint was written last. 0 if there is none."""
+    file = folder / "checkpoint.safetensors"
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def test_a_checkpoint_of_a_version_without_memory_goes_on(tmp_path: Path) -> None:
