@@ -82,7 +82,7 @@ def strategies() -> dict[str, Callable[[], Any]]:
     from fedsso.flower import FedSSO, PhasedStrategy
 
     clients = flower_tests()
-    alone = partial(FedSSO, clients.ALPHA, clients.STEPS)
+    alone = partial(FedSSO, eta_l=clients.ALPHA, local_steps=clients.STEPS)
     extra = {"Krum": {"num_malicious_nodes": 1}}
     made: dict[str, Callable[[], Any]] = {"FedSSO": partial(alone, **QUIET)}
     for name in INSIDE:
@@ -136,7 +136,7 @@ def _run(name: str, kind: str) -> dict[str, Any]:
     plain = name.startswith("FedSSO")
 
     def tamper(reply: Any) -> Any:
-        lies = reply.metadata.src_node_id == grids.FIRST_NODE + LIAR and not reply.has_error()
+        lies = reply.metadata.src_node_id == grids.NODES[LIAR] and not reply.has_error()
         return hostile.HOSTILE[kind].change(reply, grid.asked) if kind and lies else [reply]
 
     app = clients.app if plain else client_app(_model(name), _rows)

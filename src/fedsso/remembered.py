@@ -210,7 +210,7 @@ class Remembered:
         numbers = [[entry.weight, entry.unheard] for entry in entries]
         rounds = [entry.k for entry in entries]
         found = {
-            IDS: torch.tensor(list(self.clients), dtype=torch.int64),
+            IDS: torch.tensor(list(self.clients), dtype=torch.uint64),
             ROUNDS: torch.tensor(rounds, dtype=torch.int64),
             NUMBERS: torch.tensor(numbers, dtype=torch.float64),
         }

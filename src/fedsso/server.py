@@ -24,12 +24,14 @@ from .algorithms.cautious import PATIENCE
 from .algorithms.fedsso import FedSSO, State
 from .algorithms.layers import suit
 from .errors import MOST, InputError, number
+from .objective import Layout
 from .support.linalg import dot
 from .support.trees import named_leaves, tree_map
 
 log = logging.getLogger("fedsso")
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
 MEMORY = "server.memory."  # how the leaves of the memory begin
+METRIC = "server.moments"  # and those of the metric
 
 
 class Answers(NamedTuple):
@@ -158,13 +160,21 @@ class Server:
             mass = delta.mass
         return Cohort(self.steps + 1, size, torch.arange(size), mass, self.local_steps, told)
 
+    def fit(self, layout: Layout) -> None:
+        """Decide shapes="auto" and drift="auto" for a model, before its first step.
+
+        The metric of a model of one layer needs single gradients, which this server never sees.
+        """
+        fitted: Any = self.record.fit(layout.layers, [tuple(shape) for shape in layout.shapes])
+        self.record = replace(fitted, shapes="none") if fitted.by_client else fitted
+
     def join(self, attendance: Attendance, d: int) -> None:
         """Decide memory="auto" for this federation and a model of d parameters.
 
         Where the memory begins after some rounds, everything else goes on as it was.
         """
         joined: Any = self.record.join(attendance, d)
-        # Nobody has told how many layers the model has: drift="auto" would become that of one.
+        # Without `fit`, drift="auto" would become that of a model of one layer.
         self.record = cast(FedSSO, replace(joined, drift=self.record.drift))
         state = self.state
         if state is not None and self.record.remembers and not state.memory.total.numel():
@@ -228,8 +238,11 @@ class Server:
     def restore(self, x: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Go on from `tensors()`; x [d] has the model's size, type and device.
 
-        A state that was saved with a memory decides memory="auto".
+        A state that was saved with a memory decides memory="auto", and one that was saved without
+        a metric goes on without.
         """
+        if not any(name.startswith(METRIC) for name in tensors):
+            self.record = replace(self.record, shapes="none")
         if _has_memory(tensors):
             self.join(Attendance(some_absent=True), 0)
         state = unpacked(self._blank(x.detach().unsqueeze(0)), tensors)

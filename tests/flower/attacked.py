@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedMedian
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import Change
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedsso.flower.recorded import Recorded
 
 CLIENTS, ALPHA, STEPS, ROUNDS = 10, 0.2, 5, 10
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-LIAR = FIRST_NODE + 3
+LIAR = NODES[3]
 
 
 @cache
@@ -69,7 +69,7 @@ def strategy(name: str, clip: Clip | None, robust: bool = False) -> Recorded:
     """FedSSO, or one of the registry's algorithms."""
     if name == "FedSSO":
         inside = {"inner": FedMedian(**NONE)} if robust else NONE
-        return FedSSO(ALPHA, STEPS, clip=clip, **inside)
+        return FedSSO(eta_l=ALPHA, local_steps=STEPS, clip=clip, **inside)
     average = "median" if robust else "mean"
     return PhasedStrategy(name, alpha=ALPHA, local_steps=STEPS, clip=clip, average=average, **NONE)
 

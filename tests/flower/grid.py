@@ -4,6 +4,7 @@ real bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 RUN, SERVER = 7, 1  # ids of the run and of the server's node
-FIRST_NODE = 2**62 + 11  # ids of nodes are large numbers
+DRAW = Random(3)
+NODES = [int.from_bytes(DRAW.randbytes(8), "little") for _ in range(256)]  # as Flower draws ids
 RAISED = 2  # Flower's code of an error inside a client app
 
 Tamper = Callable[[Message], Message | list[Message] | None]
@@ -35,19 +37,21 @@ def identify() -> None:
 
 class LocalGrid(Grid):
     """Nodes that answer at once, each with a context of its own; `node_configs` has one entry for
-    each."""
+    each. The ids of `in_order` rise, as a server that sorts them has them."""
 
     def __init__(
         self,
         app: ClientApp,
         node_configs: Sequence[Mapping[str, Any]],
         tamper: Tamper | None = None,
+        in_order: bool = False,
     ) -> None:
         identify()
+        nodes = NODES[: len(node_configs)]
         self.app, self.tamper = app, tamper
         self.contexts = {
-            FIRST_NODE + i: Context(RUN, FIRST_NODE + i, dict(config), RecordDict(), {})
-            for i, config in enumerate(node_configs)
+            node: Context(RUN, node, dict(config), RecordDict(), {})
+            for node, config in zip(sorted(nodes) if in_order else nodes, node_configs, strict=True)
         }
         self.down: list[int] = []  # bytes of each message to a node
         self.up: list[int] = []  # and of each reply

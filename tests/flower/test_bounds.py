@@ -13,7 +13,7 @@ from clients import ALPHA, STEPS, federation, initial, vector
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import Change, longer
 
 from fedsso.errors import InputError
@@ -23,7 +23,7 @@ from fedsso.flower.bounds import factors
 from fedsso.flower.statistics import fault
 
 OFF: Any = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-BAD = FIRST_NODE + 1
+BAD = NODES[1]
 
 
 # ---- the bound ----
@@ -42,7 +42,7 @@ def test_what_exceeds_the_others_median_is_shortened_to_the_bound() -> None:
 def sizes_of(weights: dict[int, float]) -> Any:
     def tamper(reply: Message) -> Message:
         if reply.has_content():
-            number = reply.metadata.src_node_id - FIRST_NODE
+            number = NODES.index(reply.metadata.src_node_id)
             reply.content["metrics"]["num-examples"] = weights.get(number, 20.0)
         return reply
 
@@ -54,7 +54,7 @@ def sizes_of(weights: dict[int, float]) -> Any:
 )
 def test_honest_hospitals_of_unequal_sizes_are_left_alone(weights: dict[int, float]) -> None:
     def run(clip: Clip | None) -> tuple[FedSSO, Any]:
-        strategy = FedSSO(ALPHA, STEPS, clip=clip, **OFF)
+        strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, clip=clip, **OFF)
         return strategy, strategy.start(federation(10, sizes_of(weights)), initial(), num_rounds=4)
 
     (strategy, clipped), (_, whole) = run(Clip()), run(None)
@@ -73,11 +73,13 @@ def heavy_grid(clients: int, factor: float, weight: float) -> LocalGrid:
 
 
 def test_one_reply_moves_the_mean_by_no_more_than_its_bound() -> None:
-    honest = FedSSO(ALPHA, STEPS, **OFF).start(heavy_grid(9, 1.0, 1.0), initial(), num_rounds=1)
+    honest = FedSSO(eta_l=ALPHA, local_steps=STEPS, **OFF).start(
+        heavy_grid(9, 1.0, 1.0), initial(), num_rounds=1
+    )
     x = vector(honest.arrays)
     distance = {}
     for clip in (None, Clip(), Clip(3, 1)):
-        strategy = FedSSO(ALPHA, STEPS, clip=clip, **OFF)
+        strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, clip=clip, **OFF)
         result = strategy.start(heavy_grid(9, -200.0, 1e3), initial(), num_rounds=1)
         distance[clip] = float(np.linalg.norm(vector(result.arrays) - x))
     length = float(np.linalg.norm(x))
@@ -89,14 +91,14 @@ def test_one_reply_moves_the_mean_by_no_more_than_its_bound() -> None:
 
 
 def test_two_replies_are_not_clipped() -> None:
-    strategy = FedSSO(ALPHA, STEPS, **OFF)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, **OFF)
     strategy.start(heavy_grid(2, 90.0, 1e3), initial(), num_rounds=1)
     assert strategy.trace["clipped"][1] == 0
 
 
 def test_what_is_clipped_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr"):
-        strategy = FedSSO(ALPHA, STEPS, **OFF)
+        strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, **OFF)
         result = strategy.start(heavy_grid(5, 90.0, 1e3), initial(), num_rounds=1)
     assert strategy.trace["clipped"][1] == 1
     assert result.train_metrics_clientapp[1]["fedsso-clipped"] == 1
@@ -108,13 +110,19 @@ def test_what_is_clipped_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_differential_privacy_clips_by_itself() -> None:
     noisy = DifferentialPrivacyServerSideFixedClipping(FedAvg(**OFF), 0.1, 0.5, 5)
-    assert FedSSO(ALPHA, STEPS, inner=noisy, clip=Clip(1, 1)).clip is None
-    assert FedSSO(ALPHA, STEPS, inner=FedAvg(**OFF), clip=Clip(1, 1)).clip == Clip(1, 1)
+    assert FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=noisy, clip=Clip(1, 1)).clip is None
+    assert FedSSO(
+        eta_l=ALPHA, local_steps=STEPS, inner=FedAvg(**OFF), clip=Clip(1, 1)
+    ).clip == Clip(1, 1)
 
 
 @pytest.mark.parametrize("clip", [Clip(0.5, 1), Clip(1, float("nan")), (1, 2, 3), 10, Clip("a", 1)])  # type: ignore[arg-type]
 @pytest.mark.parametrize(
-    "make", [lambda clip: FedSSO(0.1, 1, clip=clip), lambda c: PhasedStrategy("fedavg", clip=c)]
+    "make",
+    [
+        lambda clip: FedSSO(eta_l=0.1, local_steps=1, clip=clip),
+        lambda c: PhasedStrategy("fedavg", clip=c),
+    ],
 )
 def test_wrong_bounds_are_refused(make: Any, clip: Any) -> None:
     with pytest.raises(InputError, match="clip"):
@@ -155,7 +163,7 @@ def test_numbers_beyond_the_models_type_are_refused(caplog: pytest.LogCaptureFix
         return reply
 
     start = half(initial(100.0))
-    strategy = FedSSO(ALPHA, STEPS, **OFF)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, **OFF)
     result = strategy.start(federation(4, tamper), start, num_rounds=1)
     assert strategy.trace["dropped"][1] == 1
     assert "b.bias holds numbers beyond float16" in caplog.text

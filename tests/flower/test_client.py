@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -58,7 +58,7 @@ def test_it_evaluates_on_test_rows_or_else_on_all(data: Rows) -> None:
     )
     result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=1)
     trained, evaluated = (reply.content["metrics"] for reply in replies)
-    module, (x, y) = net(), data(grid.contexts[FIRST_NODE])[-2:]
+    module, (x, y) = net(), data(grid.contexts[NODES[0]])[-2:]
     module.load_state_dict(result.arrays.to_torch_state_dict())
     outputs = module(torch.from_numpy(x)).detach()
     assert set(trained) == {"train_loss", "num-examples"}
@@ -150,15 +150,15 @@ def test_what_a_client_refuses(
 def test_a_client_that_lost_its_state_says_so(caplog: pytest.LogCaptureFixture) -> None:
     grid = nodes(client_app(net, table), ({}, {}, {}))
     strategy = started(grid, rounds=1)
-    grid.contexts[FIRST_NODE].state = RecordDict()
+    grid.contexts[NODES[0]].state = RecordDict()
     result = strategy.start(grid, strategy._problem.arrays(strategy._state), num_rounds=1)  # type: ignore[union-attr, arg-type]
     assert result.train_metrics_clientapp[1]["fedsso-dropped"] == 1
     assert "has lost the state" in caplog.text
     grid = nodes(client_app(net, table), ({}, {}, {}))
 
     def forget(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE:
-            grid.contexts[FIRST_NODE].state = RecordDict()
+        if reply.metadata.src_node_id == NODES[0]:
+            grid.contexts[NODES[0]].state = RecordDict()
         return reply
 
     grid.tamper = forget
@@ -171,5 +171,5 @@ def test_a_message_of_another_strategy_is_refused() -> None:
     messages = FedAvg().configure_train(1, ArrayRecord(net().state_dict()), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
         assert "use PhasedStrategy on the server" in reply.error.reason
-    empty = Message(RecordDict(), FIRST_NODE, MessageType.EVALUATE)
+    empty = Message(RecordDict(), NODES[0], MessageType.EVALUATE)
     assert "use PhasedStrategy" in grid.send_and_receive([empty])[0].error.reason

@@ -16,7 +16,7 @@ import pytest
 import statsmodels.api
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from grid import FIRST_NODE, RUN, SERVER, LocalGrid, Tamper
+from grid import NODES, RUN, SERVER, LocalGrid, Tamper
 
 import fedsso
 from fedsso.errors import InputError
@@ -121,7 +121,7 @@ def test_a_run_that_nobody_answers_ends_with_a_sentence(
 
 
 def test_a_clinic_that_is_gone_in_the_middle_is_left_out(study: dict[str, Any]) -> None:
-    lost = FIRST_NODE + 2
+    lost = NODES[2]
     answers = 0
 
     def lose(reply: Message) -> Message | None:

@@ -32,7 +32,7 @@ from grid import RUN, SERVER, LocalGrid, identify
 from hostile import ARRAYS, CLIPPED, DROPPED, UPDATES, WEIGHTS, Hostile
 from numpy.typing import NDArray
 
-from fedsso import Decay, FedSSO, InputError
+from fedsso import Decay, FedSSO, InputError, flower
 from fedsso.flower.legacy import LegacyFedSSO
 from fedsso.server import Server
 
@@ -113,6 +113,16 @@ def federate(
     )
     DefaultWorkflow(fit_workflow=workflow)(grid, context)
     return context.history, seen
+
+
+def test_a_strategy_of_single_replies_names_the_one_for_secure_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = ClientApp(mods=[secaggplus_mod])
+    app.train()(lambda message, _: message)
+    start = ArrayRecord(initial())
+    flower.FedSSO(fraction_evaluate=0.0).start(LocalGrid(app, [{}, {}]), start, num_rounds=1)
+    assert "secaggplus_mod): take fedsso.flower.legacy.LegacyFedSSO" in caplog.text
 
 
 def make(
@@ -200,6 +210,16 @@ def test_three_secure_rounds_match_plain_averaging_and_the_server_by_hand(
         for x, y in zip(a[-1], initial(dtype), strict=True)
     )
     assert a[-1][COUNT] == ROUNDS
+
+
+def test_the_metric_is_of_the_shapes_of_the_arrays() -> None:
+    identify()
+    strategy = LegacyFedSSO(guard="adaptive", eta_l=ETA_L, local_steps=TAU)
+    start = [np.ones(shape) for shape in ((5, 4), (5,), (2, 5), (2,))]
+    strategy.sent = {str(i): array for i, array in enumerate(start)}
+    moved = reply_of([0.9 * array for array in start], 10, None)
+    strategy.aggregate_fit(1, [(None, moved)] * 2, [])  # type: ignore[list-item]
+    assert strategy.server.record.shapes == "5x4 5 2x5 2"
 
 
 def test_the_defaults_of_secure_aggregation_are_far_less_exact() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from grid import FIRST_NODE, LocalGrid, Tamper
+from grid import NODES, LocalGrid, Tamper
 from torch import Tensor, nn
 
 from fedsso import Federation, Run, simulate
@@ -31,6 +31,7 @@ from fedsso.objective import buffers_of, ravel
 from samples import case
 
 SIZES = (23, 9, 14)
+IN_ORDER = sorted(NODES[: len(SIZES)])
 SETTINGS: dict[str, Any] = {"local_steps": 3, "batch_size": 4, "seed": 1}
 FEW = {"cg_steps": 6}  # of the solvers that would take most of the time
 LINEAR = ("nl1", "nl2")  # for models with one output
@@ -111,7 +112,8 @@ def app_of(module: nn.Module, fed: Federation) -> ClientApp:
 
 
 def grid_of(module: nn.Module, fed: Federation, tamper: Tamper | None = None) -> LocalGrid:
-    return LocalGrid(app_of(module, fed), [{"partition-id": i} for i in range(fed.clients)], tamper)
+    configs = [{"partition-id": i} for i in range(fed.clients)]
+    return LocalGrid(app_of(module, fed), configs, tamper, in_order=True)
 
 
 def strategy_of(algorithm: str | Algorithm, **options: Any) -> PhasedStrategy:
@@ -276,7 +278,7 @@ class Loses:
         self.when, self.change, self.count = when, change, Counter[int]()
 
     def __call__(self, reply: Message) -> Message | None:
-        client = reply.metadata.src_node_id - FIRST_NODE
+        client = IN_ORDER.index(reply.metadata.src_node_id)
         self.count[client] += 1
         return self.change(reply) if (client, self.count[client]) in self.when else reply
 
@@ -351,7 +353,7 @@ def test_a_spoiled_upload_is_dropped(
     strategy, _, x = run("fednl-pp", fed, tamper=tamper, min_train_nodes=2, **values)
     assert torch.isfinite(x).all()
     assert strategy.trace["dropped"].tolist()[1:] == [0, 1, 0]
-    assert f"node {FIRST_NODE + 1} dropped" in caplog.text
+    assert f"node {IN_ORDER[1]} dropped" in caplog.text
     assert reason in caplog.text
 
 

@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import (
     MultiKrum,
     Strategy,
 )
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from numpy.typing import NDArray
 
 from fedsso import InputError
@@ -187,7 +187,7 @@ def test_it_is_refused_behind_another_wrapper_as_well() -> None:
 
 
 def spoilt(reply: Message, how: str, sent: Message) -> Message | None:
-    if reply.metadata.src_node_id != FIRST_NODE:
+    if reply.metadata.src_node_id != NODES[0]:
         return reply
     if how == "lost":
         return None
@@ -235,7 +235,7 @@ def attacked(inner: Strategy) -> float:
     grid = federation(MANY)
 
     def lie(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE and "arrays" in reply.content:
+        if reply.metadata.src_node_id == NODES[0] and "arrays" in reply.content:
             sent, arrays = grid.sent[-1].content["arrays"], reply.content["arrays"]
             for name in ("a.weight", "b.bias"):
                 x = sent[name].numpy()
@@ -284,7 +284,7 @@ def test_arrays_that_cannot_be_clipped_are_refused_before_anything_is_sent(
     start = ArrayRecord({"w": Array(np.zeros(3)), "odd": Array(array)})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.5, 1.0, 3)
     with pytest.raises(InputError, match="cannot clip odd"):
-        FedSSO(ALPHA, STEPS, inner=inner).start(grid, start, num_rounds=1)
+        FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner).start(grid, start, num_rounds=1)
     assert not grid.sent
 
 
@@ -292,7 +292,7 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
     """Flower's clipping divides by the length of an update, which a client can make 0."""
 
     def idle(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE and strategy.k == 1:
+        if reply.metadata.src_node_id == NODES[0] and strategy.k == 1:
             reply.content["arrays"] = grid.sent[-1].content["arrays"]
         return reply
 
@@ -301,7 +301,7 @@ def test_an_inner_strategy_that_fails_costs_a_round_and_not_the_run() -> None:
     inner = DifferentialPrivacyServerSideFixedClipping(
         FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
     )
-    strategy = FedSSO(ALPHA, STEPS, inner=inner)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner)
     strategy.start(grid, record(np.zeros(D)), num_rounds=3)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 0]
 
@@ -311,7 +311,7 @@ def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None
     most."""
 
     def heavy(reply: Message) -> Message:
-        if reply.metadata.src_node_id == FIRST_NODE:
+        if reply.metadata.src_node_id == NODES[0]:
             reply.content["metrics"]["num-examples"] = 900_000
         return reply
 
@@ -323,7 +323,9 @@ def test_every_client_counts_the_same_where_the_noise_is_made_for_that() -> None
             FedAvg(fraction_evaluate=0.0), 0.0, CLIP, CLIENTS
         )
         results.append(
-            FedSSO(ALPHA, STEPS, inner=inner).start(grid, record(np.zeros(D)), num_rounds=1)
+            FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner).start(
+                grid, record(np.zeros(D)), num_rounds=1
+            )
         )
     np.testing.assert_allclose(*(result.arrays["w"].numpy() for result in results), atol=1e-12)
 
@@ -342,7 +344,7 @@ def test_swapped_arrays_are_clipped_as_all_others() -> None:
 
     start = ArrayRecord({"a": Array(np.full(9, 5.0)), "b": Array(np.full(9, -5.0))})
     inner = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e-3, 3)
-    strategy = FedSSO(ALPHA, STEPS, inner=inner)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner)
     result = strategy.start(LocalGrid(app, [{}] * 3), start, num_rounds=1)
     assert abs(result.arrays["a"].numpy() - 5).max() <= 1e-3
 
@@ -358,7 +360,7 @@ def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(
 
     def make() -> FedSSO:
         inner = private(adapted if adaptive else fixed, FedAvg(fraction_evaluate=0.0))
-        return FedSSO(ALPHA, STEPS, inner=inner, checkpoint_dir=tmp_path)
+        return FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=inner, checkpoint_dir=tmp_path)
 
     make().start(clients([]), record(np.zeros(D)), num_rounds=1)
     if adaptive:
@@ -371,6 +373,6 @@ def test_a_private_run_goes_on_if_its_strategy_has_learnt_nothing(
 def test_who_merely_has_such_a_name_may_call_it() -> None:
     class DifferentialPrivacyStudy:
         def run(self) -> None:
-            FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=1)
+            FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=1)
 
     DifferentialPrivacyStudy().run()

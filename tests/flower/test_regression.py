@@ -52,7 +52,7 @@ def echoes(
         return hospitals[int(context.node_config["partition-id"])]
 
     configs = [{"partition-id": i} for i in range(len(hospitals))]
-    grid = LocalGrid(hospital_app(find), configs, tamper)
+    grid = LocalGrid(hospital_app(find), configs, tamper, in_order=True)
     return Nodes(grid, least=len(hospitals), timeout=1.0), grid
 
 

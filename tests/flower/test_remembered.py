@@ -4,8 +4,14 @@ stay silent, or are asked again after a crash."""
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,15 +28,17 @@ from flwr.serverapp.strategy import (
     FedProx,
     Strategy,
 )
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
+from torch import nn
 
 import fedsso
 import parity_problem as problem
 from fedsso.engine import checkpoint
 from fedsso.flower import FedSSO, PhasedStrategy
 from fedsso.flower.legacy import LegacyFedSSO
+from fedsso.flower.wire import same
 from fedsso.optim import ServerBFGS
-from fedsso.remembered import Answer, Remembered
+from fedsso.remembered import Answer, Client, Remembered
 
 Cohorts = Callable[[int], Iterable[int]]
 GUARDS = ("adaptive", "cautious", "none")
@@ -52,7 +60,7 @@ class Scheduled(FedAvg):
     ) -> Iterable[Message]:
         config["server-round"] = server_round
         record = RecordDict({"arrays": arrays, "config": config})
-        nodes = [FIRST_NODE + i for i in self.cohorts(server_round)]
+        nodes = [NODES[i] for i in self.cohorts(server_round)]
         return self._construct_messages(record, nodes, "train")
 
 
@@ -73,23 +81,32 @@ def start(strategy: Strategy, rounds: int, grid: LocalGrid | None = None) -> np.
 # ---- the steps ----
 
 
+class Deep(nn.Sequential):
+    """A network that comes with its initial weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        super().__init__(nn.Linear(problem.INPUTS, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
 @pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize(("module", "shapes"), [(problem.Net, "none"), (Deep, "auto")])
 def test_flower_is_the_simulator_where_some_are_absent(
-    guard: str, monkeypatch: pytest.MonkeyPatch
+    module: type[nn.Module], shapes: str, guard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With as many rows at each client: a node that has not answered yet counts with the mean.
 
-    The strategy does not know the model's shapes, and has no metric.
+    The metric of a model of one layer needs single gradients, which the strategy's server has not.
     """
     monkeypatch.setattr(problem, "ROWS", (40,) * 6)
     problem.clients.cache_clear()
     data = problem.clients()
     problem.clients.cache_clear()
     fed = fedsso.Federation.from_clients([(x, y.long()) for x, y in data], test_fraction=0)
-    record = fedsso.FedSSO(alpha=problem.ALPHA, guard=guard, memory="clients", shapes="none")
+    record = fedsso.FedSSO(alpha=problem.ALPHA, guard=guard, memory="clients", shapes=shapes)
     simulation = fedsso.Simulation(
         fed,
-        problem.Net(),
+        module(),
         record,
         loss="bce",
         rounds=12,
@@ -104,18 +121,21 @@ def test_flower_is_the_simulator_where_some_are_absent(
 
     @own.train()
     def train(message: Message, context: Context) -> Message:
-        net = problem.Net()
+        net = module()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        x = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
-        client = data[int(context.node_config["partition-id"])]
-        torch.nn.utils.vector_to_parameters(problem.local(x, client), net.parameters())
-        metrics = {"num-examples": 40, "loss": float(problem.loss(x, client))}
+        x, y = data[int(context.node_config["partition-id"])]
+        for _ in range(problem.TAU):
+            loss = nn.functional.binary_cross_entropy_with_logits(net(x)[:, 0], y)
+            slopes = torch.autograd.grad(loss, list(net.parameters()))
+            for parameter, slope in zip(net.parameters(), slopes, strict=True):
+                parameter.data -= problem.ALPHA * slope
+        metrics = {"num-examples": 40, "loss": loss.item()}
         content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
     strategy = FedSSO(
-        problem.ALPHA,
-        problem.TAU,
+        eta_l=problem.ALPHA,
+        local_steps=problem.TAU,
         guard=guard,
         memory="clients",
         inner=Scheduled(lambda k: plans[k - 1]),
@@ -123,12 +143,14 @@ def test_flower_is_the_simulator_where_some_are_absent(
         loss_key="none",  # the simulator's clients report the mean over their steps
     )
     grid = LocalGrid(own, [{"partition-id": i} for i in range(6)])
-    arrays = strategy.start(grid, ArrayRecord(problem.Net().state_dict()), num_rounds=12).arrays
+    arrays = strategy.start(grid, ArrayRecord(module().state_dict()), num_rounds=12).arrays
+    assert (strategy.server.record.matrices != ()) == (module is Deep and guard == "adaptive")
     x = torch.cat([t.reshape(-1) for t in arrays.to_torch_state_dict().values()])
     torch.testing.assert_close(x, simulation.models()[0], rtol=0, atol=problem.SINGLE)
     for name in ("beta", "known"):
         expected = [float(row[name]) for row in rows]
         assert strategy.trace[name][1:].tolist() == pytest.approx(expected, abs=1e-4)
+    assert not strategy.trace["dropped"][1:].any()
     assert strategy.trace["known"][1] == 0.5
     assert strategy.trace["known"][-1] == 1.0
     assert 0 < strategy.trace["beta"][-1] <= 1
@@ -244,7 +266,7 @@ def test_whoever_sees_the_mean_alone_refuses_a_memory() -> None:
 
 def test_a_reply_that_is_screened_out_is_not_remembered() -> None:
     strategy = sso(lambda k: (0, 1, 2, 3) if k < 3 else (1, 2, 4), memory="clients")
-    liar = FIRST_NODE + 1
+    liar = NODES[1]
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.src_node_id == liar:
@@ -252,12 +274,12 @@ def test_a_reply_that_is_screened_out_is_not_remembered() -> None:
         return reply
 
     start(strategy, 4, federation(5, tamper))
-    assert set(strategy.remembered.clients) == {FIRST_NODE + i for i in (0, 2, 3, 4)}
+    assert set(strategy.remembered.clients) == {NODES[i] for i in (0, 2, 3, 4)}
 
 
 def test_what_is_remembered_is_what_the_bounds_have_left() -> None:
     strategy = sso(lambda _: range(4))
-    liar = FIRST_NODE + 1
+    liar = NODES[1]
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.src_node_id == liar:
@@ -274,7 +296,7 @@ def test_what_is_remembered_is_what_the_bounds_have_left() -> None:
 
 
 def test_a_node_that_stays_silent_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    silent = FIRST_NODE + 4
+    silent = NODES[4]
     strategy = sso(lambda k: range(5) if k == 1 else range(4))
     with caplog.at_level(logging.INFO, "fedsso"):
         grid = federation(5)
@@ -290,17 +312,17 @@ def test_nodes_come_and_go() -> None:
     strategy = sso(lambda k: (k % 3, 3 + k % 2) if k < 6 else (1, 2))
     grid = federation(5)
     arrays = strategy.start(grid, initial(), num_rounds=5).arrays
-    gone = [FIRST_NODE + i for i in (3, 4)]
+    gone = [NODES[i] for i in (3, 4)]
     contexts = [grid.contexts.pop(node) for node in gone]
     arrays = strategy.start(grid, arrays, num_rounds=2).arrays
     assert set(gone) < set(strategy.remembered.clients)
     assert strategy.remembered.clients[gone[0]].unheard > 1
     assert strategy.trace["known"][-1] == pytest.approx(1)  # of the three that are left
-    for node, context in zip((FIRST_NODE + 3, FIRST_NODE + 9), contexts, strict=True):
+    for node, context in zip((NODES[3], NODES[9]), contexts, strict=True):
         grid.contexts[node] = context
     strategy.start(grid, arrays, num_rounds=1)
     assert strategy.trace["known"][-1] < 1  # the newcomer has not answered
-    assert FIRST_NODE + 9 not in strategy.remembered.clients
+    assert NODES[9] not in strategy.remembered.clients
 
 
 def answers(*clients: int) -> list[Answer]:
@@ -343,11 +365,52 @@ def test_killed_and_resumed_is_uninterrupted(guard: str, memory: str, tmp_path: 
     start(sso(checkpoint_dir=tmp_path, **options), 6)
     strategy = sso(checkpoint_dir=tmp_path, **options)
     arrays = strategy.resume(initial())
-    assert arrays is not None
     assert len(strategy.remembered.clients) == 5
     result = strategy.start(federation(5), arrays, num_rounds=strategy.rounds_left(10))
     assert (vector(result.arrays) == whole).all()
     assert strategy.trace["known"][-1] == 1
+
+
+def quarter(folder: Path, rounds: int = 60) -> FedSSO:
+    """Twenty nodes, of which the same five answer in the same round of every run."""
+
+    def five(k: int) -> list[int]:
+        return Random(k).sample(range(20), 5)
+
+    strategy = sso(five, memory="auto", checkpoint_dir=folder, checkpoint_every=3)
+    arrays = strategy.resume(initial())
+    strategy.start(federation(20), arrays, num_rounds=strategy.rounds_left(rounds))
+    return strategy
+
+
+@pytest.mark.full
+def test_twenty_nodes_of_which_a_quarter_answers_killed_again_and_again(tmp_path: Path) -> None:
+    """Whenever kill -9 falls, the run ends as the undisturbed one."""
+    folder = tmp_path / "kept"
+    program = "import sys, pathlib, test_remembered as t; t.quarter(pathlib.Path(sys.argv[1]))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    whole = quarter(tmp_path / "whole")
+    kills = 0
+    for wait in (0.0, 0.01, 0.04, 0.1):
+        child = subprocess.Popen([sys.executable, "-c", program, folder], env=env)
+        before = written(folder)
+        while child.poll() is None and written(folder) == before:
+            time.sleep(0.001)
+        time.sleep(wait)
+        child.kill()
+        kills += child.wait() == -signal.SIGKILL
+    assert kills
+    resumed = quarter(folder)
+    for column in ("round", "train_loss", "known", "beta", "stretch"):
+        np.testing.assert_array_equal(resumed.trace[column], whole.trace[column])
+    assert same(resumed._current, whole._current)
+    assert set(resumed.remembered.clients) == set(NODES[:20])
+
+
+def written(folder: Path) -> int:
+    """When the checkpoint was written last. 0 if there is none."""
+    file = folder / "checkpoint.safetensors"
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def test_a_checkpoint_of_a_version_without_memory_goes_on(tmp_path: Path) -> None:
@@ -364,6 +427,22 @@ def test_a_checkpoint_of_a_version_without_memory_goes_on(tmp_path: Path) -> Non
     assert arrays is not None
     strategy.start(federation(5), arrays, num_rounds=2)
     assert len(strategy.remembered.clients) == 2
+
+
+@pytest.mark.parametrize("ids", [NODES[:5], [0, 1, 2**63 - 1, 2**63, 2**64 - 1]])
+def test_all_ids_that_flower_draws_come_back(ids: list[int], tmp_path: Path) -> None:
+    assert min(ids) < 2**63 <= max(ids)
+    own = {node: Client(1.0, 0.0, 3, torch.tensor([float(i)])) for i, node in enumerate(ids)}
+    file = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(file, Remembered(own, {3: torch.zeros(1)}).tensors(), "")
+    assert Remembered.of(torch.zeros(1), checkpoint.load(file)).clients == own
+
+
+def test_ids_of_an_earlier_version_are_signed() -> None:
+    _, remembered = hear(Remembered(), 1, answers(1, 3), {1, 3})
+    tensors = remembered.tensors()
+    tensors["remembered.ids"] = tensors["remembered.ids"].to(torch.int64)
+    assert Remembered.of(torch.zeros(2), tensors).clients.keys() == {1, 3}
 
 
 def test_a_memory_of_another_model_is_refused() -> None:

@@ -24,7 +24,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, Result
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 from hostile import (
     BLANK,
     BOUNDED,
@@ -43,7 +43,7 @@ from fedsso.flower import FedSSO, PhasedStrategy, client_app
 from fedsso.flower.recorded import Recorded
 from fedsso.flower.screen import medians, screen
 
-BAD = FIRST_NODE + 1
+BAD = NODES[1]
 CLIENTS = 5
 Spoil = Callable[[Message], Message | None]
 
@@ -74,10 +74,14 @@ def rows(context: Context) -> tuple[Tensor, Tensor]:
 
 NONE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 STRATEGIES: dict[str, Callable[[], Recorded]] = {
-    "FedSSO": lambda: FedSSO(ALPHA, STEPS, **NONE),
-    "FedSSO of FedMedian": lambda: FedSSO(ALPHA, STEPS, inner=FedMedian(**NONE)),
-    "FedSSO of Krum": lambda: FedSSO(ALPHA, STEPS, inner=Krum(num_malicious_nodes=1, **NONE)),
-    "FedSSO of FedTrimmedAvg": lambda: FedSSO(ALPHA, STEPS, inner=FedTrimmedAvg(**NONE)),
+    "FedSSO": lambda: FedSSO(eta_l=ALPHA, local_steps=STEPS, **NONE),
+    "FedSSO of FedMedian": lambda: FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=FedMedian(**NONE)),
+    "FedSSO of Krum": lambda: FedSSO(
+        eta_l=ALPHA, local_steps=STEPS, inner=Krum(num_malicious_nodes=1, **NONE)
+    ),
+    "FedSSO of FedTrimmedAvg": lambda: FedSSO(
+        eta_l=ALPHA, local_steps=STEPS, inner=FedTrimmedAvg(**NONE)
+    ),
     "PhasedStrategy fedavg": lambda: PhasedStrategy("fedavg", local_steps=3, **NONE),
     "PhasedStrategy fedavg, median": lambda: PhasedStrategy(
         "fedavg", local_steps=3, average="median", **NONE
@@ -181,7 +185,7 @@ def test_when_everybody_is_hostile_the_model_is_kept(name: str) -> None:
     bad = [kind for name, kind in HOSTILE.items() if kind.effect == DROPPED and name not in BESIDE]
     start = initial(0.1) if name.startswith("FedSSO") else ArrayRecord(Net().state_dict())
     for i in range(0, len(bad), CLIENTS):
-        kinds = {FIRST_NODE + j: bad[(i + j) % len(bad)] for j in range(CLIENTS)}
+        kinds = {NODES[j]: bad[(i + j) % len(bad)] for j in range(CLIENTS)}
         strategy, result = run(name, kinds)
         assert strategy.trace["kept"][1:].tolist() == [1.0] * rounds_of(name)
         assert equal(result.arrays, start)
@@ -237,11 +241,9 @@ def nan(reply: Message) -> Message:
 def test_when_all_fail_the_model_is_kept_and_the_round_marked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     with caplog.at_level(logging.WARNING, "flwr"):
-        result = strategy.start(
-            spoiling(nan, *range(FIRST_NODE, FIRST_NODE + 3)), initial(0.5), num_rounds=2
-        )
+        result = strategy.start(spoiling(nan, *NODES[:3]), initial(0.5), num_rounds=2)
     assert vector(result.arrays).tolist() == [0.5] * 4
     assert strategy.trace["kept"][1:].tolist() == [1.0, 1.0]
     assert result.train_metrics_clientapp[2]["fedsso-kept"] == 1
@@ -256,16 +258,24 @@ def test_below_min_train_nodes_the_model_is_kept_until_enough_reply() -> None:
     def tamper(reply: Message) -> Message | None:
         return None if strategy.k + 1 in lost and reply.metadata.src_node_id == BAD else reply
 
-    strategy = FedSSO(ALPHA, STEPS, min_train_nodes=3, min_evaluate_nodes=0, fraction_evaluate=0.0)
+    strategy = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=3,
+        min_evaluate_nodes=0,
+        fraction_evaluate=0.0,
+    )
     result = strategy.start(federation(3, tamper), initial(), num_rounds=7)
     assert strategy.trace["kept"][1:].tolist() == [0, 1, 1, 0, 0, 0, 0]
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=5)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=5)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
 
 
 def test_silence_names_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "flwr"):
-        FedSSO(ALPHA, STEPS).start(federation(3, lambda _: None), initial(), num_rounds=1)
+        FedSSO(eta_l=ALPHA, local_steps=STEPS).start(
+            federation(3, lambda _: None), initial(), num_rounds=1
+        )
     assert "start(timeout=...)" in caplog.text
 
 
@@ -275,10 +285,10 @@ def test_bad_evaluations_are_dropped_too() -> None:
             reply.content = RecordDict({"m": MetricRecord({"eval_loss": 1e9})})
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     strategy.start(federation(3, tamper), initial(), num_rounds=2)
     assert strategy.trace["test_loss"][2] < 10
-    silent = FedSSO(ALPHA, STEPS)
+    silent = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     silent.start(
         federation(3, lambda r: r if r.metadata.message_type == "train" else None),
         initial(),
@@ -291,7 +301,7 @@ def test_a_failing_mean_of_evaluations_does_not_end_the_run() -> None:
     def broken(*_: object) -> MetricRecord:
         raise ZeroDivisionError
 
-    strategy = FedSSO(ALPHA, STEPS, evaluate_metrics_aggr_fn=broken)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, evaluate_metrics_aggr_fn=broken)
     strategy.start(federation(), initial(), num_rounds=2)
     assert strategy.k == 2
 
@@ -305,12 +315,9 @@ def test_who_answers_twice_is_heard_once() -> None:
     messages, replies = exchange()
     found = screen([*replies, replies[0]], messages, sent(), "num-examples")
     assert found.dropped == {}
-    assert found.ignored == [(FIRST_NODE, "a second reply")]
-    assert sorted(reply.node for reply in found.good) == [
-        FIRST_NODE,
-        FIRST_NODE + 1,
-        FIRST_NODE + 2,
-    ]
+    assert found.ignored == [(NODES[0], "a second reply")]
+    assert {reply.node for reply in found.good} == set(NODES[:3])
+    assert len(found.good) == 3
 
 
 def test_replies_of_an_earlier_round_do_not_count() -> None:
@@ -325,10 +332,10 @@ def test_replies_of_an_earlier_round_do_not_count() -> None:
 def test_an_answer_to_the_message_of_another_node_does_not_silence_it() -> None:
     messages, replies = exchange()
     thief = Message(RecordDict(dict(replies[0].content)), reply_to=messages[1])
-    thief.metadata.__dict__["_src_node_id"] = FIRST_NODE
+    thief.metadata.__dict__["_src_node_id"] = NODES[0]
     found = screen([thief, *replies], messages, sent(), "num-examples")
     assert len(found.good) == 3
-    assert found.ignored == [(FIRST_NODE, found.ignored[0][1])]
+    assert found.ignored == [(NODES[0], found.ignored[0][1])]
 
 
 def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
@@ -337,7 +344,7 @@ def test_an_error_that_the_superlink_writes_is_that_of_the_lost_node() -> None:
     gone.metadata.__dict__["_src_node_id"] = messages[1].metadata.src_node_id  # the SuperLink
     gone.metadata.__dict__["_group_id"] = ""
     found = screen([replies[0], gone, replies[2]], messages, sent(), "num-examples")
-    assert found.dropped == {FIRST_NODE + 1: "error 4: Node Unavailable"}
+    assert found.dropped == {NODES[1]: "error 4: Node Unavailable"}
     forged = Message(Error(4, "Node Unavailable"), reply_to=messages[1])
     forged.metadata.__dict__["_src_node_id"] = 4242  # not the SuperLink
     assert screen([forged, *replies], messages, sent(), "num-examples").dropped == {}
@@ -352,9 +359,9 @@ def test_a_grid_without_message_ids_is_served_by_node() -> None:
 
 @pytest.mark.parametrize("harmless", [reordered, cast("float64"), cast(">f4"), cast("longdouble")])
 def test_order_and_types_of_an_upload_change_nothing(harmless: Spoil) -> None:
-    strategy = FedSSO(ALPHA, STEPS)
-    result = strategy.start(spoiling(harmless, BAD, FIRST_NODE + 2), initial(), num_rounds=4)
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
+    result = strategy.start(spoiling(harmless, BAD, NODES[2]), initial(), num_rounds=4)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=4)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert strategy.trace["dropped"][1:].tolist() == [0] * 4
 
@@ -366,11 +373,17 @@ def test_a_weight_next_to_nothing_does_not_make_the_others_heavy(clients: int) -
             reply.content["metrics"]["num-examples"] = 1e-9
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(clients, light), initial(), num_rounds=3)
     assert strategy.trace["dropped"][1:].tolist() == [0] * 3
     others = LocalGrid(app, [{"partition-id": i} for i in range(clients) if i != 1])
-    alone = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    alone = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=1,
+        min_evaluate_nodes=1,
+        min_available_nodes=1,
+    )
     np.testing.assert_allclose(
         vector(result.arrays), vector(alone.start(others, initial(), 3).arrays), atol=1e-5
     )
@@ -384,19 +397,19 @@ def test_records_by_other_names_are_no_fault() -> None:
             )
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(3, renamed), initial(), num_rounds=3)
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=3)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=3)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert result.evaluate_metrics_clientapp[3] == whole.evaluate_metrics_clientapp[3]
 
 
 def test_a_half_precision_upload_costs_nobody_else_precision() -> None:
-    strategy = FedSSO(ALPHA, STEPS, fraction_evaluate=0.0)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS, fraction_evaluate=0.0)
     result = strategy.start(
-        spoiling(cast("float16"), FIRST_NODE + 2), initial(), num_rounds=4
+        spoiling(cast("float16"), NODES[2]), initial(), num_rounds=4
     )  # the lightest
-    whole = FedSSO(ALPHA, STEPS).start(federation(), initial(), num_rounds=4)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(), initial(), num_rounds=4)
     np.testing.assert_allclose(vector(result.arrays), vector(whole.arrays), atol=1e-2)
     assert result.arrays["a.weight"].numpy().dtype == np.float32
 
@@ -407,20 +420,26 @@ def test_where_two_disagree_on_metrics_both_models_count() -> None:
             reply.content["metrics"] = MetricRecord({"num-examples": 30, "mine": 1.0})
         return reply
 
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     result = strategy.start(federation(2, other), initial(), num_rounds=2)
-    whole = FedSSO(ALPHA, STEPS).start(federation(2), initial(), num_rounds=2)
+    whole = FedSSO(eta_l=ALPHA, local_steps=STEPS).start(federation(2), initial(), num_rounds=2)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     assert "train_loss" not in result.train_metrics_clientapp[2]
 
 
 def from_first(reply: Message) -> bool:
-    return reply.metadata.src_node_id == FIRST_NODE and reply.metadata.message_type == "train"
+    return reply.metadata.src_node_id == NODES[0] and reply.metadata.message_type == "train"
 
 
 def test_alone_a_client_may_move_far() -> None:
     grid = federation(1, lambda r: scaled(1e6)(r) if r.metadata.message_type == "train" else r)
-    strategy = FedSSO(ALPHA, STEPS, min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    strategy = FedSSO(
+        eta_l=ALPHA,
+        local_steps=STEPS,
+        min_train_nodes=1,
+        min_evaluate_nodes=1,
+        min_available_nodes=1,
+    )
     strategy.start(grid, initial(), num_rounds=1)
     assert strategy.trace["dropped"][1] == 0
 
@@ -434,7 +453,7 @@ def test_the_median_of_the_others() -> None:
 
 
 def test_a_client_far_from_the_others_but_not_absurdly_stays() -> None:
-    strategy = FedSSO(ALPHA, STEPS)
+    strategy = FedSSO(eta_l=ALPHA, local_steps=STEPS)
     strategy.start(spoiling(scaled(20.0), BAD), initial(), num_rounds=1)
     assert strategy.trace["dropped"][1] == 0
 

@@ -7,22 +7,28 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_overloads, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from clients import ALPHA, STEPS, app, federation, initial, rows, vector
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Result, Strategy
 from grid import LocalGrid
+from torch import nn
 
 import fedsso
 from fedsso import report
+from fedsso.algorithm import Attendance
 from fedsso.algorithms.cautious import PATIENCE
 from fedsso.engine import checkpoint
-from fedsso.flower import FedSSO
+from fedsso.engine.simulate import fitted
+from fedsso.flower import FedSSO, settings
+from fedsso.flower.wire import Model, arrays_of
+from fedsso.objective import Layout
 from fedsso.server import Server
 
 
@@ -142,6 +148,29 @@ def test_curvature_is_among_the_metrics() -> None:
     assert metrics["fedsso-grad-norm"] > 0
     assert metrics["fedsso-dropped"] == metrics["fedsso-kept"] == 0
     assert {"train_loss", "fedsso-radius", "fedsso-overridden", "fedsso-skipped"} <= set(metrics)
+
+
+def test_the_metrics_of_a_round_can_be_the_clients_alone() -> None:
+    strategy = sso(diagnostics=False)
+    result = strategy.start(federation(), initial(), num_rounds=2)
+    assert set(result.train_metrics_clientapp[2]) == {"train_loss"}
+    assert strategy.trace["grad_norm"][2] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "loss_key"),
+    [("train_loss", None), ("train-loss", None), ("training_loss", None), ("nll", "nll")],
+)
+def test_the_loss_is_in_the_trace_by_whatever_name(name: str, loss_key: str | None) -> None:
+    def rename(reply: Message) -> Message:
+        metrics = reply.content["metrics"]
+        if "train_loss" in metrics:
+            metrics[name] = metrics.pop("train_loss")
+        return reply
+
+    strategy = sso(loss_key=loss_key)
+    result = strategy.start(federation(3, rename), initial(), num_rounds=2)
+    assert strategy.trace["train_loss"][2] == result.train_metrics_clientapp[2][name]
 
 
 def test_a_run_becomes_a_trace_with_the_plots_of_a_simulation(tmp_path: Path) -> None:
@@ -478,7 +507,8 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     assert sso().resume(other) is other
 
 
-def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "done"), [(1, 3), (2, 2), (9, 0)])
+def test_what_is_on_the_disk_when_round_4_dies(every: int, done: int, tmp_path: Path) -> None:
     class Killed(LocalGrid):
         def send_and_receive(
             self, messages: Iterable[Message], *, timeout: float | None = None
@@ -490,11 +520,13 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
 
     grid = Killed(app, [{"partition-id": i} for i in range(3)])
     with pytest.raises(KeyboardInterrupt):
-        sso(checkpoint_dir=tmp_path).start(grid, initial(), num_rounds=6)
-    strategy = sso(checkpoint_dir=tmp_path)
-    arrays = strategy.resume()
-    assert strategy.rounds_left(6) == 3
-    result = strategy.start(federation(), arrays, num_rounds=3)  # type: ignore[arg-type]
+        sso(checkpoint_dir=tmp_path, checkpoint_every=every).start(grid, initial(), num_rounds=6)
+    strategy = sso(checkpoint_dir=tmp_path, checkpoint_every=every)
+    arrays = strategy.resume(initial())
+    left = strategy.rounds_left(6)
+    assert left == 6 - done
+    result = strategy.start(federation(), arrays, num_rounds=left)
+    assert sso(checkpoint_dir=tmp_path).rounds_left(6) == 0
     whole = sso().start(federation(), initial(), num_rounds=6)
     assert (vector(result.arrays) == vector(whole.arrays)).all()
     (tmp_path / ".checkpoint.safetensors.0123456789abcdef.tmp").write_bytes(b"half a checkpoint")
@@ -515,6 +547,7 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
         ({"fraction_trian": 0.5}, "did you mean 'fraction_train'"),
         ({"guard": "nope"}, "guard"),
         ({"fraction_train": 2.0}, r"fraction_train must lie in \[0, 1\]"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be an integer >= 1"),
         ({"min_train_nodes": "a"}, "min_train_nodes must be an integer >= 0"),
         ({"buffers": "bn.*"}, "buffers must be a list of patterns"),
         ({"eta": -1.0}, "eta"),
@@ -523,13 +556,42 @@ def test_every_round_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
             "fraction_train: give these to the inner strategy FedAvg",
         ),
         ({"inner": FedAdam()}, "FedAdam steps on its own"),
-        ({"inner": FedSSO(0.1, 1)}, "FedSSO steps on its own"),
+        ({"inner": FedSSO(eta_l=0.1, local_steps=1)}, "FedSSO steps on its own"),
         ({"inner": "FedAvg"}, "inner must be a strategy"),
     ],
 )
 def test_wrong_keywords_name_the_remedy(keywords: dict[str, object], message: str) -> None:
     with pytest.raises(fedsso.InputError, match=message):
         sso(**keywords)
+
+
+def test_no_place_means_another_thing_than_fedavgs() -> None:
+    """FedAvg(0.5) sets fraction_train."""
+    with pytest.raises(TypeError, match="positional"):
+        FedSSO(0.5)  # type: ignore[misc]
+
+
+def test_a_start_that_is_never_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(FedAvg):
+        def start(self, *_: object, **__: object) -> Result:
+            raise AssertionError
+
+    FedSSO(inner=FedAvg())
+    assert "start()" not in caplog.text
+    FedSSO(inner=Own())
+    assert "start() of the inner strategy Own is never called" in caplog.text
+
+
+def test_a_type_checker_knows_that_a_resumed_run_has_a_model() -> None:
+    first = get_overloads(FedSSO.resume)[0]
+    hints = get_type_hints(first)
+    assert hints == {"initial_arrays": ArrayRecord, "return": ArrayRecord}
+
+
+def test_a_type_checker_knows_every_keyword() -> None:
+    hints = get_type_hints(FedSSO.__init__)
+    assert hints["keywords"] == Unpack[settings.Typed]
+    assert settings.Typed.__annotations__.keys() == {*settings.RECORD, *settings.FEDAVG}
 
 
 @pytest.mark.parametrize("local_steps", [0, -1, "5", True, float("nan"), float("inf")])
@@ -574,7 +636,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_sent(bad: 
 
 
 def test_half_precision_that_would_overflow_keeps_the_model() -> None:
-    wild = FedSSO(1e-6, 1, guard="none", fraction_evaluate=0.0)
+    wild = FedSSO(eta_l=1e-6, local_steps=1, guard="none", fraction_evaluate=0.0)
     start = {name: array.numpy() for name, array in initial().items()}
     start = {
         name: Array(a.astype("float16") if a.dtype == np.float32 else a)
@@ -583,6 +645,62 @@ def test_half_precision_that_would_overflow_keeps_the_model() -> None:
     result = wild.start(federation(), ArrayRecord(start), num_rounds=2)
     assert np.isfinite(vector(result.arrays)).all()
     assert wild.trace["kept"][1] == 1
+
+
+class Mixed(nn.Module):
+    """An embedding, a kernel, statistics, vectors and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 4)
+        self.kernel = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.out = nn.Linear(6, 2)
+
+
+SHAPES = {
+    "of all kinds": (Mixed(), "1 20x4 8x27 8 8 2x6 2"),
+    "one layer": (nn.Linear(6, 2), "none"),
+    "one layer within another": (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), "none"),
+    "one layer and a norm": (nn.Sequential(nn.Linear(6, 2), nn.LayerNorm(2)), "2x6 2 2 2"),
+}
+
+
+@pytest.mark.parametrize(("module", "shapes"), SHAPES.values(), ids=SHAPES)
+def test_the_metric_is_of_the_shapes_in_the_record(module: nn.Module, shapes: str) -> None:
+    """As the simulator tells them of the module, where it sees means alone."""
+    record = fedsso.FedSSO(alpha=0.1)
+    server = Server(record, 1)
+    server.fit(Model(arrays_of(ArrayRecord(module.state_dict()))).layout)
+    assert server.record.shapes == shapes
+    assert fitted(record, module, Attendance(only_means=True)).shapes == shapes
+    cautious = Server(fedsso.FedSSO(alpha=0.1, guard="cautious"), 1)
+    cautious.fit(Layout.of(module))
+    assert cautious.record.shapes == "none"
+
+
+def test_arrays_without_names_have_layers_too() -> None:
+    """A record that is made of a list, and the earlier generation's arrays, have only positions."""
+    shapes = [(5, 4), (5,), (2, 5), (2,)]
+    for count, told in ((4, "5x4 5 2x5 2"), (2, "none")):
+        arrays = arrays_of(ArrayRecord([np.ones(shape, "float32") for shape in shapes[:count]]))
+        server = Server(fedsso.FedSSO(alpha=0.1), 1)
+        server.fit(Model(arrays).layout)
+        assert server.record.shapes == told
+
+
+def test_a_run_that_began_without_a_metric_goes_on_without(tmp_path: Path) -> None:
+    adaptive = partial(sso, guard="adaptive", checkpoint_dir=tmp_path)
+    adaptive().start(federation(), initial(), num_rounds=2)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors = checkpoint.load(file)
+    older = {name: leaf for name, leaf in tensors.items() if "moments" not in name}
+    assert len(older) < len(tensors)
+    checkpoint.save(file, older, "a run on Flower")
+    for resumed, shapes in ((adaptive(), "none"), (adaptive(checkpoint_dir=None), "3x1 1")):
+        resumed.start(federation(), resumed.resume(initial()), num_rounds=1)
+        assert resumed.server.record.shapes == shapes
 
 
 def test_the_keywords_of_fedavg_reach_it() -> None:
@@ -606,6 +724,8 @@ def test_half_of_the_clients_in_each_round_works() -> None:
 
 
 def test_a_robust_strategy_inside() -> None:
-    result = FedSSO(ALPHA, STEPS, inner=FedMedian()).start(federation(5), initial(), num_rounds=6)
+    result = FedSSO(eta_l=ALPHA, local_steps=STEPS, inner=FedMedian()).start(
+        federation(5), initial(), num_rounds=6
+    )
     losses = [result.evaluate_metrics_clientapp[k]["eval_loss"] for k in (1, 6)]
     assert losses[1] < 0.2 * losses[0]

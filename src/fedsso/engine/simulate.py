@@ -118,11 +118,7 @@ def fitted(
         vector. The parameters of one submodule (a weight and its bias) count as one layer.
     """
     layout = model if isinstance(model, Layout) else Layout.of(model)
-    layers: dict[str, int] = {}
-    for name, size in zip(layout.names, layout.sizes, strict=True):
-        owner = name.rpartition(".")[0]
-        layers[owner] = layers.get(owner, 0) + size
-    record = record.fit(list(layers.values()), [tuple(shape) for shape in layout.shapes])
+    record = record.fit(layout.layers, [tuple(shape) for shape in layout.shapes])
     return record.join(attendance, sum(layout.sizes))
 
 

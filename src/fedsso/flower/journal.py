@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message
 
@@ -19,8 +20,6 @@ from ..experiment.trace import COLUMNS, Trace
 
 log = logging.getLogger("flwr")
 
-TRAIN_LOSS = ("train_loss", "loss")
-"""The names that ClientApps use for the training loss. The first that is there counts."""
 SYNONYMS = {
     "test_loss": ("test_loss", "eval_loss", "val_loss", "loss"),
     "test_accuracy": (
@@ -39,7 +38,7 @@ COUNTED = {
 }
 """The columns that every row has from the start."""
 
-Metrics = Mapping[str, object] | None
+Metrics = Mapping[str, Any] | None
 """What Flower has of the clients' metrics."""
 Row = dict[str, float]
 """The columns of one round."""
@@ -52,7 +51,7 @@ class Journal:
 
     >>> journal = Journal()
     >>> journal.begin(1)
-    >>> journal.trained(1, {"loss": 0.5})
+    >>> journal.trained(1, 0.5)
     >>> journal.evaluated(1, {"acc": 0.75, "f1": 0.7})
     >>> journal.rows[1]["test_accuracy"], journal.rows[1]["test_f1"]
     (0.75, 0.7)
@@ -75,15 +74,13 @@ class Journal:
         """Count the bytes of the clients' replies, whether they are used or not."""
         self.rows[k]["bytes_up"] += sum(map(size, replies))
 
-    def trained(self, k: int, metrics: Metrics, **numbers: float) -> None:
-        """Note the clients' metrics of a round's training, and numbers that the server knows.
+    def trained(self, k: int, loss: float | None, **numbers: float) -> None:
+        """Note the clients' loss in a round's training, and numbers that the server knows.
 
         The round's time ends here: evaluation does not count.
         """
-        found = _scalars(metrics)
-        name = _first(TRAIN_LOSS, found)
         row = self.rows[k]
-        row["train_loss"] = found[name] if name else math.nan
+        row["train_loss"] = math.nan if loss is None else loss
         row["seconds"] = time.perf_counter() - self._began
         row |= numbers
 

@@ -155,6 +155,7 @@ class LegacyFedSSO(FedAvg):
         arrays = _named(mean)
         before = model.ravel(self.sent)
         v = model.ravel(arrays)
+        self.server.fit(model.layout)
         x = self.server.step(before, v, server_round, loss(metrics, self.loss_key))
         new = [array.numpy() for array in model.record(x, arrays).values()]
         numbers = {

@@ -32,7 +32,7 @@ from .exchange import Problem, Round, Rule, State
 from .folder import Saved
 from .recorded import Recorded
 from .screen import Screened, lighten, screen, tell
-from .settings import FEDAVG, sampling, told
+from .settings import FEDAVG, loss, sampling
 from .task import OWN, SETUP, Setup, write
 from .wire import arrays_of, same
 
@@ -60,7 +60,9 @@ class PhasedStrategy(Recorded):
         average: How many uploads become one: "mean", which is weighted, or without weights "median"
             or "trimmedavg:0.2".
         clip: What bounds the influence of one reply. None does not bound it.
-        checkpoint_dir: A folder that keeps the server's state after every round, for `resume`.
+        checkpoint_dir: A folder that keeps the server's state, for `resume`.
+        checkpoint_every: After how many rounds it is written again. `start` also writes the last.
+        diagnostics: Whether Flower's metrics hold those named "fedsso-". The trace does anyway.
         **keywords: The fields of the algorithm's record, if its name is given, and the keywords of
             Flower's FedAvg: fraction_train, min_train_nodes, ...
 
@@ -95,6 +97,8 @@ class PhasedStrategy(Recorded):
         average: str = MEAN,
         clip: Clip | None = Clip(),  # noqa: B008
         checkpoint_dir: str | Path | None = None,
+        checkpoint_every: int = 1,
+        diagnostics: bool = True,
         **keywords: Any,
     ) -> None:
         of_fedavg = {}
@@ -117,7 +121,8 @@ class PhasedStrategy(Recorded):
         reduction = f"average {average}, clip {self.rule.clip}"
         work = f"local_steps={local_steps}, batch_size={batch_size}, seed={seed}"
         settings = f"{self.record}, {work}, l2={self.l2}, {reduction}"
-        super().__init__(name_of(self.record), settings, checkpoint_dir)
+        name = name_of(self.record)
+        super().__init__(name, settings, checkpoint_dir, checkpoint_every, diagnostics)
         self._problem: Problem | None = None
         self._state: State | None = None
         self._round: Round | None = None
@@ -205,9 +210,9 @@ class PhasedStrategy(Recorded):
             for name, value in diagnostics.items():
                 numbers[name] = float(value[0])
         state = self._state
-        self.journal.trained(k, now.metrics, **numbers)
+        self.journal.trained(k, loss(now.metrics, None), **numbers)
         self._settle(k, now.reason, lambda: Saved(k, problem.arrays(state), state.tensors()))
-        return arrays, MetricRecord({**now.metrics, **told(numbers)})
+        return arrays, self._told(now.metrics, numbers)
 
     def _at(self, arrays: ArrayRecord) -> tuple[Problem, State]:
         """The problem, and the state whose model these arrays are.

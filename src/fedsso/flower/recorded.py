@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from ..errors import InputError
+from ..errors import InputError, integer
 from ..experiment.trace import Trace
 from ..report.tables import Curve
 from .folder import Folder, Saved
-from .journal import Journal
+from .journal import Journal, Metrics
 from .privacy import chain
 from .screen import screen, tell
-from .settings import join_logs
+from .settings import join_logs, told
 from .wire import arrays_of
 
 log = logging.getLogger("flwr")
@@ -48,6 +48,10 @@ class Recorded(Strategy):
     """What becomes the trace."""
     folder: Folder | None
     """Where checkpoints are kept, if they are."""
+    every: int
+    """After how many rounds the checkpoint is written again."""
+    diagnostics: bool
+    """Whether Flower's metrics hold the package's own."""
     k: int
     """How many rounds are done."""
     moved: bool
@@ -58,6 +62,8 @@ class Recorded(Strategy):
         name: str,
         settings: str,
         checkpoint_dir: str | Path | None,
+        checkpoint_every: int,
+        diagnostics: bool,
     ) -> None:
         """Begin a trace, and open the folder of checkpoints if there is one.
 
@@ -66,6 +72,8 @@ class Recorded(Strategy):
             settings: A text that tells runs apart. A run goes on only from a checkpoint with the
                 same text.
             checkpoint_dir: The folder, or None.
+            checkpoint_every: After how many rounds the checkpoint is written again.
+            diagnostics: Whether Flower's metrics hold the package's own.
         """
         join_logs()
         self.name = name
@@ -73,8 +81,12 @@ class Recorded(Strategy):
         self.folder = None
         if checkpoint_dir is not None:
             self.folder = Folder(checkpoint_dir, settings)
+        self.every = integer("checkpoint_every", checkpoint_every, 1)
+        self.diagnostics = diagnostics
         self.k = 0
         self.moved = False
+        # The last round, if it is not on the disk yet.
+        self._unsaved: Callable[[], Saved] | None = None
         # How many rounds were done before this start.
         self._before = 0
         # How long an exchange may take, in seconds.
@@ -85,6 +97,12 @@ class Recorded(Strategy):
     @abstractmethod
     def _restore(self, saved: Saved) -> None:
         """Take over the state of a checkpoint."""
+
+    @overload
+    def resume(self, initial_arrays: ArrayRecord) -> ArrayRecord: ...
+
+    @overload
+    def resume(self, initial_arrays: None = None) -> ArrayRecord | None: ...
 
     def resume(self, initial_arrays: ArrayRecord | None = None) -> ArrayRecord | None:
         """Restore the last complete round, and return its model for `start`.
@@ -181,6 +199,7 @@ class Recorded(Strategy):
                 evaluate_config,
                 central,
             )
+            self._save()
         finally:
             if self.folder is not None:
                 self.folder.release()
@@ -211,7 +230,7 @@ class Recorded(Strategy):
             self.folder.claim(self.k)
 
     def _settle(self, k: int, reason: str, saved: Callable[[], Saved]) -> None:
-        """Round k is over: put everything on the disk.
+        """Round k is over: put everything on the disk, if it is its turn.
 
         `reason` says why the round kept the old model. It is empty if the model has moved.
         """
@@ -221,8 +240,20 @@ class Recorded(Strategy):
         self.k = k
         if not reason:
             self.moved = True
-        if self.folder is not None:
-            self.folder.save(saved(), self.trace)
+        self._unsaved = saved
+        if k % self.every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        """Put the last round on the disk, if it is not there yet."""
+        if self.folder is not None and self._unsaved is not None:
+            self.folder.save(self._unsaved(), self.trace)
+        self._unsaved = None
+
+    def _told(self, metrics: Metrics, numbers: Mapping[str, float]) -> MetricRecord:
+        """The metrics of a round: the clients', and the package's own if they are wished for."""
+        own = told(numbers) if self.diagnostics else {}
+        return MetricRecord({**(metrics or {}), **own})
 
     # ---- evaluation ----
 

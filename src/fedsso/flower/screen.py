@@ -42,6 +42,8 @@ ABSURD = 1e9
 """or, of two weights that far apart, if it is above this,"""
 SUM = 1e18
 """and in any case if it is above this."""
+SECURE = "secaggplus_configs"
+"""What a client with Flower's secaggplus_mod looks for in vain without its protocol."""
 LINES = 100
 """How many lines of the log one exchange may take."""
 
@@ -193,6 +195,11 @@ def tell(where: str, found: Screened) -> None:
         log.warning(
             "\t> nobody replied: is start(timeout=...) long enough for the clients to start and to "
             "train?"
+        )
+    if any(SECURE in reason for reason in reasons):
+        log.warning(
+            "\t> these clients aggregate securely (secaggplus_mod): take "
+            "fedsso.flower.legacy.LegacyFedSSO as the strategy, or leave the mod out"
         )
 
 

@@ -13,11 +13,12 @@ log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from inspect import signature
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
+from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from .. import algorithms
@@ -34,11 +35,41 @@ FEDAVG = tuple(signature(FedAvg).parameters)
 RENAMED = {"alpha": "eta_l", "local_lr": "eta_l", "tau": "local_steps"}
 """What is called differently in the simulator or the paper."""
 
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]
+"""A function of the user's that averages metrics."""
+
 LOSSES = ("train_loss", "train-loss", "training_loss", "loss")
 """The metrics in which clients usually report their training loss."""
 
 Keywords = dict[str, Any]
 """Keyword arguments by name."""
+
+
+class Typed(TypedDict, total=False):
+    """RECORD and FEDAVG with types: a misspelt keyword is an error for a type checker."""
+
+    eta: Step
+    R: int | None
+    lam: float
+    Lam: float
+    form: str
+    guard: str
+    pairs: int
+    m: int
+    memory: str
+    drift: str
+    shapes: str
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Aggregate | None
+    evaluate_metrics_aggr_fn: Aggregate | None
+
 
 FLOWER = logging.getLogger("flwr")
 CORE = logging.getLogger("fedsso")

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -52,7 +52,10 @@ log = logging.getLogger("flwr")
 
 PATIENCE = 3
 """After this many failures of the inner strategy in a row, its error is raised."""
-OWN = ("eta_l", "local_steps", "inner", "checkpoint_dir", "buffers", "clip", "loss_key")
+OWN = (
+    *("eta_l", "local_steps", "inner", "checkpoint_dir", "checkpoint_every", "diagnostics"),
+    *("buffers", "clip", "loss_key"),
+)
 """The keywords that the strategy takes itself."""
 STEPPING = (
     flower.FedAdagrad,
@@ -75,7 +78,9 @@ class FedSSO(Recorded):
         local_steps: The number of local steps that clients make in a round, the mean if it differs
             among them; likewise.
         inner: The strategy that averages, FedAvg by default.
-        checkpoint_dir: A folder that keeps the whole state after every round, for `resume`.
+        checkpoint_dir: A folder that keeps the whole state, for `resume`.
+        checkpoint_every: After how many rounds it is written again. `start` also writes the last.
+        diagnostics: Whether Flower's metrics hold those named "fedsso-". The trace does anyway.
         buffers: Patterns of the names of arrays that are averaged and never stepped. Arrays of
             integers are always treated so.
         clip: What bounds the influence of one reply. None does not bound it.
@@ -109,15 +114,17 @@ class FedSSO(Recorded):
 
     def __init__(
         self,
+        *,
         eta_l: Step | None = None,
         local_steps: float | None = None,
-        *,
         inner: Strategy | None = None,
         checkpoint_dir: str | Path | None = None,
+        checkpoint_every: int = 1,
+        diagnostics: bool = True,
         buffers: Sequence[str] = BUFFERS,
         clip: Clip | None = Clip(),  # noqa: B008
         loss_key: str | None = None,
-        **keywords: Any,
+        **keywords: Unpack[settings.Typed],
     ) -> None:
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
         self.server = server(eta_l, local_steps, of_record)
@@ -129,7 +136,7 @@ class FedSSO(Recorded):
         # A private strategy clips by itself.
         is_private = privacy.private(self.inner) is not None
         self.clip = None if is_private else checked(clip)
-        super().__init__("fedsso", self._settings(), checkpoint_dir)
+        super().__init__("fedsso", self._settings(), checkpoint_dir, checkpoint_every, diagnostics)
         self._model: Model | None = None
         # The model of the last round, and the same as the clients have it.
         self._current = ArrayRecord()
@@ -233,16 +240,16 @@ class FedSSO(Recorded):
         reason = self._too_few(found)
         if not reason:
             reason, mean, metrics = self._averaged(k, found)
+        loss = settings.loss(metrics, self.loss_key)
         if not reason:
-            loss = settings.loss(metrics, self.loss_key)
             reason, arrays = self._stepped(k, mean, loss, found)
         numbers = {**found.numbers, "kept": float(bool(reason))}
         if not reason:
             numbers |= self.server.diagnostics()
-        self.journal.trained(k, metrics, **numbers)
+        self.journal.trained(k, loss, **numbers)
         self._current = arrays or self._current
         self._settle(k, reason, lambda: Saved(k, self._current, self._tensors()))
-        return arrays, MetricRecord({**(metrics or {}), **settings.told(numbers)})
+        return arrays, self._told(metrics, numbers)
 
     def _tensors(self) -> dict[str, Tensor]:
         """What a later run needs to go on, beside the model."""
@@ -391,6 +398,7 @@ class FedSSO(Recorded):
                 f"the model has changed from {before.like} to {model.like}; use a new strategy"
             )
         self._model = model
+        self.server.fit(model.layout)
         return model
 
 
@@ -463,5 +471,11 @@ def _inner(inner: Strategy | None, keywords: dict[str, Any]) -> Strategy:
             raise InputError(
                 f"{type(one).__name__} steps on its own; inner must only average, as FedAvg or "
                 f"FedMedian do"
+            )
+        if type(one).start is not Strategy.start:
+            log.warning(
+                "FedSSO: start() of the inner strategy %s is never called, FedSSO's own is; move "
+                "what it does to configure_train, aggregate_train or evaluate_fn",
+                type(one).__name__,
             )
     return inner

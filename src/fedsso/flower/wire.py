@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InputError
+from ..objective import Layout
 
 Values = NDArray[Any]
 """An array of any type and shape."""
@@ -113,6 +114,19 @@ class Model:
                 f"the model has no trainable array among {list(arrays)}; give "
                 f"ArrayRecord(net.state_dict())"
             )
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters lie in x.
+
+        Of arrays without names, each one with more axes than one begins a layer.
+        """
+        names = []
+        layer = 0
+        for name in self.params:
+            layer += len(self.like[name][0]) > 1
+            names.append(f"{layer}.{name}" if name.isdigit() else name)
+        return Layout(tuple(names), tuple(torch.Size(self.like[name][0]) for name in self.params))
 
     def ravel(self, arrays: Given) -> Tensor:
         """The parameters as one vector x [d]."""

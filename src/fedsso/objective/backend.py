@@ -67,6 +67,17 @@ class Layout:
         """Number of entries of each parameter; their sum is d."""
         return [shape.numel() for shape in self.shapes]
 
+    @cached_property
+    def layers(self) -> list[int]:
+        """Number of entries of each layer: of the parameters of one submodule, a weight and its
+        bias.
+        """
+        found: dict[str, int] = {}
+        for name, size in zip(self.names, self.sizes, strict=True):
+            owner = name.rpartition(".")[0]
+            found[owner] = found.get(owner, 0) + size
+        return list(found.values())
+
     def __str__(self) -> str:
         """The first few parameters by name and shape, for messages."""
         shown = [
