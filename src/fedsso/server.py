@@ -32,6 +32,7 @@ log = logging.getLogger("fedsso")
 STORE = "server.curvature.store"  # pairs (s, y): most of the state, and empty at first
 MEMORY = "server.memory."  # how the leaves of the memory begin
 METRIC = "server.moments"  # and those of the metric
+LONGEST = "server.net.longest"  # what older versions did not save
 
 
 class Answers(NamedTuple):
@@ -299,14 +300,15 @@ def packed(state: Any, steps: int) -> dict[str, Tensor]:
 def unpacked(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     """A blank state filled with what `packed` gave.
 
-    A state of a version without a memory of clients goes on with a blank one.
+    A state of a version without a memory of clients goes on with a blank one; one of a version that
+    did not bound the cautious guard's radius, as if all updates before had been short.
     """
     of_blank = dict(named_leaves(blank, "server"))
     names = list(of_blank)
     older = not any(name.startswith(MEMORY) for name in tensors)
-    if older:
-        memories = {name: leaf for name, leaf in of_blank.items() if name.startswith(MEMORY)}
-        tensors = {**tensors, **memories}
+    added = (MEMORY, LONGEST) if older else LONGEST
+    blanks = {name: leaf for name, leaf in of_blank.items() if name.startswith(added)}
+    tensors = {**blanks, **tensors}
     missing = [name for name in names if name not in tensors]
     if missing:
         raise InputError(

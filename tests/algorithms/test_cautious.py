@@ -66,6 +66,7 @@ def test_no_step_is_longer_than_the_radius_nor_stops_before_fedavg() -> None:
     server = Server(careful(), 1)
     x = torch.zeros(4, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
+    longest = 0.0
     for _ in range(30):
         noise = torch.randn(4, generator=generator, dtype=torch.float64)
         u = x - mean_of_clients(x) + noise
@@ -74,8 +75,36 @@ def test_no_step_is_longer_than_the_radius_nor_stops_before_fedavg() -> None:
         radius = float(server.state.guard.radius)
         length = float((new - x).norm())
         assert length <= radius * (1 + LENGTHS)
+        longest = max(longest, float(u.norm()))
         assert radius >= float(u.norm()) * (1 - LENGTHS)
+        assert radius <= max(5 * float(u.norm()), longest) * (1 + LENGTHS)
         x = new
+
+
+def test_updates_that_drift_for_good_take_it_five_times_as_far_as_fedavg_at_most() -> None:
+    """All agree and none becomes shorter, so that agreement alone would go further and further."""
+    server = Server(careful(), 1)
+    x = torch.zeros(4, dtype=torch.float64)
+    for _ in range(12):
+        x = server.step(x, x + TARGET)
+        assert server.diagnostics()["stretch"] <= 5 * (1 + LENGTHS)
+    assert server.diagnostics()["stretch"] == pytest.approx(5)
+
+
+def test_short_updates_may_take_it_as_far_as_a_long_one_before() -> None:
+    """On a quadratic updates become short, while the minimum of its flat directions is far."""
+    server = Server(careful(), 1)
+    x = torch.zeros(4, dtype=torch.float64)
+    longest = 0.0
+    stretches = []
+    for _ in range(20):
+        u = float((mean_of_clients(x) - x).norm())
+        longest = max(longest, u)
+        new = server.step(x, mean_of_clients(x))
+        assert float((new - x).norm()) <= max(5 * u, longest) * (1 + LENGTHS)
+        x = new
+        stretches.append(server.diagnostics()["stretch"])
+    assert max(stretches) > 5
 
 
 def pairs_of_steps(trials: int = 50) -> tuple[Tensor, Tensor]:
@@ -229,6 +258,22 @@ def test_it_resumes_where_it_was() -> None:
     for _ in range(6):
         x = other.step(x, mean_of_clients(x))
     assert torch.equal(x, whole[-1])
+
+
+def test_it_goes_on_from_a_version_that_did_not_know_the_longest_update() -> None:
+    """It then bounds the radius by this update alone."""
+    server = Server(careful(), 1)
+    x = torch.zeros(4, dtype=torch.float64)
+    for _ in range(6):
+        x = server.step(x, mean_of_clients(x))
+    other = Server(careful(), 1)
+    known = server.tensors()
+    del known["server.net.longest"]
+    other.restore(x, known)
+    u = (x - mean_of_clients(x)).norm()
+    x = other.step(x, mean_of_clients(x))
+    assert other.state is not None
+    assert float(other.state.guard.radius) <= 5 * float(u) * (1 + LENGTHS)
 
 
 # ---- unequal work ----

@@ -256,6 +256,88 @@ def test_a_fall_is_told_once_in_flowers_log(caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("the last step made things worse") == 1
 
 
+# ---- evaluation ----
+
+
+class Judge:
+    """Evaluates the model of round k with the k-th of some losses, and remembers the models."""
+
+    def __init__(self, *losses: float) -> None:
+        self.losses = losses
+        self.models: dict[int, np.ndarray] = {}
+
+    def __call__(self, k: int, arrays: ArrayRecord) -> MetricRecord:
+        self.models[k] = vector(arrays)
+        return MetricRecord({"loss": self.losses[k]})
+
+
+def falls(strategy: FedSSO) -> list[float]:
+    """How often the guard had gone back, after each round."""
+    return strategy.trace["falls"][1:].tolist()
+
+
+def test_an_evaluation_that_rises_takes_the_guard_back_in_the_next_round() -> None:
+    """Although the clients' own losses go on falling."""
+    strategy = FedSSO()
+    strategy.start(federation(), initial(), 6, evaluate_fn=Judge(9, 8, 7, 6, 5, 5.3, 5.2))
+    assert strategy.trace["stretch"][5] > 1
+    assert falls(strategy) == [0, 0, 0, 0, 0, 1]
+    strategy = FedSSO()
+    strategy.start(federation(), initial(), 6, evaluate_fn=Judge(9, 8, 7, 6, 5, 5.2, 5.4))
+    assert falls(strategy) == [0] * 6  # by less than 5 % in a round
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 1), (0.5, 0)])
+def test_losses_of_other_nodes_in_each_round_do_not_count(share: float, expected: int) -> None:
+    grid = federation()
+
+    def alarmed(reply: Message) -> Message:
+        is_evaluation = "arrays" not in reply.content
+        if is_evaluation and grid.asked.content["config"]["server-round"] == 5:
+            reply.content["metrics"]["eval_loss"] = 1e6
+        return reply
+
+    grid.tamper = alarmed
+    strategy = FedSSO(fraction_evaluate=share)
+    strategy.start(grid, initial(), num_rounds=6)
+    assert falls(strategy)[-1] == expected
+
+
+def test_the_best_model_is_kept_over_a_resume_and_returned_if_wished(tmp_path: Path) -> None:
+    judge = Judge(9, 8, 3, 7, 6, 5)
+    strategy = FedSSO(checkpoint_dir=tmp_path)
+    last = strategy.start(federation(), initial(), 3, evaluate_fn=judge).arrays
+    assert (vector(last) == judge.models[3]).all()
+    assert strategy.best is not None
+    assert (vector(strategy.best) == judge.models[2]).all()
+    second = FedSSO(checkpoint_dir=tmp_path, return_best=True)
+    arrays = second.resume(initial()) or initial()
+    best = second.start(federation(), arrays, 2, evaluate_fn=judge).arrays
+    assert (vector(best) == judge.models[2]).all()
+    assert list(best) == list(initial())
+    assert falls(second) == [0, 0, 0, 1, 1]  # round 3 was worse, although round 2 was before
+
+
+def test_the_best_model_may_be_the_last(tmp_path: Path) -> None:
+    judge = Judge(9, 8, 3, 2)
+    strategy = FedSSO(checkpoint_dir=tmp_path, return_best=True)
+    best = strategy.start(federation(), initial(), 3, evaluate_fn=judge).arrays
+    assert (vector(best) == judge.models[3]).all()
+    second = FedSSO(checkpoint_dir=tmp_path)
+    second.resume(initial())
+    assert second.best is not None
+    assert (vector(second.best) == judge.models[3]).all()
+
+
+def test_without_a_loss_the_last_model_is_returned(caplog: pytest.LogCaptureFixture) -> None:
+    inner = FedAvg(fraction_evaluate=0.0)
+    strategy = FedSSO(inner=inner, return_best=True)
+    last = strategy.start(federation(), initial(), 3).arrays
+    assert strategy.best is None
+    assert (vector(last) == vector(FedSSO().start(federation(), initial(), 3).arrays)).all()
+    assert "no evaluation has told a loss" in caplog.text
+
+
 # ---- checkpoints ----
 
 

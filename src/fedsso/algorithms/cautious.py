@@ -27,6 +27,12 @@ the two runs differ, and a server that only averages should be FedAvg to the bit
 Where a memory makes up for absent clients (`memory.py`), u is the corrected update, and "FedAvg"
 means FedAvg with this update.
 
+The bound. The radius is never larger than 5 |u|, unless some |u| since B began was longer: then it
+may be as large as the longest. Updates may drift in one direction for good, whatever becomes of the
+loss. Without this bound agreement alone took the server 115 times as far as FedAvg, with Adam on
+a9a, and the accuracy fell within one round from 0.85 to 0.28. Where updates are gradients they
+become short, and the quasi-Newton step does not: it may be as long as steps have already been.
+
 Agreement. Looking back at the last step s, the server compares the slopes along s:
 
     a = (g_k^T s) / (g_{k-1}^T s)  min(1, |g_{k-1}| / |g_k|)
@@ -35,7 +41,7 @@ a = 1 means that the update still points the same way with the same strength, a 
 has used up all that it promised, or that updates are mostly noise. Where the server wants the
 agreement w, the last step should have been m times as long:
 
-    m = (1 - w) / (1 - a),    within 1/2 <= m <= 10
+    m = (1 - w) / (1 - a),    within 1/2 <= m <= 5
 
 Radius r and gamma, which says how flat B starts (from I / (gamma work)), are multiplied by m as in
 `trust_region.py`: r if the last step was cut to it or if m < 1, gamma if it was not cut.
@@ -81,7 +87,7 @@ WANTED = 0.6  # the agreement after a step of the right length, if updates keep 
 STEADY = 0.9  # what an update that keeps its length is at least of the one before
 HALVED = 0.5  # from which on updates shrink as gradients do
 SHRINK = 0.5  # the smallest m
-GROWTH = 10.0  # the largest m
+STRETCH = 5.0  # the longest step, in lengths of this round's update, and the largest m
 FLATTEST = 100  # the largest gamma
 WINDOW = 5  # rounds that a loss is compared with
 JUMP = 10.0  # how much longer an update may be than the one before
@@ -101,6 +107,7 @@ class Net(NamedTuple):
     falls: Tensor  # [trials, 1]: how often the server went back
     stretch: Tensor  # [trials, 1]: the length of the last step, in lengths of FedAvg's
     trend: Tensor  # [trials, 1]: mean of log(|g_k| / |g_{k-1}|), the newest counting half
+    longest: Tensor  # [trials, 1]: the length of FedAvg's longest step since B began
 
 
 def start(x: Tensor, *, used: bool) -> Net:
@@ -117,22 +124,24 @@ def start(x: Tensor, *, used: bool) -> Net:
         falls=zero,
         stretch=zero,
         trend=zero,
+        longest=zero,
     )
     if used:
         return net
     return Net(*[field[:, :0].clone() for field in net])  # a view would keep all of x alive
 
 
-def follow(net: Net, guard: Guard, products: Tensor) -> Net:
-    """The net that knows how long this round's update is beside the one before.
+def follow(net: Net, guard: Guard, products: Tensor, work: Scalar) -> Net:
+    """The net that knows how long this round's update is, also beside the one before.
 
-    After a fall they belong to different models, and tell nothing.
+    After a fall these two belong to different models, and tell nothing.
     """
     gg = products[..., 2, 2:]
     change = (gg / _square_before(products)).log() / 2
     known = change.isfinite() & (guard.slope > 0)
     trend = torch.where(known, (net.trend + change.nan_to_num(0.0)) / 2, net.trend)
-    return net._replace(trend=trend)
+    longest = torch.maximum(net.longest, work * gg.sqrt())
+    return net._replace(trend=trend, longest=longest)
 
 
 def _square_before(products: Tensor) -> Tensor:
@@ -160,12 +169,13 @@ def adapt(guard: Guard, net: Net, products: Tensor, work: Scalar) -> Guard:
     moved = guard.slope > 0
     slower = (_square_before(products) / gg).sqrt().clamp(max=1).nan_to_num(1.0)
     agreement = torch.where(moved, -sg / guard.slope * slower, target)
-    m = ((1 - target) / (1 - agreement).clamp(min=TINY)).clamp(SHRINK, GROWTH)
+    m = ((1 - target) / (1 - agreement).clamp(min=TINY)).clamp(SHRINK, STRETCH)
     fedavg = work * gg.sqrt()
     radius = torch.where((m < 1) | guard.capped, m * guard.radius, guard.radius)
+    most = torch.maximum(STRETCH * fedavg, net.longest)
     factor = torch.where(guard.capped, 1.0, m)
     gamma = (factor * guard.gamma).clamp(1, FLATTEST)
-    return guard._replace(radius=torch.maximum(radius, fedavg), gamma=gamma)
+    return guard._replace(radius=radius.clamp(fedavg, most), gamma=gamma)
 
 
 def advance(
@@ -249,4 +259,5 @@ def remember(
         falls=net.falls + fell,
         stretch=torch.where(fell, 0.0, stretch),
         trend=torch.where(fell, 0.0, net.trend),
+        longest=torch.where(fell, 0.0, net.longest),
     )

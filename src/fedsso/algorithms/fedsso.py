@@ -332,7 +332,7 @@ def _adapted(
     """The guard and its net after a look back along the last step."""
     products, work, heard, cohort = look
     if _is_cautious(record):
-        net = cautious.follow(server.net, server.guard, products)
+        net = cautious.follow(server.net, server.guard, products, work)
         return cautious.adapt(server.guard, net, products, work), net
     undone = server.choice.undone
     if _is_exact(record):

@@ -137,6 +137,11 @@ def _rows(trace: Trace) -> Iterator[tuple[int, Row]]:
         yield int(row["round"]), row
 
 
+def tells_loss(metrics: Metrics) -> bool:
+    """Whether the metrics of an evaluation hold a loss."""
+    return bool(_first(SYNONYMS["test_loss"], _scalars(metrics)))
+
+
 def size(message: Message) -> int:
     """The bytes of a message's records."""
     if not message.has_content():

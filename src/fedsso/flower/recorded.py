@@ -19,7 +19,7 @@ from ..errors import InputError, integer
 from ..experiment.trace import Trace
 from ..report.tables import Curve
 from .folder import Folder, Saved
-from .journal import Journal, Metrics
+from .journal import Journal, Metrics, tells_loss
 from .privacy import chain
 from .screen import screen, tell
 from .settings import join_logs, told
@@ -91,6 +91,8 @@ class Recorded(Strategy):
         self._before = 0
         # How long an exchange may take, in seconds.
         self._timeout: float | None = None
+        # The rounds whose model the user's function gave a loss.
+        self._central: set[int] = set()
         # The messages of the last evaluation.
         self._evaluates: list[Message] = []
 
@@ -205,11 +207,16 @@ class Recorded(Strategy):
                 self.folder.release()
         if not len(result.arrays):  # no round, or none that moved the model
             result.arrays = initial_arrays
+        result.arrays = self._returned(result.arrays)
         if num_rounds > 0 and not self.moved:
             log.error("%s: no round moved the model; see above who was dropped, and why", self.name)
         if num_rounds == 0:
             log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
         return result
+
+    def _returned(self, last: ArrayRecord) -> ArrayRecord:
+        """The model that `start` returns."""
+        return last
 
     def _evaluate_again(
         self,
@@ -304,6 +311,8 @@ class Recorded(Strategy):
             k = self._before + server_round
             metrics = evaluate_fn(k, arrays)
             self._evaluated(k, metrics)
+            if tells_loss(metrics):
+                self._central.add(k)
             return metrics
 
         return evaluate

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from copy import copy
+from math import inf
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -36,11 +37,13 @@ from torch import Tensor
 
 from ..algorithm.contract import Attendance
 from ..algorithm.schedule import Step, at
+from ..algorithms.cautious import BEYOND
 from ..errors import InputError
 from ..remembered import Answer, Remembered
 from ..server import Answers, Server
-from . import privacy, settings
+from . import best, privacy, settings
 from .answers import shown
+from .best import Best
 from .bounds import Clip, checked
 from .folder import Saved
 from .recorded import Recorded, of
@@ -54,7 +57,7 @@ PATIENCE = 3
 """After this many failures of the inner strategy in a row, its error is raised."""
 OWN = (
     *("eta_l", "local_steps", "inner", "checkpoint_dir", "checkpoint_every", "diagnostics"),
-    *("buffers", "clip", "loss_key"),
+    *("buffers", "clip", "loss_key", "return_best"),
 )
 """The keywords that the strategy takes itself."""
 STEPPING = (
@@ -86,6 +89,8 @@ class FedSSO(Recorded):
         clip: What bounds the influence of one reply. None does not bound it.
         loss_key: The metric in which clients report their training loss. By default "train_loss",
             "train-loss", "training_loss" or "loss", if they report one of these.
+        return_best: Whether `start` returns the model with the lowest evaluation loss, not the
+            last.
         **keywords: The fields of `fedsso.FedSSO`, such as eta, form, guard, R and memory, and the
             keywords of FedAvg, such as fraction_train and min_train_nodes.
 
@@ -111,6 +116,8 @@ class FedSSO(Recorded):
     """The metric in which clients report their training loss. None: one of the usual names."""
     remembered: Remembered
     """What the nodes sent last, by their ids. Empty without a memory."""
+    return_best: bool
+    """Whether `start` returns the best model instead of the last."""
 
     def __init__(
         self,
@@ -124,6 +131,7 @@ class FedSSO(Recorded):
         buffers: Sequence[str] = BUFFERS,
         clip: Clip | None = Clip(),  # noqa: B008
         loss_key: str | None = None,
+        return_best: bool = False,
         **keywords: Unpack[settings.Typed],
     ) -> None:
         of_record, of_fedavg = split(keywords, OWN, FEDAVG)
@@ -133,6 +141,8 @@ class FedSSO(Recorded):
         self.remembered = Remembered()
         self.buffers = _patterns(buffers)
         self.loss_key = loss_key
+        self.return_best = return_best
+        self._best = Best()
         # A private strategy clips by itself.
         is_private = privacy.private(self.inner) is not None
         self.clip = None if is_private else checked(clip)
@@ -166,7 +176,9 @@ class FedSSO(Recorded):
         privacy.check_resumable(self.inner)
         arrays = arrays_of(saved.arrays)
         model = self._layout(arrays)
-        if saved.tensors:
+        self._current = saved.arrays
+        self._best = Best.of(arrays, saved.tensors)
+        if any(not name.startswith(best.PREFIX) for name in saved.tensors):
             x = model.ravel(arrays)
             self.server.restore(x, saved.tensors)
             self.remembered = Remembered.of(x, saved.tensors)
@@ -210,6 +222,9 @@ class FedSSO(Recorded):
             log.info("FedSSO: another model than that of the last round, the curvature is reset")
             self.server = Server(self.server.record, self.server.local_steps)
             self.remembered = Remembered()
+            self._best = Best()
+        else:
+            self._best = self._seen(k - 1, arrays)
         self._current = arrays
         self._sent = arrays_of(arrays)
         self._layout(self._sent)
@@ -253,7 +268,7 @@ class FedSSO(Recorded):
 
     def _tensors(self) -> dict[str, Tensor]:
         """What a later run needs to go on, beside the model."""
-        return {**self.server.tensors(), **self.remembered.tensors()}
+        return {**self.server.tensors(), **self.remembered.tensors(), **self._best.tensors()}
 
     @property
     def _weight_key(self) -> str:
@@ -339,7 +354,7 @@ class FedSSO(Recorded):
         x_k = model.ravel(self._sent)
         mean_update = model.ravel(v) - x_k
         answers, remembered = self._recalled(k, x_k, mean_update, found)
-        x = self.server.advance(x_k, answers, k, loss)
+        x = self.server.advance(x_k, answers, k, self._judged(loss))
         if torch.equal(x, x_k + mean_update):
             x = model.ravel(v)  # FedAvg's own numbers: x_k + (v - x_k) would round
         new = model.record(x, v)
@@ -400,6 +415,38 @@ class FedSSO(Recorded):
         self._model = model
         self.server.fit(model.layout)
         return model
+
+    # ---- evaluation ----
+
+    @property
+    def best(self) -> ArrayRecord | None:
+        """The model with the lowest evaluation loss. None if no evaluation has told a loss."""
+        return self._seen(self.k, self._current).arrays
+
+    def _seen(self, k: int, arrays: ArrayRecord) -> Best:
+        """What evaluation tells, that of the model after round k included."""
+        from_server = not self._central or k in self._central
+        loss = self.journal.rows.get(k, {}).get("test_loss") if from_server else None
+        return self._best.after(loss, arrays)
+
+    def _returned(self, last: ArrayRecord) -> ArrayRecord:
+        """The model that `start` returns: the last one, or the best if the user wishes so."""
+        if not self.return_best:
+            return last
+        if self.best is None:
+            log.warning("FedSSO: no evaluation has told a loss, so the last model is returned")
+        return self.best or last
+
+    def _judged(self, loss: float | None) -> float | None:
+        """The clients' mean loss as the guard hears of it.
+
+        It is infinite, which takes the guard back, if evaluation shows that a step beyond FedAvg's
+        has made the model worse. Where only some nodes evaluate, losses of two rounds are those of
+        other rows, and show nothing.
+        """
+        same_rows = bool(self._central) or of(self.inner, "fraction_evaluate", 1.0) >= 1
+        is_beyond = self.server.diagnostics().get("stretch", 0.0) > BEYOND
+        return inf if self._best.worse and same_rows and is_beyond else loss
 
 
 def _shows_replies(inner: Strategy) -> bool:
