@@ -53,7 +53,7 @@ def meets(pins: Pins, one: Requirement) -> bool:
 
 
 def needs(one: Requirement) -> Iterator[Requirement]:
-    """What an installed package needs here; CUDA's packages are not installed beside a CPU's torch."""
+    """What a package needs here, if it is installed; CUDA's are not beside a CPU's torch."""
     if canonicalize_name(one.name) in installed():
         for need in map(Requirement, metadata.requires(one.name) or []):
             extras = one.extras | {""}
