@@ -38,6 +38,7 @@ with warnings.catch_warnings():
 import fedsso
 from fedsso.algorithms import ALGORITHMS
 from fedsso.data import all_options, datasets
+from fedsso.experiment.costs import costs
 from fedsso.support import exits
 
 ROOT = Path(__file__).parents[2]
@@ -241,6 +242,27 @@ def test_the_blocks_of_a_page_run(
 
         if page == "docs/papers.md":
             check_papers(tmp_path, space)
+
+
+def test_the_readme_has_the_numbers_of_the_results() -> None:
+    """Rounds as on the page of results, and the memory that `fedsso costs` counts."""
+    readme = (ROOT / "README.md").read_text()
+    told = dict(re.findall(r"(?m)^\| (Fed\w+)[^|]*\|[^|]*\| ([\d.]+) \|$", readme))
+    results = (ROOT / "results" / "README.md").read_text()
+    names, block = (
+        re.search(rf"(?m)^\| {start}.*$", results) for start in ("block", "MNIST, 20 clients, MCLR")
+    )
+    assert names is not None
+    assert block is not None
+    found = dict(zip(names[0].split(" | "), block[0].split(" | "), strict=True))
+    assert found["FedAdam"].split()[0] == told["FedAdam"]
+    assert found["FedAvg"].split()[0] == told["FedAvg"]
+    assert f"| FedSSO, the default | chosen by itself | {told['FedSSO']} (" in results
+    bill = costs("mclr", ["fedsso"])
+    kept = bill.rows[0].measured
+    assert kept is not None
+    models, megabytes = kept.server / (4 * bill.d), kept.server / 1e6  # float32
+    assert f"{models:.0f} models ({megabytes:.0f} MB)" in readme
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
