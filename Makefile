@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: figures help demo test test-full test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site dist clean
+.PHONY: figures help lock audit demo test test-full test-slow test-kernels test-kernels-short test-deploy test-frameworks browser check format bench robustness smoke campaign docs site dist clean
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
@@ -15,6 +15,14 @@ help:  ## show this list
 	@echo "installing fedsso and the other packages into .venv (a minute or two, once)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
+
+lock:  ## fit constraints.txt to pyproject.toml and change as little as possible; UPGRADE="-P flwr" raises a package
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --python-platform linux --no-header --no-annotate $(UPGRADE) --output-file constraints.txt
+
+audit:  ## compare constraints.txt with the published holes (needs the internet)
+	$(BIN)/uv tool run pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 demo: .venv/.complete  ## install, then compare FedSSO, FedAvg and FedSGD on bundled data: demo/index.html (a minute, plus minutes to install)
 	$(BIN)/python examples/demo.py

@@ -2,7 +2,7 @@
 folder.
 
 TARGET is the column to predict; gaps are empty or "?". Without arguments four hospitals with an
-invented illness.
+invented illness; with a new FOLDER alone their tables are written there, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main(folder: str | Path, target: str) -> None:
 
 
 def invent(folder: Path) -> Path:
+    folder.mkdir()  # an error if it is there: nobody's tables are overwritten
     draw = np.random.default_rng(0)
     for name, rows, mean_age in (
         ("east", 300, 45),
@@ -46,5 +47,11 @@ def invent(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as empty:
-        main(*(sys.argv[1:] or [invent(Path(empty)), "ill"]))
+    match sys.argv[1:]:
+        case [folder]:
+            invent(Path(folder))
+        case [folder, target]:
+            main(folder, target)
+        case _:
+            with tempfile.TemporaryDirectory() as empty:
+                main(invent(Path(empty, "hospitals")), "ill")

@@ -38,6 +38,7 @@ with warnings.catch_warnings():
 import fedsso
 from fedsso.algorithms import ALGORITHMS
 from fedsso.data import all_options, datasets
+from fedsso.experiment.costs import costs
 from fedsso.support import exits
 
 ROOT = Path(__file__).parents[2]
@@ -172,6 +173,7 @@ OTHERS = {
     "examples/hospitals/deploy.sh": "takes minutes, tests_deploy runs it",
     "torchrun": "starts processes, test_ranks.py does",
 }
+OWN_TABLES = ("README.md", "docs/start.md", "docs/regression.md")  # pages that make their own
 PARSED = (("data", "get"), ("paper",))  # a download, minutes: only read by the command line
 TRAINING, ROUNDS = ("run", "compare", "sweep", "tune"), 2
 MANY = re.compile(r"(?<=rounds=)\d{2,3}|(?<=rounds_left\()\d{2,3}")
@@ -211,13 +213,14 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     """In their order, Python in one namespace, all in one folder with a few tables in it."""
     monkeypatch.chdir(tmp_path)
-    if page not in ("docs/start.md", "docs/regression.md"):  # which make their own
+    if page not in OWN_TABLES:
         tables(tmp_path)
     if page == "docs/papers.md":
         monkeypatch.setitem(sys.modules, "wandb", Wandb("wandb"))
     space = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", space)
     space.__dict__.update(given(page))
+    told = ""
     with patch.dict(ALGORITHMS):
         for block in blocks(page):
             if block.mark:
@@ -226,7 +229,9 @@ def test_the_blocks_of_a_page_run(
                 exec(compile(shortened(block.text, tmp_path), page, "exec"), space.__dict__)
             elif block.language == "sh":
                 for line in commands(block.text):
-                    perform(line)
+                    told = perform(line)
+            elif not block.language and page == "docs/regression.md":
+                compare(block.text, told)
             elif block.language == "toml":
                 assert tomllib.loads(block.text)
         if page == "docs/flower.md":  # its server app and client app, together
@@ -237,6 +242,27 @@ def test_the_blocks_of_a_page_run(
 
         if page == "docs/papers.md":
             check_papers(tmp_path, space)
+
+
+def test_the_readme_has_the_numbers_of_the_results() -> None:
+    """Rounds as on the page of results, and the memory that `fedsso costs` counts."""
+    readme = (ROOT / "README.md").read_text()
+    told = dict(re.findall(r"(?m)^\| (Fed\w+)[^|]*\|[^|]*\| ([\d.]+) \|$", readme))
+    results = (ROOT / "results" / "README.md").read_text()
+    names, block = (
+        re.search(rf"(?m)^\| {start}.*$", results) for start in ("block", "MNIST, 20 clients, MCLR")
+    )
+    assert names is not None
+    assert block is not None
+    found = dict(zip(names[0].split(" | "), block[0].split(" | "), strict=True))
+    assert found["FedAdam"].split()[0] == told["FedAdam"]
+    assert found["FedAvg"].split()[0] == told["FedAvg"]
+    assert f"| FedSSO, the default | chosen by itself | {told['FedSSO']} (" in results
+    bill = costs("mclr", ["fedsso"])
+    kept = bill.rows[0].measured
+    assert kept is not None
+    models, megabytes = kept.server / (4 * bill.d), kept.server / 1e6  # float32
+    assert f"{models:.0f} models ({megabytes:.0f} MB)" in readme
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -310,12 +336,25 @@ def commands(text: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def perform(words: list[str]) -> None:
-    """Run a command of this package in this process, `make` without its work; other programs must
-    be known."""
+def compare(shown: str, told: str) -> None:
+    """What a page shows is what its command prints, where a fit ends alike on every machine."""
+    pairs = list(zip(shown.replace(",", " ").split(), told.replace(",", " ").split(), strict=True))
+    assert pairs
+    for one, other in pairs:
+        if re.fullmatch(r"-?[\d.]+(e-?\d+)?", one):
+            assert float(other) == pytest.approx(float(one), rel=1e-3), f"{one}, now {other}"
+        else:
+            assert one == other
+
+
+def perform(words: list[str]) -> str:
+    """Run a command of this package in this process, and an example; `make` without its work. Other
+    programs must be known. What a command of this package prints."""
     program, *rest = words
     if program == "make":
         subprocess.run(["make", "-n", "-C", str(ROOT), *rest], check=True, capture_output=True)
+    elif program == "python":
+        subprocess.run([sys.executable, ROOT / rest[0], *rest[1:]], check=True)
     elif program != "fedsso":
         assert program in OTHERS, f"who runs `{shlex.join(words)}`?"
     elif any(rest[: len(start)] == list(start) for start in PARSED):
@@ -331,6 +370,8 @@ def perform(words: list[str]) -> None:
         assert told.exit_code == (exits.DIVERGED if missed else exits.FINISHED), (
             f"{shlex.join(words)}\n{told.output}"
         )
+        return told.stdout
+    return ""
 
 
 def parse(words: list[str]) -> None:

@@ -47,7 +47,7 @@ TEACH = """
 Writes {name}.md, .csv and pictures (PNG, PDF) into --out and overwrites
 older files with these names. All runs are kept in its folder sweeps, which
 the commands share, so nothing runs twice. If it was interrupted, the same
-command continues. --quick takes about two minutes on a CPU: one seed, fewer
+command continues. --quick takes a few minutes on a CPU: one seed, fewer
 rounds and settings. The full version is meant for a GPU.
 
 Example: fedsso paper {name} --quick --out quick
@@ -59,7 +59,7 @@ PLAIN = ("table3", "theory")
 """Commands that take a minute on one core and keep no runs, so that they stop at once."""
 
 # The options of the commands: typer takes the type and the help from here.
-Quick = Annotated[bool, typer.Option("--quick", help="About two minutes on two CPU cores.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few minutes on two CPU cores.")]
 Out = Annotated[
     Path | None,
     typer.Option(help="Folder for the results. By default results, or quick with --quick."),
