@@ -22,9 +22,10 @@ import pytest
 import torch
 
 from console import command, fedsso, mentions
-from fedsso import load_run, load_runs
+from fedsso import InputError, load_run, load_runs
 from fedsso.algorithms import ALGORITHMS, make
 from fedsso.cli.config import TYPED, Base, Data, model, run_fields
+from fedsso.cli.settings import read_settings
 from fedsso.engine.settings import options
 from fedsso.experiment.trace import at_end
 
@@ -376,6 +377,25 @@ def test_data_show_draws_here_and_in_a_file(
     assert (found["clients"], found["label_counts"], found["picture"]) == (20, None, "a.svg")
     assert ".pdf, .png, .svg" in fedsso("data", "show", "--out", "a.gif", code=2).stderr
     assert "--partition-seed" in fedsso("data", "show", "--help").stdout
+
+
+def test_settings_that_were_cut_are_refused_and_edited_ones_are_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever the file ends behind the mark of its first line, as `head` or a full disk cut it."""
+    fedsso("run", *SMALL, "--participation", 0.5, "--out", tmp_path)
+    spec, cut = tmp_path / "spec.toml", tmp_path / "cut.toml"
+    whole = spec.read_bytes()
+    for end in [len("# fedsso-sha256:"), 40, *(i for i, c in enumerate(whole[:-1]) if c == 10)]:
+        cut.write_bytes(whole[:end])
+        with pytest.raises(InputError, match=r"cut\.toml has lost its end.*delete its first line"):
+            read_settings(cut, {}, {})
+    assert "changed" not in caplog.text
+    cut.write_bytes(whole.replace(b"participation = 0.5", b"participation = 0.25"))
+    assert read_settings(cut, {}, {}).participation == 0.25
+    assert "was changed since fedsso wrote it" in caplog.text
+    cut.write_text("participation = 0.75\n")  # by hand
+    assert read_settings(cut, {}, {}).participation == 0.75
 
 
 def test_own_csv_files_on_the_command_line(tmp_path: Path) -> None:

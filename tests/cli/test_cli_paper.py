@@ -73,6 +73,20 @@ def test_the_page_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "# fedavg alpha=0.3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("old", [None, "# an older page\n"])
+def test_some_blocks_alone_have_a_page_of_their_own_which_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str | None
+) -> None:
+    monkeypatch.setattr("fedsso.paper.table2.TABLE2", {TINY.name: TINY})
+    if old is not None:
+        (tmp_path / "table2.md").write_text(old)
+    shown = paper("table2", "--quick", "--blocks", TINY.name, "--out", tmp_path)
+    assert "## Digits" in shown
+    assert "older" not in shown
+    assert "table2-part.*" in shown
+    assert (tmp_path / "table2.md").exists() == (old is not None)
+
+
 def test_time_is_up(tmp_path: Path) -> None:
     with pytest.raises(typer.Exit) as stopped:
         conduct(out=tmp_path, minutes=1e-9)

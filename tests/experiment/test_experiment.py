@@ -678,7 +678,7 @@ def killed_at_once(
 def write_unsealed(path: Path, text: str) -> None:
     """A spec as earlier versions wrote it, without a seal: whoever edits it must do without the
     checksum's help."""
-    path.write_text(re.sub(r"\n# fedsso-sha256:.*\n", "", text))
+    path.write_text(re.sub(r"# fedsso-sha256:.*\n", "", text))
 
 
 def test_a_run_from_before_there_was_a_memory_is_read_as_one_without(

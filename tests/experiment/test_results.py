@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedsso.experiment.spec import Spec
 from fedsso.experiment.trace import Trace
 from fedsso.report import numbers
 from fedsso.report.page.script import _maps
-from fedsso.report.sweeps import trials_csv
+from fedsso.report.sweeps import trials_csv, write
 from studies import made_up, study, together
 
 NAN = math.nan
@@ -169,6 +170,36 @@ def test_rows_are_plain_numbers() -> None:
         "last below 0.6": 1, "final": 0.9, "last": 0.9, "best": 0.9, "diverged": None,
     }  # fmt: skip
     assert (rows[2]["best"], rows[2]["final"], rows[2]["diverged"]) == (0.9, 0.0, 2)
+
+
+def test_work_grows_with_the_number_of_trials_and_not_with_its_square(
+    fed: Federation, tmp_path: Path
+) -> None:
+    """Calls of functions are counted, by all that a sweep writes and chooses: twice the trials take
+    twice the calls, and a pass over all pairs of them would take four times as many."""
+    grid = [FedAvg(alpha=0.01 * i) for i in range(1, 81)]
+    runs = list(sweep(fed, "mclr", grid, rounds=1, local_steps=1, device="cpu"))
+
+    def calls(trials: int) -> int:
+        counted = 0
+
+        def count(_: Any, event: str, __: Any) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        made = [replace(run, spec=replace(run.spec)) for run in runs[:trials]]
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            results = Results(made)
+            write(tmp_path, results)
+            results.best()
+        finally:
+            sys.setprofile(before)
+        return counted
+
+    calls(20)  # what is imported and looked up once
+    assert calls(80) < 2.2 * calls(40)
 
 
 def test_maps_of_one_two_and_three_axes() -> None:

@@ -258,6 +258,33 @@ def test_a_damaged_journal_is_told(fed: Federation, tmp_path: Path) -> None:
         fedsso.tune(fed, "mclr", "fedavg", trials=4, at_once=2, out=tmp_path, **SMALL)
 
 
+@pytest.mark.parametrize("select", ["test", "val"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "removed"])
+def test_a_damaged_part_is_run_again(
+    fed: Federation, tmp_path: Path, how: str, select: str
+) -> None:
+    """Whichever part it is, with settings that were dropped on the way and two seeds."""
+    options: dict[str, Any] = {**SMALL, "trials": 8, "at_once": 4, "seeds": [0, 1]}
+    options |= {"space": {"alpha": "0.0001:1"}, "select": select, "out": tmp_path}
+    first = fedsso.tune(fed, "mclr", "fedavg", **options)
+    if select == "test":  # of the few held-out rows all settings predict the same
+        assert len({run.spec.options["rounds"] for run in first}) > 1
+    parts = sorted((tmp_path / "parts").glob("*.npz"))
+    assert len(parts) > 1
+    for part in parts:
+        data = part.read_bytes()
+        if how == "removed":
+            part.unlink()
+        elif how == "cut":
+            part.write_bytes(data[: len(data) // 2])
+        else:
+            middle = len(data) // 2
+            part.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        again = fedsso.tune(fed, "mclr", "fedavg", **options)
+        assert numbers(again) == numbers(first)
+        assert again.best().record == first.best().record
+
+
 def test_half_a_line_of_a_killed_process_is_cut_off(fed: Federation, tmp_path: Path) -> None:
     """The kernel may end a write at the border of a page when the process is killed."""
     first = fedsso.tune(fed, "mclr", "fedavg", trials=2, at_once=2, out=tmp_path, **SMALL)

@@ -718,6 +718,124 @@ def test_batch_norm_on_a_batch_of_one_row_is_refused_before_anything_is_written(
     assert len(simulate(fed, batch_norm(), FedAvg(), **{**RUN, "batch_size": 3}).trace) == 5
 
 
+class Centred(nn.Module):
+    """A running mean of the rows that is another tensor after each forward, and a whole number.
+
+    `how` says what the forward does with them.
+    """
+
+    mean: Tensor | None
+    seen: Tensor
+
+    def __init__(self, how: str = "reassigned") -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.zeros(D))
+        self.register_buffer("seen", torch.tensor(0))
+        self.inner = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.mean is not None
+        if self.training and self.how == "reassigned":
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            self.seen = self.seen + 1
+        elif self.training:
+            data = self.mean.data if self.how == "data" else self.mean
+            data.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            self.seen += 1
+        out: Tensor = self.inner(x - self.mean)
+        return out
+
+
+def average_by_hand(fed: Federation, module: nn.Module, steps: int, alpha: float) -> nn.Module:
+    """A round of FedAvg in plain torch, with full batches: parameters and buffers are averaged."""
+    mean = {name: torch.zeros_like(t).double() for name, t in module.state_dict().items()}
+    for i, p in enumerate(fed.p):
+        own = copy.deepcopy(module)
+        rows = fed.rows_of(i)
+        optimizer = torch.optim.SGD(own.parameters(), alpha)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(own(fed.x[rows]), fed.y[rows]).backward()
+            optimizer.step()
+        for name, t in own.state_dict().items():
+            mean[name] += p * t.double()
+    averaged = copy.deepcopy(module)
+    averaged.load_state_dict(mean)
+    return averaged
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize("how", ["reassigned", "in place", "data"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_buffers_of_ones_own_are_fedavgs(
+    fed: Federation, how: str, nested: bool, engine: str
+) -> None:
+    torch.manual_seed(0)
+    inner = Centred(how)
+    module = (nn.Sequential(nn.Identity(), inner) if nested else inner).double()
+    options = {**RUN, "rounds": 1, "batch_size": None, "engine": engine}
+    run = simulate(fed, module, FedAvg(alpha=0.1), **options)
+    wanted = average_by_hand(fed, module, 3, 0.1).state_dict()
+    for name, t in run.model.state_dict().items():
+        torch.testing.assert_close(t, wanted[name], rtol=1e-12, atol=1e-14)
+    assert int(wanted["1.seen" if nested else "seen"]) == 3
+    with pytest.raises(InputError, match=r"cannot be stacked \(its forward changes"):
+        simulate(fed, module, FedAvg(alpha=0.1), **{**options, "engine": "stacked"})
+
+
+class Faulty(nn.Module):
+    """A forward that cannot be trained, or whose buffers cannot be averaged."""
+
+    mean: Tensor | None
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", None if how == "made" else torch.zeros(D))
+        self.first = nn.Linear(D, D)
+        self.words = nn.Embedding(5, D, max_norm=1.0 if how == "max_norm" else None)
+        self.last = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.first(x) + self.words((x[:, 0] > 0).long())
+        if self.how == "no gradient":
+            z = z.detach()
+            with torch.no_grad():
+                out: Tensor = self.last(z)
+            return out
+        if self.how in ("made", "graph"):
+            self.mean = z.mean(0) if self.how == "graph" else z.mean(0).detach()
+        elif self.how == "None":
+            self.mean = None
+        elif self.how == "reshaped":
+            self.mean = z.detach()
+        elif self.how == "frozen":
+            self.first.weight.data = self.first.weight.data.clamp(min=0)
+        answer: Tensor = self.last(z)
+        return answer
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("max_norm", r"writes to words\.weight, as max_norm does"),
+        ("frozen", r"writes to first\.weight"),
+        ("made", "adds, removes or reshapes mean"),
+        ("None", "adds, removes or reshapes mean"),
+        ("reshaped", "adds, removes or reshapes mean"),
+        ("graph", r"leaves mean in the graph of the gradient: write \.detach"),
+        ("no gradient", r"gives no gradient to first\.bias.*take torch\.no_grad\(\)"),
+    ],
+)
+def test_a_forward_that_cannot_be_trained_is_refused(
+    fed: Federation, how: str, told: str, engine: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        simulate(fed, Faulty(how), FedAvg(alpha=0.1), engine=engine, **RUN)
+
+
 class Scaled(nn.Module):
     """A constant buffer and a frozen parameter, which must stay as they are to the bit."""
 

@@ -92,7 +92,7 @@ def conduct(name: str, command: Command, how: How) -> None:
     A command gets a `Lab`, which runs sweeps and keeps them in the folder of the results.
 
     Args:
-        name: The name of the command, and of its files.
+        name: The name of its files, which is that of the command unless it has several.
         command: What makes the files.
         how: The options.
 
@@ -197,12 +197,12 @@ def _table2(
     verbose: Verbose = False,
 ) -> None:
     """Table 2, whose blocks may be chosen: it is by far the longest of the commands."""
-    from ..paper.table2 import table2
+    from ..paper.table2 import page, table2
 
     _prepare(data_dir, verbose)
     # Two options are its own; from here on it is a command like the others.
     command = partial(table2, blocks=blocks or (), slow=slow)
-    conduct("table2", command, How(quick, out, device, jobs, minutes))
+    conduct(page(blocks or ()), command, How(quick, out, device, jobs, minutes))
 
 
 def _add(name: str, entry: Entry) -> None:

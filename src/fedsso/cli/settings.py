@@ -23,6 +23,7 @@ from ..experiment.grids import grid, tried
 from ..experiment.tuning.space import Space, space_of
 from ..report.page.content import check_targets
 from ..support.intake import read_bytes, read_toml, user_path
+from ..support.seal import END, is_cut
 from ..support.seal import check as check_seal
 from .config import TABLES, Base, Sweep, Tune, alternatives, flag, model
 
@@ -68,8 +69,15 @@ def _read(file: Path, base: type[Base]) -> Any:
     """A settings file, checked.
 
     A warning tells if somebody changed what fedsso wrote: that is allowed, it is a settings file.
+    One that was cut is refused.
     """
-    if check_seal(read_bytes(file, "settings")) is False:
+    data = read_bytes(file, "settings")
+    if is_cut(data):
+        raise InputError(
+            f"{file} has lost its end: fedsso wrote {END!r} as its last line; restore it from a "
+            f"copy, or delete its first line to use the rest as settings of your own"
+        )
+    if check_seal(data) is False:
         log.warning("%s was changed since fedsso wrote it; it is used as it is now", file)
     raw = read_toml(file)
     if "record" in raw and "data" not in raw:

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -247,6 +247,11 @@ class Results(Sequence[Run]):
         the same, the seed and the device aside. Their labels tell them apart. A run that occurs
         twice counts once: it would look like another seed, and make the deviation too small.
         """
+        return list(self._settings)
+
+    @cached_property
+    def _settings(self) -> list[Setting]:
+        """What `settings` returns, made once: every table and every choice asks for it."""
         groups: dict[str, list[Run]] = {}
         seen: set[str] = set()
         for run in self:
@@ -376,16 +381,9 @@ class Results(Sequence[Run]):
         {'alpha': [0.01, 0.1], 'local_steps': [1, 5]}
         """
         each = [described(setting.spec) for setting in self.settings()]
-        found: dict[str, list[Any]] = {}
-        for one in each:
-            for name in one:
-                found.setdefault(name, [])
-        for name, values in found.items():
-            for one in each:
-                # A schedule is a dictionary, so that values cannot be put into a set.
-                if one.get(name) not in values:
-                    values.append(one.get(name))
-        return {name: values for name, values in found.items() if len(values) > 1}
+        names = dict.fromkeys(name for one in each for name in one)
+        varied = _varied(each)
+        return {name: _distinct(one.get(name) for one in each) for name in names if name in varied}
 
     # ---- tables, plots, files ----
 
@@ -595,18 +593,24 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
     Args:
         specs: The settings, one of each.
     """
+    told = [_told(spec) for spec in specs]
+    names = [spec.label for spec in specs]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, one in zip(names, told, strict=True):
+        groups.setdefault(name, []).append(one)
+    varied = {name: _varied(group) for name, group in groups.items()}
     found = []
-    for spec in specs:
-        # Compared are only settings of the same label. For most of them that is nobody else.
-        alike = [_told(other) for other in specs if other.label == spec.label]
-        varied = {
-            name: value
-            for name, value in _told(spec).items()
-            if any(other.get(name) != value for other in alike)
-        }
-        words = [f"{name}={value}" for name, value in varied.items()]
-        found.append(" ".join([spec.label, *words]))
+    for name, one in zip(names, told, strict=True):
+        words = [f"{key}={value}" for key, value in one.items() if key in varied[name]]
+        found.append(" ".join([name, *words]))
     return found
+
+
+def _varied(group: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names that have several values in a group of settings."""
+    first = group[0]
+    names = {name for one in group for name in one}
+    return {name for name in names if any(one.get(name) != first.get(name) for one in group)}
 
 
 def _told(spec: Spec) -> dict[str, Any]:
@@ -647,6 +651,19 @@ def _row(setting: Setting, run: Run, targets: Sequence[float]) -> dict[str, Any]
 
 
 # ---- grids as maps ----
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """Values in the order of their first appearance, each once.
+
+    A schedule is a dictionary, which only its text can stand for in a set.
+    """
+    return list({_key(value): value for value in values}.values())
+
+
+def _key(value: Any) -> Any:
+    """What stands for the value of an axis in a set."""
+    return repr(value) if isinstance(value, dict | list) else value
 
 
 class _Axis(NamedTuple):

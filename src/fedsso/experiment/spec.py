@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ class Spec:
         """The hyper-parameters as digests count them: alike for files of earlier versions."""
         return {k: v for k, v in self.hyper.items() if k not in EARLIER or v != EARLIER[k]}
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A digest of everything that decides the result.
 
@@ -122,7 +123,7 @@ class Spec:
         parts = [self.digest, self.model, self.start, self.algorithm, self._hyper, options]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
-    @property
+    @cached_property
     def point(self) -> str:
         """A digest of everything but the seed: runs that share it are repetitions of one setting.
 

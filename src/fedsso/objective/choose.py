@@ -2,12 +2,13 @@
 
 The order is: Sparse, where rows are sparse; what the user asks for; Dense; Chained, on a GPU;
 Looped for convolutions on a CPU; Vmapped, if a trial run shows that torch.func can batch the
-module; else Looped. It is decided here alone and told in the log.
+module and that its forward leaves the buffers alone; else Looped. It is decided here alone and
+told in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,10 +16,11 @@ from torch import nn
 
 from ..algorithm.contract import Batch
 from ..errors import InputError, one_of
-from .backend import Backend, ravel
+from .backend import Backend, Layout, copied, ravel
 from .chained import Chained
 from .dense import Dense, is_one_map
 from .looped import Looped
+from .modes import seeded
 from .sparse import Sparse
 from .vmapped import Vmapped
 
@@ -76,6 +78,8 @@ def _chosen(
     sample: Sequence[int],
 ) -> tuple[Backend, str]:
     """The back end for dense rows, and why."""
+    known = Dense.fits(module, sample) or Chained.fits(module, sample)
+    moved = "" if known else _moved_buffers(module, sample)
     pools = device.type == "cpu" and Chained.fits(module, sample) and _has_wide_pools(module)
     layout = torch.channels_last if pools else torch.contiguous_format
     if engine == "loop":
@@ -87,7 +91,7 @@ def _chosen(
     if engine == "auto" and device.type == "cpu" and _has_convolutions(module):
         reason = "clients one by one: on a CPU convolutions are faster so"
         return Looped(module, loss, layout), reason
-    reason = _cannot_batch(module, loss, sample)
+    reason = _unbatched(module) or moved or _cannot_batch(module, loss, sample)
     if not reason:
         return Vmapped(module, loss), "clients and trials stacked by torch.func"
     if engine == "stacked":
@@ -132,15 +136,69 @@ def _has_wide_pools(module: nn.Module) -> bool:
     return wide and single and any(isinstance(m, nn.MaxPool2d) for m in layers)
 
 
+def _moved_buffers(module: nn.Module, sample: Sequence[int]) -> str:
+    """Why this module must be run as it is: its forward moves buffers; empty if it does not.
+
+    A copy runs once on two rows, in training mode. What it says to real rows is told elsewhere.
+
+    Raises:
+        InputError: The forward does what cannot be trained, or averaged over clients.
+    """
+    tried = copied(module).train()
+    like = ravel(module)
+    rows = torch.full((2, *sample), 0.5, dtype=like.dtype, device=like.device)
+    before = _state(tried)
+    shapes = {(name, t.shape) for name, t in before.items()}
+    versions = {name: t._version for name, t in before.items()}
+    try:
+        with torch.enable_grad(), seeded(0, like.device):
+            out = tried(rows)
+    except Exception:
+        return ""
+    after = _state(tried)
+    odd = {name for name, _ in shapes ^ {(name, t.shape) for name, t in after.items()}}
+    _refuse("adds, removes or reshapes {}: register buffers as tensors of their final shape", odd)
+    given = _state(module)
+    moved = set()
+    for name, t in after.items():
+        written = t._version != versions[name] or not (t.is_meta or torch.equal(t, given[name]))
+        if written or t is not before[name]:
+            moved.add(name)
+    params = moved & dict(tried.named_parameters()).keys()
+    _refuse("writes to {}, as max_norm does: compute with a changed copy instead", params)
+    held = {name for name in moved if after[name].requires_grad}
+    _refuse("leaves {} in the graph of the gradient: write .detach() where it is computed", held)
+    if isinstance(out, torch.Tensor) and not out.requires_grad:
+        trained = set(Layout.of(module).names)
+        _refuse("gives no gradient to {}: take torch.no_grad() and .detach() out of it", trained)
+    return f"its forward changes {', '.join(sorted(moved))}" if moved else ""
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _refuse(fault: str, names: Set[str]) -> None:
+    """Raise InputError for a forward with this fault in tensors of these names, if any."""
+    if names:
+        raise InputError(f"the model's forward {fault.format(', '.join(sorted(names)))}")
+
+
+def _unbatched(module: nn.Module) -> str:
+    """Which layer is not tried with torch.func; empty if there is none."""
+    for m in module.modules():
+        if isinstance(m, UNBATCHED) and not _sees_single_rows(m):
+            return f"torch.func cannot batch {type(m).__name__}"
+    return ""
+
+
 def _cannot_batch(module: nn.Module, loss: RowLoss, sample: Sequence[int]) -> str:
     """Why torch.func cannot batch this module; empty if it can, which is tried.
 
     Two clients, two trials and two rows of zeros go through the module once, forwards and
     backwards.
     """
-    for m in module.modules():
-        if isinstance(m, UNBATCHED) and not _sees_single_rows(m):
-            return f"torch.func cannot batch {type(m).__name__}"
     back = Vmapped(module, loss)
     x = ravel(module).expand(2, 2, -1)
     rows = torch.zeros(2, 2, *sample, dtype=x.dtype, device=x.device)

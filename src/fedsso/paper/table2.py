@@ -61,7 +61,12 @@ def table2(
             done.append(_untuned(lab, task))
         else:
             done.append(_tuned(lab, task, slow))
-    write(lab, done, slow, f"{NAME}-part" if blocks else NAME)
+    write(lab, done, slow, page(blocks))
+
+
+def page(blocks: Sequence[str]) -> str:
+    """The name of the files: some blocks alone lie beside the whole table."""
+    return f"{NAME}-part" if blocks else NAME
 
 
 def _at_published(task: Task) -> dict[str, Algorithm]:

@@ -23,6 +23,8 @@ MARK = "fedsso-sha256:"
 DIGITS = 64
 BLANK = MARK + "0" * DIGITS
 """What stands in the place of the seal before a file is sealed."""
+END = "# end of settings"
+"""The last line of a sealed TOML file, whose seal is in the first: a file that was cut lacks it."""
 _SEALED = re.compile(MARK.encode() + rb"([0-9a-f]{64})")
 
 
@@ -44,14 +46,19 @@ def check(data: bytes) -> bool | None:
     """
     found = _SEALED.search(data)
     if found is None:
-        return None
+        return False if MARK.encode() in data else None
     return found[1] == _digest(data, found.start(1))
 
 
 def sealed_toml(table: Mapping[str, object]) -> bytes:
-    """The bytes of a TOML file with a seal. The seal is a comment in the last line."""
-    text = f"{to_toml(table)}\n# {BLANK}\n"
+    """The bytes of a TOML file with a seal, a comment in the first line: a cut file keeps it."""
+    text = f"# {BLANK}\n\n{to_toml(table)}\n{END}\n"
     return bytes(seal(text.encode()))
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether a sealed TOML file has lost its end."""
+    return data.startswith(f"# {MARK}".encode()) and not data.rstrip().endswith(END.encode())
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +39,11 @@ from .space import Space
 if TYPE_CHECKING:
     import optuna
 
+    from ...algorithm import Algorithm
+
 JOURNAL = "tune.journal"  # what Optuna knows, in the folder of the search
 RUNS = "runs"  # where the journal says which runs belong to a setting
+BATCH = "batch"  # and with which others it was trained
 ASK = "ask"
 FIRST_RUNG = 4  # settings are first compared after a quarter of the rounds
 HALVING = 2  # and again whenever the rounds have doubled
@@ -243,7 +246,10 @@ class Search:
         """One more setting, claimed."""
         trial = self.study.ask()
         self.claims.take(self._claim(trial.number))
-        record = self.space.draw(trial)
+        return self._asked(trial, self.space.draw(trial))
+
+    def _asked(self, trial: Any, record: Algorithm) -> Asked:
+        """A setting with its runs."""
         planned = plan(*self.question._replace(records=[record]))
         number = trial.number * len(planned)
         runs = []
@@ -287,9 +293,10 @@ class Search:
                 found[i] = read(kept, specs)
             else:
                 new.append(i)
-        found |= self._train(batch, new)
+        found |= self._train(batch, new, self._falls_behind)
         for i, one in enumerate(batch):
             with suppress(self.taken_over):
+                one.trial.set_user_attr(BATCH, batch[0].trial.number)
                 self._close(one, found[i])
             self.claims.give_back(self._claim(one.trial.number))
 
@@ -309,7 +316,27 @@ class Search:
             return True
         return bool(asked.trial.should_prune())
 
-    def _train(self, batch: Sequence[Asked], new: Sequence[int]) -> dict[int, list[Run]]:
+    def _run_again(self, lost: Sequence[Any]) -> None:
+        """Train settings again whose traces are damaged or gone, in their batches as before."""
+        batches: dict[int, list[Asked]] = {}
+        for one in lost:
+            record = self.space.draw(self.optuna.trial.FixedTrial(one.params))
+            own = batches.setdefault(one.user_attrs.get(BATCH, one.number), [])
+            own.append(self._asked(one, record))
+        pruned = self.optuna.trial.TrialState.PRUNED
+
+        def fell_behind(asked: Asked, _: float, rung: int) -> bool:
+            return asked.trial.state == pruned and asked.trial.last_step == rung
+
+        for batch in batches.values():
+            self._train(batch, range(len(batch)), fell_behind)
+
+    def _train(
+        self,
+        batch: Sequence[Asked],
+        new: Sequence[int],
+        falls_behind: Callable[[Asked, float, int], bool],
+    ) -> dict[int, list[Run]]:
         """Train some settings of a batch; those that fall behind are dropped on the way.
 
         Returns:
@@ -322,7 +349,7 @@ class Search:
 
         def compare(rung: int, values: dict[int, float]) -> Collection[int]:
             pairs = values.items()
-            return [i for i, value in pairs if self._falls_behind(batch[i], value, rung)]
+            return [i for i, value in pairs if falls_behind(batch[i], value, rung)]
 
         def show(label: str, k: int, _: int, numbers: dict[str, float]) -> None:
             self._tell(self._done, label, k, numbers)
@@ -369,11 +396,13 @@ class Search:
 
     def _collect(self) -> list[Run]:
         """The runs of all settings, in the order in which they were asked for, each once."""
+        finished = [one for one in self._trials() if one.state.is_finished()]
+        there = held(self.means.parts)
+        self._run_again([one for one in finished if not there.keys() >= set(one.user_attrs[RUNS])])
         there = held(self.means.parts)
         wanted: dict[str, None] = {}
-        for one in self._trials():
-            if one.state.is_finished():
-                wanted |= dict.fromkeys(one.user_attrs[RUNS])
+        for one in finished:
+            wanted |= dict.fromkeys(one.user_attrs[RUNS])
         gone = sum(identity not in there for identity in wanted)
         if gone:
             raise InputError(
