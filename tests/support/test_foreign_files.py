@@ -369,7 +369,7 @@ LEAKS = {
     "too many cells": (f"age,y\n1,0,{SECRET}\n", "at least 1 row has 3 cells, expected 2"),
     "no header": (f"{SECRET},1\n{SECRET},0\n", "wrong input; details are in the client's own log"),
     "quotes": (f'age,y\n"{SECRET},1\n', "a file that is damaged; details"),
-    "not UTF-8": (f"age,y\n{SECRET}\udcff,1\n", "a file that is damaged; details"),
+    "not UTF-8": (f"age,y\n{SECRET}\udcff,1\n", "the table is not UTF-8 text"),
     "long": (f"age,y\n{SECRET * 10_000},1\n", "a file beyond a limit; details"),
 }
 

@@ -334,9 +334,9 @@ class Federation:
     ) -> Federation:
         """Build a federation from CSV files, one for each client.
 
-        The first line of a file names its columns. Commas or semicolons separate the cells. All
-        files must have the same columns, in any order. Without a schema all columns but the outcome
-        hold numbers.
+        The first line of a file names its columns. Commas, semicolons or tabs separate the cells.
+        All files must have the same columns, in any order. Without a schema all columns but the
+        outcome hold numbers.
 
         Args:
             files: A folder, a list of paths, or a dictionary {client's name: path}.

@@ -562,7 +562,8 @@ def text_lines(path: PathLike) -> Iterator[str]:
         for number, line in enumerate(_limited(path, text), start=1):
             if not _is_text(line):
                 raise Damaged(
-                    f"cannot read {path}: line {number} is not UTF-8 text; save the file as UTF-8"
+                    f"cannot read {path}: line {number} is not UTF-8 text; save the file as UTF-8",
+                    public="the table is not UTF-8 text: save it as UTF-8",
                 )
             yield line
 
