@@ -137,7 +137,7 @@ def glm(
     tabled = tables_of(data, composed(outcome), composed(hospital))
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)
-    sources = {**tabled.tables, **tabled.lost}
+    sources: dict[str, Any] = {**tabled.tables, **tabled.lost}
     hospitals = [Hospital(name, source, limits) for name, source in sources.items()]
     found = fit(
         asking(hospitals),
