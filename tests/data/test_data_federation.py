@@ -134,9 +134,7 @@ def test_data_frames_are_joined_by_the_names_of_their_columns() -> None:
     fed = Federation.from_clients([(frame, [0, 1]), (frame[["dose", "age"]], [0, 1])])
     assert fed.x.tolist() == [[50, 1], [60, 2]] * 2
     for other in (frame.rename(columns={"dose": "does"}), frame[["age"]], frame.assign(sex=1.0)):
-        with pytest.raises(
-            InputError, match="client 1: .*see '(does|dose|sex)'"
-        ):
+        with pytest.raises(InputError, match=r"client 1: .*see '(does|dose|sex)'"):
             Federation.from_clients([(frame, [0, 1]), (other, [0, 1])])
     twice = frame.set_axis(["age", "age"], axis=1)
     assert Federation.from_clients([(twice, [0, 1])] * 2).x.tolist() == [[50, 1], [60, 2]] * 2
