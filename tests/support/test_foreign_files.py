@@ -92,9 +92,9 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
         assert "not a regular file" in refused("run", "--config", config)
     for init in (pipe, "/dev/zero"):
         assert "not a regular file" in refused("run", *BRIEF, "--init", init)
-    assert "neither a file nor a folder" in refused("report", pipe)
-    assert "holds nothing to report" in refused("report", tmp_path / "runs")
-    assert "holds no run" in refused("resume", tmp_path / "runs")
+    (run / "trace.csv").write_text(f"{HEADER}\n{ROW.format(0, 1)}\n")
+    for args in (("report", pipe), ("report", run), ("report", run.parent), ("resume", run)):
+        assert "it is a pipe, not a regular file" in refused(*args)
 
 
 @pytest.fixture(scope="module")
@@ -490,3 +490,14 @@ def test_a_limit_holds_at_every_door(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(TooLarge, match=f"FEDSSO_MAX_{name}"):
             read()
         monkeypatch.delenv(f"FEDSSO_MAX_{name}")
+
+
+def test_a_wrong_limit_is_told_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = fedsso.load("digits", clients=3)
+    monkeypatch.setenv("FEDSSO_MAX_BYTES", "abc")
+    assert "FEDSSO_MAX_BYTES must be" in refused("run", *BRIEF, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="FEDSSO_MAX_BYTES must be"):
+        fedsso.simulate(fed, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

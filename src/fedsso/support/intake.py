@@ -198,8 +198,11 @@ def user_path(what: str, path: object) -> Path:
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether a regular file is there. Raises Unreadable if that cannot be found out."""
-    return stat.S_ISREG(_mode(path))
+    """Whether a regular file is there. Raises Unreadable for a pipe, a device and the like."""
+    mode = _mode(path)
+    if mode and not stat.S_ISDIR(mode):
+        _check_regular(path, mode)
+    return stat.S_ISREG(mode)
 
 
 def is_folder(path: PathLike) -> bool:
@@ -271,14 +274,21 @@ def _handle(path: PathLike) -> int:
         handle = os.open(path, flags)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        _check_regular(path, os.fstat(handle).st_mode)
+    except Unreadable:
         os.close(handle)
+        raise
+    return handle
+
+
+def _check_regular(path: PathLike, mode: int) -> None:
+    """Raise Unreadable unless the mode is that of a regular file."""
+    if not stat.S_ISREG(mode):
         kind = IRREGULAR.get(stat.S_IFMT(mode), "something else")
         raise Unreadable(
             f"cannot read {path}: it is {kind}, not a regular file; give the name of a file"
         )
-    return handle
 
 
 def _flag(name: str) -> int:
