@@ -104,10 +104,10 @@ def as_array(values: Any, what: str) -> Array:
 def _check_plain(values: Any, what: str) -> None:
     """Raise InputError for what has no numbers, or hides some of them."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        count = int(np.ma.getmaskarray(values).sum())
         raise InputError(
-            f"{what} is a masked array with {np.ma.count_masked(values)} masked values, which "
-            "would count as they are: remove their rows, or pass .filled(numpy.nan) with "
-            "standardise=True"
+            f"{what} is a masked array with {count} masked values, which would count as they are: "
+            "remove their rows, or pass .filled(numpy.nan) with standardise=True"
         )
     if not isinstance(values, Tensor):
         return

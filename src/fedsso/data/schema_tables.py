@@ -21,7 +21,7 @@ from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
 from ..regression.outcome import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
-from ..support.records import composed
+from ..support.intake import composed
 from .pool import Pool
 from .tables import (
     MISSING,

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 from ..support.intake import (
+    composed,
     inside,
     is_folder,
     limits,
@@ -35,7 +36,7 @@ from ..support.intake import (
     user_path,
 )
 from ..support.records import Record as Row
-from ..support.records import composed, open_table, read_records
+from ..support.records import open_table, read_records
 from .options import FEATURES as FEATURES_OPTION
 from .options import GROUP, OUTCOME, TASK
 from .pool import Pool

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from ..errors import InputError, unknown
-from ..support.records import DECIMAL_COMMA, column_names, composed
+from ..support.intake import composed
+from ..support.records import DECIMAL_COMMA, column_names
 from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .design import Table
 from .outcome import RECODE

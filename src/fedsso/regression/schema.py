@@ -34,8 +34,7 @@ from typing import Any
 
 from ..errors import InputError, number, unknown
 from ..support.files import to_toml
-from ..support.intake import PathLike, parse_toml, read_text, user_path
-from ..support.records import composed
+from ..support.intake import PathLike, composed, parse_toml, read_text, user_path
 from .cells import is_gap
 
 NUMBER = "number"

@@ -31,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, AnyStr, BinaryIO, TypeAlias, cast
+from unicodedata import normalize
 
 import numpy as np
 
@@ -349,6 +350,15 @@ def decoded(data: bytes, where: object) -> str:
         raise Damaged(
             f"cannot read {where}: line {line} is not UTF-8 text; save the file as UTF-8"
         ) from None
+
+
+def composed(text: str) -> str:
+    """The text with one character for a letter and its marks: some systems write two.
+
+    >>> len("u\u0308"), len(composed("u\u0308"))
+    (2, 1)
+    """
+    return normalize("NFC", text)
 
 
 # ---- TOML and JSON ----

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from itertools import tee
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import normalize
 
 from ..errors import InputError
-from .intake import csv_rows, text_lines
+from .intake import composed, csv_rows, text_lines
 
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
 DECIMAL = re.compile(r"[+-]?\d*([,.])\d+([eE][+-]?\d+)?")
@@ -62,15 +61,6 @@ def open_table(path: Path, column: str = "") -> tuple[Record, Iterator[Record]]:
     if separator == ";":
         records = _with_points(path, header, records)
     return header, records
-
-
-def composed(text: str) -> str:
-    """The text with one character for a letter and its marks: some systems write two.
-
-    >>> len("u\u0308"), len(composed("u\u0308"))
-    (2, 1)
-    """
-    return normalize("NFC", text)
 
 
 def column_names(given: str | Iterable[str]) -> list[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import InputError, one_of, unknown
-from ...support.records import column_names, composed
+from ...support.intake import composed
+from ...support.records import column_names
 from .. import schema as schemas
 from ..families import named
 from ..fit import fit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...errors import InputError
-from ...support.records import composed
+from ...support.intake import composed
 from ..design import Table, explanatory, offsets, read_table, terms
 from ..outcome import COX
 from ..questions import Array
