@@ -129,9 +129,9 @@ export OMP_NUM_THREADS=1 # all hospitals share this machine
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 printf 'subjectAltName=IP:127.0.0.1\n' >names
 {
-  openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=hospitals" -keyout ca.key -out ca.crt
+  openssl req -x509 -newkey rsa:2048 -nodes -days 3650 -subj "/CN=hospitals" -keyout ca.key -out ca.crt
   openssl req -newkey rsa:2048 -nodes -subj "/CN=127.0.0.1" -keyout server.key -out server.csr
-  openssl x509 -req -days 2 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.pem
+  openssl x509 -req -days 730 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.pem
 } 2>openssl.log
 mkdir nodes
 for i in "${!hospitals[@]}"; do

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -126,6 +127,48 @@ def test_arrays_are_shared_and_read_only_or_reversed_ones_copied() -> None:
     assert Federation.from_arrays(x, [0] * 4, [0] * 4).x.data_ptr() != x.ctypes.data
     backwards = Federation.from_arrays(np.arange(4.0)[::-1, None], [0] * 4, [0] * 4)
     assert backwards.x.flatten().tolist() == [3, 2, 1, 0]
+
+
+def test_data_frames_are_joined_by_the_names_of_their_columns() -> None:
+    frame = pd.DataFrame({"age": [50.0, 60.0], "dose": [1.0, 2.0]})
+    fed = Federation.from_clients([(frame, [0, 1]), (frame[["dose", "age"]], [0, 1])])
+    assert fed.x.tolist() == [[50, 1], [60, 2]] * 2
+    for other in (frame.rename(columns={"dose": "does"}), frame[["age"]], frame.assign(sex=1.0)):
+        with pytest.raises(InputError, match=r"client 1: .*see '(does|dose|sex)'"):
+            Federation.from_clients([(frame, [0, 1]), (other, [0, 1])])
+    twice = frame.set_axis(["age", "age"], axis=1)
+    assert Federation.from_clients([(twice, [0, 1])] * 2).x.tolist() == [[50, 1], [60, 2]] * 2
+
+
+def test_owners_may_come_in_reverse() -> None:
+    fed = Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 0], np.array([1, 0, 0])[::-1])
+    assert (fed.train_sizes + fed.test_sizes).tolist() == [2, 1]
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "float8": lambda: torch.zeros(4, 4).to(torch.float8_e4m3fn),
+    "meta": lambda: torch.zeros(4, 4, device="meta"),
+    "sparse meta": lambda: torch.eye(4).to_sparse_csr().to("meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(4)] * 4),
+    "qint8": lambda: torch.quantize_per_tensor(torch.zeros(4, 4), 0.1, 0, torch.qint8),
+    "masked array": lambda: np.ma.array(np.zeros((4, 4)), mask=np.eye(4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD)
+def test_what_has_no_plain_numbers_is_refused(kind: str) -> None:
+    """A masked value would count as the number below the mask."""
+    odd = ODD[kind]()
+    told = kind.removeprefix("sparse ")
+    with pytest.raises(InputError, match=f"x must be a plain tensor.*{told}|x is a {told} with 4"):
+        Federation.from_arrays(odd, [0] * 4, [0] * 4)
+    if kind == "sparse meta":
+        return
+    with pytest.raises(InputError, match=told):
+        Federation.from_arrays(np.zeros((4, 4)), odd, [0] * 4)
+    with pytest.raises(InputError, match=told):
+        Federation.from_arrays(np.zeros((4, 4)), [0] * 4, odd)
 
 
 def test_rows_are_indices_or_masks() -> None:

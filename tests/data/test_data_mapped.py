@@ -251,7 +251,12 @@ def _cut(folder: Path) -> None:
 
 def _pipe(folder: Path) -> None:
     (folder / "x-0000.npy").unlink()
-    os.mkfifo(folder / "pipe.npy")
+    os.mkfifo(folder / "x-0000.npy")
+
+
+def _no_brace(folder: Path) -> None:
+    path = folder / "y-0001.npy"
+    path.write_bytes(path.read_bytes().replace(b"}", b" ", 1))
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -273,7 +278,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         r"got shape \(0, 5\)",
     ),
     "name": (lambda f: np.save(f / "z-0001.npy", np.zeros(1)), "z-0001.npy: its name does not say"),
-    "pipe": (_pipe, "x-0000.npy is missing"),
+    "pipe": (_pipe, "cannot read .*x-0000.npy: it is a pipe"),
+    "header without its brace": (_no_brace, "y-0001.npy: cannot be mapped"),
 }
 
 

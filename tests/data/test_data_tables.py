@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from fedsso.data import Federation
+from fedsso.data import Federation, load
 from fedsso.data.svmlight import svmlight
 from fedsso.data.tables import FEATURES, HOSPITALS, csv, heart, read_csv
 from fedsso.errors import InputError
+from fedsso.regression.design import read_table
 
 needs_data = pytest.mark.skipif(
     not os.environ.get("FEDSSO_DATA"), reason="FEDSSO_DATA names no data folder"
@@ -47,6 +49,10 @@ FORMS: dict[str, str | bytes] = {
     "quoted": '"age";"dose";"ill"\n"50";"1.5";"1"\n"60";"";"0"\n"70";"-2e1";"1"\n',
     "spaces": "\n age , dose , ill \n 50 , 1.5 , 1 \n\n 60 , NA , 0 \n 70 , -2e1 , 1",
     "order": "ill,age,dose\n1,50,1.5\n0,60,nan\n1,70,-2e1\n",
+    "tab": GOOD.replace(",", "\t"),
+    "told": "\ufeffsep=;\r\n" + GOOD.replace(",", ";"),
+    "told in quotes": '"sep=,"\n' + GOOD,
+    "told tab": "sep=\t\n" + GOOD.replace(",", "\t"),
 }
 
 
@@ -68,6 +74,52 @@ def test_named_features_come_in_their_order_and_leave_the_rest_unread(tmp_path: 
 def test_where_semicolons_part_the_cells_a_comma_is_a_decimal_point(tmp_path: Path) -> None:
     _, x, y = read_csv(file(tmp_path, "a;b;y\n1,5;-2;0\n,25;1,5e3;1,0\n"), "y")
     assert (x.tolist(), y.tolist()) == ([[1.5, -2], [0.25, 1500]], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "first", "second"),
+    [
+        ("8434,6;1;0\n7;1;1\n2.736;2;1\n", 4, "'8434,6' in column 'a'", "'2.736' in column 'a'"),
+        ("2.736;1;0\n2;-1,5e3;1\n", 3, "'2.736' in column 'a'", "'-1,5e3' in column 'b'"),
+    ],
+)
+def test_two_conventions_of_decimals_in_one_table_are_refused(
+    rows: str, line: int, first: str, second: str, tmp_path: Path
+) -> None:
+    path = file(tmp_path, f"a;b;y\n{rows}")
+    words = rf"a\.csv: line {line}: {first} \(line 2\) and {second} .*all numbers with a decimal"
+    for read in (lambda: read_csv(path, "y"), lambda: read_table(path)):
+        with pytest.raises(InputError, match=words) as caught:
+            read()
+        assert "2.736" not in caught.value.public
+
+
+def test_a_letter_with_its_marks_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    """Some systems write ö as o and a mark: both look the same to whoever compares two files."""
+    texts = [normalize(form, "größe,y\n1,nö\n2,ja\n") for form in ("NFC", "NFD")]
+    assert texts[0] != texts[1]
+    files = [file(tmp_path, text, f"{place}.csv") for place, text in enumerate(texts)]
+    for name in ("größe", normalize("NFD", "größe")):
+        fed = Federation.from_csv(files, "y", features=[name], test_fraction=0)
+        assert (fed.train_sizes.tolist(), fed.class_names) == ([2, 2], ("ja", "nö"))
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_file_of_a_folder_that_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
+    file(tmp_path, GOOD, "north.csv")
+    ODD[kind](tmp_path / "east.csv")
+    with pytest.raises(InputError, match=r"cannot read .*east\.csv"):
+        Federation.from_csv(tmp_path, "ill")
+    with pytest.raises(InputError, match=r"cannot read .*east\.csv"):
+        load("csv", files=tmp_path, outcome="ill")
 
 
 def test_classes_may_be_named(tmp_path: Path) -> None:
@@ -261,9 +313,9 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "same name": (
         lambda f: [file(f, "a,y\n1,0\n"), f / "sub" / "a.csv"],
-        r"called 'a'.*rename a file, or pass \{name: path\}",
+        r"called 'a'.*rename one, or pass \{name: path\}",
     ),
-    "same key": (lambda f: {1: f / "a", "1": f / "b"}, "two clients would be called '1'"),
+    "same key": (lambda f: {1: f / "a", "1": f / "b"}, "two files would be called '1'"),
     "one path": (lambda f: f / "a.csv", "cannot read .*a.csv: No such file"),
     "text": (lambda f: str(f / "a.csv"), "cannot read .*a.csv: No such file"),
     "none": (lambda _: [], "there are no files"),

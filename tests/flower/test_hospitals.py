@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import clinics
@@ -63,6 +66,22 @@ def study(tmp_path: Path) -> dict[str, Any]:
 
 
 SIMULATED = [{"partition-id": i} for i in range(4)]
+
+
+# ---- the files beside the app ----
+
+
+@pytest.mark.skipif(not which("openssl"), reason="needs openssl")
+@pytest.mark.parametrize("name", ["deploy.sh", "README.md"])
+def test_certificates_last_longer_than_a_year(name: str, tmp_path: Path) -> None:
+    text = (APP / name).read_text()
+    commands = re.findall(r"^ *(openssl (?:req|x509) (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    script = "\n".join(["set -e", *commands, "openssl verify -CAfile ca.crt server.pem"])
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    for certificate in ("ca.crt", "server.pem"):
+        year = ["openssl", "x509", "-checkend", str(366 * 86400), "-in", tmp_path / certificate]
+        assert "will not expire" in subprocess.run(year, capture_output=True, text=True).stdout
 
 
 # ---- the app as a whole ----

@@ -13,12 +13,12 @@ from typing import Any
 import clinics
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from grid import LocalGrid
 
 from fedsso.errors import InputError
-from fedsso.flower.regression import own, records
+from fedsso.flower.regression import own, records, server
 from fedsso.flower.regression.client import hospital_app
 from fedsso.flower.regression.server import Nodes
 from fedsso.regression.limits import Limits
@@ -144,6 +144,52 @@ def test_who_does_not_answer_is_asked_once_more_and_the_others_are_not() -> None
         answers = nodes(QUESTION._replace(model=QUESTION.model + step))
         assert answers[1] == Refusal("b", "gone")
     assert nodes.messages == len(grid.sent) == 3 + 4 + 2  # the second failure was the last
+
+
+@pytest.mark.parametrize("lost", ["silence", "an error"])
+def test_who_is_lost_at_the_first_question_is_asked_once_more(lost: str) -> None:
+    """A busy machine withdraws the token of a process that starts too late: the message is lost."""
+    nodes, grid = echoes(Echo("a"), Echo("b"))
+    node = grid.get_node_ids()[1]
+    replies = iter([lost])
+
+    def lose(reply: Message) -> Message | None:
+        if reply.metadata.src_node_id != node or not next(replies, ""):
+            return reply
+        return None if lost == "silence" else Message(Error(1, "node left"), reply_to=grid.asked)
+
+    grid.tamper = lose
+    answers = nodes(QUESTION._replace(name=DESCRIBE))
+    assert [type(one) for one in answers] == [Answer, Answer]
+    assert nodes.messages == len(grid.sent) == 3
+    grid.tamper = lambda reply: reply if reply.metadata.src_node_id != node else None
+    assert nodes(QUESTION._replace(name=DESCRIBE, schema="other"))[1] == Refusal(
+        "b", "no answer within 1 s"
+    )
+    assert nodes.messages == 3 + 2 + 1  # twice the other, and then it is gone
+    assert len(nodes(QUESTION)) == 2
+    assert nodes.messages == 6 + 1
+
+
+def test_who_is_lost_is_waited_for_until_it_is_online_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, grid = echoes(Echo("a"), Echo("b"))
+    every = grid.get_node_ids()
+    online = iter([every, every[:1], every[:1]])
+    seen: list[int] = []
+
+    def look() -> list[int]:
+        found = next(online, every)
+        seen.append(len(found))
+        return found
+
+    monkeypatch.setattr(grid, "get_node_ids", look)
+    monkeypatch.setattr(server, "PAUSE", 0.0)
+    nodes.timeout = 60.0
+    grid.tamper = lambda reply: reply if seen == [2, 1, 1, 2] else None
+    answers = nodes(QUESTION._replace(name=DESCRIBE))
+    assert [type(one) for one in answers] == [Answer, Answer]
 
 
 @pytest.mark.parametrize("error", [ValueError(clinics.SECRET), KeyError(clinics.SECRET)])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import inspect
 import logging
+import os
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pandas as pd
@@ -169,6 +172,112 @@ def test_who_refuses_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixt
     assert any("tiny" in note and "10 complete rows" in note for note in result.notes)
     assert len([one for one in caplog.records if "tiny" in one.message]) == 1
     assert glm(tables, outcome="ill", limits=LOOSE).fit.rows == 164
+
+
+LOST: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to("nowhere"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "latin-1": lambda path: path.write_bytes("größe,ill\n1,yes\n".encode("latin-1")),
+    "empty": Path.touch,
+    "ragged": lambda path: path.write_text("age,ill\n1\n"),
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_who_cannot_be_read_is_named_and_the_others_go_on(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i in range(3):
+        write(tmp_path, i)
+    LOST[kind](tmp_path / "Wels.csv")
+    with caplog.at_level(logging.WARNING, "fedsso"):
+        result = glm(tmp_path, outcome="ill")
+    assert_pooled(result)
+    assert [one.hospital for one in result.fit.refusals] == ["Wels"]
+    assert any(note.startswith("Wels is excluded: ") for note in result.notes)
+    assert str(tmp_path / "Wels.csv") in caplog.text
+    with pytest.raises(InputError, match=r"Wels\.csv"):
+        glm([tmp_path / "Wels.csv"], outcome="ill")
+
+
+def test_two_tables_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match=r"two hospitals would be called '1'"):
+        glm({1: frame(0), "1": frame(1)}, outcome="ill")
+
+
+def test_the_order_of_categories_is_that_of_the_levels() -> None:
+    """As with a factor of R: the first is the reference, also where the levels are numbers."""
+    levels = ["III", "I", "II"]
+    grade = {"I": 3, "II": 2, "III": 1}
+    tables = {}
+    for i, name in enumerate(fits.HOSPITALS):
+        stage = pd.Categorical(frame(i)["stage"], [*levels, "IV"])
+        tables[name] = frame(i).assign(stage=stage)
+    result = glm(tables, outcome="ill")
+    terms = result.coefficients()["term"].tolist()
+    assert [term for term in terms if "stage" in term] == ["stage: I", "stage: II"]
+    # Compared with stage III, stage I has the negative of III compared with I.
+    found = result.coefficients().set_index("term")["estimate"]
+    assert found["stage: I"] == pytest.approx(-EXPECTED.coefficients[3], rel=1e-6)
+    one = pd.concat([table.assign(site=name) for name, table in tables.items()])
+    graded = pd.Categorical(one["stage"].map(grade).astype(int), [1, 3, 2])
+    same = glm(one.assign(stage=graded), outcome="ill", hospital="site")
+    np.testing.assert_allclose(same.fit.coefficients, result.fit.coefficients, rtol=1e-6)
+    assert same.schema.columns[1].levels == ("1", "3", "2")
+
+
+def test_the_last_of_two_categories_is_the_event() -> None:
+    """Sorted, 'dead' would be the reference and 'alive' the event."""
+    tables = {}
+    for i in range(2):
+        ends = frame(i)["ill"].map({"yes": "ends", "no": "lives"})
+        tables[str(i)] = frame(i).assign(ill=pd.Categorical(ends, ["lives", "ends"]))
+    assert glm(tables, outcome="ill").schema.positive == "ends"
+
+
+def test_columns_may_be_listed_in_a_text() -> None:
+    tables = {"a": frame(0), "b": frame(1)}
+    names = glm(tables, outcome="ill", ignore="smoker, stage").fit.names
+    assert names == ("(intercept)", "age")
+    coded = glm(tables, schema=fits.SCHEMA, ignore="smoker,stage").fit.names
+    assert coded == names
+
+
+def test_a_name_may_be_written_with_marks_of_its_own(tmp_path: Path) -> None:
+    """A hospital's system may write ö as o and a mark: it has the schema's column all the same."""
+    for i in range(3):
+        path = write(tmp_path, i)
+        form = ("NFC", "NFD")[i % 2]
+        path.write_text(normalize(form, path.read_text().replace("smoker", "gröber")))
+    schema = fits.SCHEMA.replace("[columns.smoker]", '[columns."gröber"]')
+    for form in ("NFC", "NFD"):
+        assert_pooled(glm(tmp_path, schema=normalize(form, schema)))
+        assert (
+            "gröber: yes"
+            not in glm(tmp_path, outcome="ill", ignore=[normalize(form, "gröber")]).fit.names
+        )
+    tables = {str(i): frame(i).rename(columns={"ill": "krank\u0308"}) for i in range(2)}
+    assert glm(tables, outcome="krank\u0308").fit.rows == 160
+
+
+def test_a_coefficient_may_be_that_of_many_units(tmp_path: Path) -> None:
+    """The ratio for a single year of 40 000 is 1.0000; for ten it can be read."""
+    schema = fits.SCHEMA.replace('unit = "years"', 'unit = "years"\nper = 10')
+    tables = {name: frame(i) for i, name in enumerate(fits.HOSPITALS)}
+    plain = glm(tables, schema=fits.SCHEMA)
+    tens = glm(tables, schema=schema, out=tmp_path / "model")
+    first, second = plain.rows()[1], tens.rows()[1]
+    assert (second.term, second.unit) == ("age (per 10)", "years")
+    for name in ("estimate", "std_error", "low", "high"):
+        assert getattr(second, name) == pytest.approx(10 * getattr(first, name), rel=1e-6)
+    assert second.ratio == pytest.approx(first.ratio**10, rel=1e-6)
+    assert second.statistic == pytest.approx(first.statistic, rel=1e-6)
+    again = fedsso.load_model(tmp_path / "model")
+    for model in (tens, again):
+        np.testing.assert_allclose(model.predict(frame(0)), plain.predict(frame(0)), rtol=1e-6)
+    with pytest.raises(InputError, match="per"):
+        glm(tables, schema=schema.replace("per = 10", "per = 0"))
 
 
 def test_a_wrong_cell_is_quoted_to_its_holder_and_to_nobody_else(

@@ -16,7 +16,7 @@ from fedsso.regression.schema import Column, Schema, parse, read, write
 FULL = Schema(
     "died",
     (
-        Column("age", "number", unit="years", fill=54.5),
+        Column("age", "number", unit="years", fill=54.5, per=10.0),
         Column("blood pressure [mmHg]", "number", scale=False, gaps=False),
         Column("smoker", "yesno", levels=("nein", "ja")),
         Column("stage", "category", levels=("I", 'II "b"', "III"), reference="III"),
@@ -77,6 +77,16 @@ WRONG = {
     ),
     "yes and no": (HEAD + "[columns.a]\ntype = 'yesno'\nlevels = ['ja']", "how no and yes"),
     "fill": (HEAD + "[columns.a]\ntype = 'number'\nfill = nan", "fill must be a number"),
+    "a fill of 400 digits": (
+        HEAD + f"[columns.a]\ntype = 'number'\nfill = 1{'0' * 400}",
+        r"\[columns.a\]: fill must be a number below 1e308",
+    ),
+    "a text as a fill": (
+        HEAD + "[columns.a]\ntype = 'number'\nfill = '1'",
+        "fill must be a number",
+    ),
+    "per nothing": (HEAD + "[columns.a]\ntype = 'number'\nper = 0", "above 0, got 0"),
+    "per level": (HEAD + "[columns.a]\ntype = 'yesno'\nper = 10", "units of a number"),
     "no fill": (HEAD + "missing = 'median'\n[columns.a]\ntype = 'number'", "fill = 50.0"),
     "roles": (HEAD + "time = 'y'", "'y' has two roles"),
     "explains itself": (HEAD + "[columns.y]\ntype = 'number'", "'y' has two roles"),

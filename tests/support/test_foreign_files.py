@@ -92,9 +92,9 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
         assert "not a regular file" in refused("run", "--config", config)
     for init in (pipe, "/dev/zero"):
         assert "not a regular file" in refused("run", *BRIEF, "--init", init)
-    assert "neither a file nor a folder" in refused("report", pipe)
-    assert "holds nothing to report" in refused("report", tmp_path / "runs")
-    assert "holds no run" in refused("resume", tmp_path / "runs")
+    (run / "trace.csv").write_text(f"{HEADER}\n{ROW.format(0, 1)}\n")
+    for args in (("report", pipe), ("report", run), ("report", run.parent), ("resume", run)):
+        assert "it is a pipe, not a regular file" in refused(*args)
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +369,7 @@ LEAKS = {
     "too many cells": (f"age,y\n1,0,{SECRET}\n", "at least 1 row has 3 cells, expected 2"),
     "no header": (f"{SECRET},1\n{SECRET},0\n", "wrong input; details are in the client's own log"),
     "quotes": (f'age,y\n"{SECRET},1\n', "a file that is damaged; details"),
-    "not UTF-8": (f"age,y\n{SECRET}\udcff,1\n", "a file that is damaged; details"),
+    "not UTF-8": (f"age,y\n{SECRET}\udcff,1\n", "the table is not UTF-8 text"),
     "long": (f"age,y\n{SECRET * 10_000},1\n", "a file beyond a limit; details"),
 }
 
@@ -490,3 +490,14 @@ def test_a_limit_holds_at_every_door(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(TooLarge, match=f"FEDSSO_MAX_{name}"):
             read()
         monkeypatch.delenv(f"FEDSSO_MAX_{name}")
+
+
+def test_a_wrong_limit_is_told_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = fedsso.load("digits", clients=3)
+    monkeypatch.setenv("FEDSSO_MAX_BYTES", "abc")
+    assert "FEDSSO_MAX_BYTES must be" in refused("run", *BRIEF, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="FEDSSO_MAX_BYTES must be"):
+        fedsso.simulate(fed, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -359,8 +359,8 @@ def make_schema(
         weights=weights,
         offset=offset,
         missing=one_of("rule for missing values", missing, RULES),
-        ignore=comma_names(ignore),
-        categories=comma_names(categories),
+        ignore=ignore,
+        categories=categories,
     )
     for note in notes:
         say(f"note: {note}")
@@ -370,8 +370,3 @@ def make_schema(
         return
     write_atomic(out, written)
     tell(f"schema: {out}")
-
-
-def comma_names(listed: str) -> list[str]:
-    """The names of columns in a text with commas between them."""
-    return [name.strip() for name in listed.split(",") if name.strip()]

@@ -21,7 +21,6 @@ from ..regression.outcome import FAMILIES
 from ..regression.schema import RULES
 from ..support.exits import DIVERGED
 from ..support.files import write_atomic
-from .data import comma_names
 from .flags import Json, Verbose
 from .options import Several
 from .replace import check_file
@@ -142,8 +141,8 @@ def glm(
         weights=weights,
         offset=offset,
         missing=one_of("rule for missing values", missing, RULES),
-        ignore=comma_names(ignore),
-        categories=comma_names(categories),
+        ignore=ignore,
+        categories=categories,
         ties=ties,
         cluster=cluster,
     )

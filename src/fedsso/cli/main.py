@@ -40,6 +40,7 @@ except ModuleNotFoundError as error:
 from ..engine.ranks import RankLost
 from ..errors import InputError
 from ..support import processes
+from ..support.intake import limits
 from ..support.stopping import at_once, listen, unwind
 from ..version import __version__
 
@@ -60,6 +61,7 @@ class Program(TyperGroup):
             click.UsageError: An option is wrong; click prints it with the command's usage.
         """
         try:
+            limits()  # a wrong one would be noticed only when the first file is read
             return super().invoke(ctx)
         except click.UsageError as error:
             _let_the_first_speak()

@@ -34,6 +34,12 @@ UNSUPPORTED = (
     np.uint64,
     np.longdouble,
 )
+# Number types of torch that can be computed with, or be converted to one of these.
+PLAIN = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *UNSIGNED,
+)
 
 
 # ---- from anything to a tensor ----
@@ -71,6 +77,7 @@ def dense(values: Any, what: str) -> Tensor:
 
 def _from_tensor(values: Tensor, what: str) -> Tensor | None:
     """The tensor without its gradient, on the CPU; None if its type needs a conversion first."""
+    _check_plain(values, what)
     if values.layout != torch.strided:
         raise InputError(f"{what} must be dense, got layout {values.layout}: use .to_dense()")
     if values.dtype in UNSIGNED:
@@ -83,6 +90,7 @@ def as_array(values: Any, what: str) -> Array:
 
     A tensor loses its gradient and comes to the CPU first.
     """
+    _check_plain(values, what)
     if isinstance(values, Tensor):
         values = values.detach().cpu()
     try:
@@ -91,6 +99,25 @@ def as_array(values: Any, what: str) -> Array:
         raise InputError(
             f"{what} is ragged or not an array: every row needs the same shape ({error})"
         ) from None
+
+
+def _check_plain(values: Any, what: str) -> None:
+    """Raise InputError for what has no numbers, or hides some of them."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        count = int(np.ma.getmaskarray(values).sum())
+        raise InputError(
+            f"{what} is a masked array with {count} masked values, which would count as they are: "
+            "remove their rows, or pass .filled(numpy.nan) with standardise=True"
+        )
+    if not isinstance(values, Tensor):
+        return
+    has_numbers = values.dtype in PLAIN or values.is_complex()
+    if values.is_meta or values.is_nested or not has_numbers:
+        kind = "nested" if values.is_nested else "meta" if values.is_meta else values.dtype
+        raise InputError(
+            f"{what} must be a plain tensor of numbers, got a tensor that is {kind}: "
+            "make one of float32 or int64 of it"
+        )
 
 
 def _in_a_type_of_torch(array: Array, what: str) -> Array:
@@ -141,6 +168,7 @@ def rows_from(values: Any, what: str) -> Tensor:
     """
     if isinstance(values, MappedRows):
         return values
+    _check_plain(values, what)
     if is_mapped(values):
         if values.dtype.kind not in "biuf":
             raise InputError(f"{what} must hold numbers, got dtype {values.dtype}: encode names")
@@ -376,6 +404,29 @@ def pieces(values: Tensor) -> Iterator[Tensor]:
 
 
 # ---- one pair (x, y) for each client ----
+
+
+def by_names(pairs: Sequence[Any]) -> list[Any]:
+    """The pairs (x, y), in which all data frames have their columns in the order of the first.
+
+    InputError for a data frame that has other columns.
+    """
+    names: list[Any] = []
+    found = []
+    for client, pair in enumerate(pairs):
+        x = pair[0] if isinstance(pair, tuple | list) and len(pair) == 2 else None
+        own = list(getattr(x, "columns", names))
+        names = names or own
+        if own != names:
+            odd = [name for name in (*own, *names) if own.count(name) != names.count(name)]
+            if odd or len(set(own)) < len(own):
+                raise InputError(
+                    f"client {client}: x has not the same columns as the first data frame, see "
+                    f"{(odd or own)[0]!r}: give all clients the same names, each once"
+                )
+            pair = (pair[0][names], pair[1])
+        found.append(pair)
+    return found
 
 
 def checked_pair(

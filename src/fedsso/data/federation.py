@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import InputError, integer, one_of
 from ..support.sparse import entries, is_csr, stacked
 from .arrays import (
+    by_names,
     check_alike,
     check_finite,
     check_number_of_classes,
@@ -271,6 +272,7 @@ class Federation:
         """Build a federation from one pair (x, y) for each client.
 
         The clients may have different numbers of rows, but their samples must have the same shape.
+        The columns of data frames are joined by their names, in the order of the first.
 
         Args:
             clients: The pairs, one for each client. x and y are as in `from_rows`.
@@ -294,7 +296,7 @@ class Federation:
         >>> fed.train_sizes.tolist(), fed.test_sizes.tolist()
         ([1, 1], [1, 1])
         """
-        given = listed(clients, "clients must be one pair (x, y) per client")
+        given = by_names(listed(clients, "clients must be one pair (x, y) per client"))
         pairs = []
         for client, pair in enumerate(given):
             pairs.append(checked_pair(pair, client, classes, standardise, rows_from))
@@ -334,9 +336,9 @@ class Federation:
     ) -> Federation:
         """Build a federation from CSV files, one for each client.
 
-        The first line of a file names its columns. Commas or semicolons separate the cells. All
-        files must have the same columns, in any order. Without a schema all columns but the outcome
-        hold numbers.
+        The first line of a file names its columns. Commas, semicolons or tabs separate the cells.
+        All files must have the same columns, in any order. Without a schema all columns but the
+        outcome hold numbers.
 
         Args:
             files: A folder, a list of paths, or a dictionary {client's name: path}.

@@ -153,7 +153,7 @@ def _sorted(ids: Array) -> tuple[Array, Tensor]:
     if ids.dtype.kind == "U" or ids.dtype == np.uint64:
         order = ids.argsort(kind="stable")
         return ids[order], torch.from_numpy(order)
-    numbers = ids.astype(np.int64, copy=not ids.flags.writeable)  # torch cannot share others
+    numbers = np.require(ids, np.int64, ["C", "W"])  # torch cannot share others
     found = torch.sort(torch.from_numpy(numbers), stable=True)
     return found.values.numpy(), found.indices
 

@@ -21,6 +21,7 @@ from ..regression.cells import is_gap, number, yes_or_no
 from ..regression.design import Table, cells_of, explanatory, read_table, terms
 from ..regression.outcome import GAUSSIAN, read_events
 from ..regression.schema import Schema, read
+from ..support.intake import composed
 from .pool import Pool
 from .tables import (
     MISSING,
@@ -68,6 +69,7 @@ def schema_pool(
         InputError: A file does not fit the schema, or no row of it can be used.
     """
     known = schema if isinstance(schema, Schema) else read(schema)
+    outcome, group = composed(outcome), composed(group)
     if outcome not in ("", known.outcome):
         raise InputError(
             f"outcome is {outcome!r}, and {known.outcome!r} in the schema: leave it out, or change "

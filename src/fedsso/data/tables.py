@@ -1,8 +1,8 @@
 """Readers of CSV tables: a user's own files, and the four hospitals of UCI heart disease.
 
 A CSV file begins with a line that names its columns. One column is the target, the others are
-features, which must be numbers unless a schema says what they mean (`schema_tables`). Commas or
-semicolons separate the cells:
+features, which must be numbers unless a schema says what they mean (`schema_tables`). Commas,
+semicolons or tabs separate the cells:
 
     age,dose,ill
     50,1.5,yes
@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ..errors import InputError, unknown
 from ..support.intake import (
+    composed,
     inside,
-    is_file,
     is_folder,
     limits,
     text_lines,
@@ -167,6 +167,8 @@ def csv_pool(
             f"the column to predict must be named (--outcome NAME; in Python outcome=), got "
             f"{target!r}"
         )
+    target = composed(target)
+    group = composed(group)
     clients = clients_of(files)
     paths = list(clients.values())
     tables = [read_csv(path, target, features, missing, group) for path in paths]
@@ -244,8 +246,8 @@ def read_csv(
 def listed(files: PathLike | Sequence[PathLike], suffix: str) -> list[Path]:
     """Turn what a user gave as files into a list of paths: a path, a list of paths or a folder.
 
-    A folder stands for the files in it that have the suffix, in the order of their names. Hidden
-    files do not count.
+    A folder stands for all in it that has the suffix, in the order of the names, also for what is
+    no file: who reads it says so. Hidden files do not count.
     """
     given = [files] if isinstance(files, str | os.PathLike) else files
     if not isinstance(given, Iterable) or not _are_paths(given):
@@ -253,10 +255,11 @@ def listed(files: PathLike | Sequence[PathLike], suffix: str) -> list[Path]:
     paths: list[Path] = []
     for one in given:
         path = user_path("files", one)
-        if not is_folder(path):
+        if path.name.lower().endswith(suffix) or not is_folder(path):
             paths.append(path)
             continue
-        found = [file for file in inside(path) if _has_suffix(file, suffix)]
+        found = [one for one in inside(path) if one.name.lower().endswith(suffix)]
+        found = [one for one in found if not one.name.startswith(".")]
         if not found:
             raise InputError(f"no file *{suffix} in the folder {path}: check its name")
         paths += found
@@ -268,14 +271,6 @@ def listed(files: PathLike | Sequence[PathLike], suffix: str) -> list[Path]:
 def _are_paths(values: Iterable[object]) -> bool:
     """Whether all values are text or paths."""
     return all(isinstance(one, str | os.PathLike) for one in values)
-
-
-def _has_suffix(path: Path, suffix: str) -> bool:
-    """Whether a path in a folder is a regular file with the suffix, and not hidden."""
-    name = path.name
-    if name.startswith(".") or not name.lower().endswith(suffix):
-        return False
-    return is_file(path)
 
 
 def clients_of(files: Files) -> dict[str, Path]:
@@ -293,8 +288,7 @@ def clients_of(files: Files) -> dict[str, Path]:
     for name, path in zip(names, paths, strict=True):
         if names.count(name) > 1:
             raise InputError(
-                f"{path}: two clients would be called {name!r}: rename a file, or pass "
-                f"{{name: path}}"
+                f"{path}: two files would be called {name!r}: rename one, or pass {{name: path}}"
             )
         clients[name] = path
     return clients
@@ -397,6 +391,7 @@ def _texts(what: str, values: Iterable[str]) -> Names:
     texts = tuple(values) if is_list else ()
     if not texts or not all(isinstance(text, str) for text in texts):
         raise InputError(f"{what} must be a list of texts, got {values!r}")
+    texts = tuple(map(composed, texts))
     if len(set(texts)) < len(texts):
         raise InputError(f"{what} must name each once, got {list(texts)}")
     return texts

@@ -30,6 +30,7 @@ from ..errors import InputError, integer, number, one_of
 from ..objective.backend import Layout
 from ..objective.losses import mse
 from ..support.files import check_writable, write_atomic
+from ..support.intake import limits
 from ..support.lock import Lock
 from ..support.seal import read_sealed_toml, sealed_toml
 from ..support.trees import nbytes
@@ -337,6 +338,7 @@ def check(planned: Sequence[Planned]) -> None:
     Raises:
         InputError: The first reason that is found.
     """
+    limits()  # a wrong one would be noticed only when the first file is read
     left, reasons = suited(planned)
     for reason in reasons.values():
         raise InputError(reason)

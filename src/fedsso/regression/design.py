@@ -11,7 +11,7 @@ the table; its `public` has the column and a count alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +43,8 @@ class Table(NamedTuple):
     """The file, for messages."""
     lines: tuple[int, ...] = ()
     """The line of the file that each row stands in, if there is a file."""
+    levels: Mapping[str, Sequence[str]] = {}
+    """The levels, in their order, of the columns that have an order of their own."""
 
 
 class Term(NamedTuple):
@@ -84,7 +86,7 @@ class Design(NamedTuple):
 
 
 def read_table(path: PathLike, column: str = "") -> Table:
-    """Read a CSV file in UTF-8, separated by commas or semicolons. The first line has the names.
+    """Read a CSV file in UTF-8. The first line has the names.
 
     Args:
         path: The file, which may be packed.
@@ -167,7 +169,8 @@ def _terms_of(column: Column, missing: str) -> list[Term]:
         return []
     found = []
     if column.type == NUMBER:
-        found.append(Term(column.name, column.name, unit=column.unit, scaled=column.scale))
+        name = column.name if column.per == 1 else f"{column.name} (per {column.per:g})"
+        found.append(Term(name, column.name, unit=column.unit, scaled=column.scale))
     else:
         found += [_level(column, level) for level in column.compared]
     if missing == MEDIAN and column.gaps:
@@ -249,8 +252,8 @@ def offsets(table: Table, schema: Schema) -> Array:
 def _numbers(cells: Cells, column: Column, missing: str) -> Array:
     """The columns of the design [rows, terms] of one column of the table, NaN where rows go."""
     if column.type == NUMBER:
-        values = read_number(cells)[:, None]
-        fill = column.fill
+        values = read_number(cells)[:, None] / column.per
+        fill = None if column.fill is None else column.fill / column.per
     else:
         reader = read_category if column.type == CATEGORY else read_yesno
         values = reader(cells, column)

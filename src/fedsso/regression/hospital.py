@@ -55,14 +55,14 @@ class Hospital:
 
     Args:
         name: How results call this hospital.
-        source: Its table, or the design that was made of it.
+        source: Its table, the design that was made of it, or why its table cannot be read.
         limits: What it refuses to answer.
     """
 
     def __init__(
         self,
         name: str,
-        source: Table | Design,
+        source: Table | Design | InputError,
         limits: Limits | None = None,
     ) -> None:
         self.name = name
@@ -109,6 +109,8 @@ class Hospital:
         known = self._known
         if known and known.schema == question.schema and known.family.text == family.text:
             return known
+        if isinstance(self.source, InputError):
+            raise self.source
         if isinstance(self.source, Design):
             made = self.source
         else:

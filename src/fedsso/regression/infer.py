@@ -4,6 +4,7 @@
 
 It tells by the cells of a column what the column is:
 
+    categories           a column of a data frame with levels (pd.Categorical), in their order
     numbers              all cells are numbers or gaps; 0 and 1 stay numbers
     yes or no            all cells are yes/no, true/false, y/n or t/f
     categories           a few texts that repeat
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from ..errors import InputError, unknown
-from ..support.records import DECIMAL_COMMA
+from ..support.intake import composed
+from ..support.records import DECIMAL_COMMA, column_names
 from .cells import LARGEST, is_date, is_gap, is_too_large, number, same, yes_or_no
 from .design import Table
 from .outcome import RECODE
@@ -65,8 +67,8 @@ def infer(
     weights: str = "",
     offset: str = "",
     missing: str = COMPLETE,
-    ignore: Collection[str] = (),
-    categories: Collection[str] = (),
+    ignore: str | Iterable[str] = (),
+    categories: str | Iterable[str] = (),
 ) -> tuple[Schema, list[str]]:
     """Make a schema from a table. Returns it, and notes for the person who corrects it.
 
@@ -77,13 +79,16 @@ def infer(
         weights: The column of weights, if there is one.
         offset: The column of the offset, if there is one.
         missing: What happens to a row with a gap, "complete" or "median".
-        ignore: Columns to leave out.
-        categories: Columns whose numbers are codes of levels.
+        ignore: Columns to leave out: a list, or a text with commas between them.
+        categories: Columns whose numbers are codes of levels, likewise.
 
     Raises:
         InputError: The table lacks a column or has no rows, or a column holds dates, or numbers
             with other texts among them. The message tells the remedy.
     """
+    outcome, time, weights, offset = map(composed, (outcome, time, weights, offset))
+    ignore = column_names(ignore)
+    categories = column_names(categories)
     roles = [name for name in (outcome, time, weights, offset) if name]
     for name in (*roles, *ignore, *categories):
         if name not in table.names:
@@ -98,11 +103,12 @@ def infer(
     for name in explaining:
         column = Column(name, IGNORE)
         if name not in ignore:
-            column = _column(name, known[name], name in categories, notes)
+            order = table.levels.get(name, ())
+            column = _column(name, known[name], name in categories, notes, order)
         if missing == MEDIAN and column.type == NUMBER:
             column = _filled(column, known[name])
         columns.append(column)
-    positive, negative = _events(outcome, known[outcome], notes)
+    positive, negative = _events(outcome, known[outcome], notes, table.levels.get(outcome, ()))
     schema = Schema(
         outcome,
         tuple(columns),
@@ -139,19 +145,30 @@ def _refuse_dates(where: str, columns: dict[str, list[str]]) -> None:
 # ---- one column ----
 
 
-def _column(name: str, cells: Sequence[str], is_code: bool, notes: list[str]) -> Column:
-    """What a column is, by its name and by its cells that are no gaps. Notes are added."""
+def _column(
+    name: str,
+    cells: Sequence[str],
+    is_code: bool,
+    notes: list[str],
+    order: Sequence[str],
+) -> Column:
+    """What a column is, by its name and by its cells that are no gaps. Notes are added.
+
+    `order` has the levels of a column with an order of its own.
+    """
     levels = Counter(cells)
     numbers = [number(cell) for cell in cells]
     are_numbers = None not in numbers
     if is_code:
-        return _category(name, levels, notes)
+        return _category(name, levels, notes, order)
     if not levels:
         return _left_out(name, "it has no value in this table", notes)
     if is_identifier(name):
         return _left_out(name, "its name is that of an identifier", notes)
     if len(levels) == 1:
         return _left_out(name, "it has one value only in this table", notes)
+    if order and len(levels) <= LEVELS:
+        return _category(name, levels, notes, order)
     if are_numbers:
         notes += _codes(name, _merged(levels))
         return Column(name, NUMBER, unit=_unit(name))
@@ -159,7 +176,7 @@ def _column(name: str, cells: Sequence[str], is_code: bool, notes: list[str]) ->
         return Column(name, YESNO)
     _refuse_commas(name, cells, numbers)
     if len(levels) <= LEVELS and 2 * len(levels) <= len(cells):
-        return _category(name, levels, notes)
+        return _category(name, levels, notes, order)
     _refuse_mixed(name, cells, numbers)
     if len(levels) == len(cells):
         return _left_out(name, "all its texts are different, as those of an identifier", notes)
@@ -183,10 +200,15 @@ def _left_out(name: str, why: str, notes: list[str]) -> Column:
     return Column(name, IGNORE)
 
 
-def _category(name: str, levels: Counter[str], notes: list[str]) -> Column:
-    """A column of levels in a natural order: numbers by their size, then texts."""
+def _category(
+    name: str,
+    levels: Counter[str],
+    notes: list[str],
+    order: Sequence[str],
+) -> Column:
+    """A column of levels in their own order."""
     levels = _merged(levels)
-    ordered = sorted(levels, key=_order)
+    ordered = _sorted(levels, order)
     notes.append(
         f"column {name!r} is a category with the levels of this table, {', '.join(ordered)}: add "
         f"those that other hospitals have; the first is the reference"
@@ -209,10 +231,15 @@ def _merged(levels: Counter[str]) -> Counter[str]:
     return found
 
 
-def _order(level: str) -> tuple[bool, float, str]:
-    """What levels are sorted by."""
-    value = number(level)
-    return value is None, value or 0.0, level
+def _sorted(levels: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Levels as in `order`; others after them: numbers by their size, then texts."""
+
+    def key(level: str) -> tuple[int, bool, float, str]:
+        place = order.index(level) if level in order else len(order)
+        value = number(level)
+        return place, value is None, value or 0.0, level
+
+    return sorted(levels, key=key)
 
 
 def _codes(name: str, levels: Counter[str]) -> Iterator[str]:
@@ -268,12 +295,17 @@ def _filled(column: Column, cells: Sequence[str]) -> Column:
 # ---- the outcome ----
 
 
-def _events(name: str, cells: Sequence[str], notes: list[str]) -> tuple[str, str]:
+def _events(
+    name: str,
+    cells: Sequence[str],
+    notes: list[str],
+    order: Sequence[str],
+) -> tuple[str, str]:
     """The level of an outcome that counts as an event, and the other one.
 
     Both are empty where yes or 1 is the event, and where there are not two levels.
     """
-    levels = sorted(set(cells), key=_order)
+    levels = _sorted(set(cells), order)
     if all(yes_or_no(level) is not None for level in levels):
         return "", ""
     if len(levels) != 2:

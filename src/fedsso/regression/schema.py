@@ -11,6 +11,7 @@ holds no row of anybody.
     [columns.age]
     type = "number"
     unit = "years"
+    per = 10                    # the coefficient is that of ten years
     fill = 54.0                 # what a gap takes with missing = "median"
 
     [columns.smoker]
@@ -28,12 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
-from ..errors import InputError, unknown
+from ..errors import InputError, number, unknown
 from ..support.files import to_toml
-from ..support.intake import PathLike, parse_toml, read_toml, user_path
+from ..support.intake import PathLike, composed, parse_toml, read_text, user_path
 from .cells import is_gap
 
 NUMBER = "number"
@@ -61,6 +62,7 @@ COMMENTS = {
     "marks": "further texts that mean missing",
     "type": "number, yesno, category or ignore",
     "unit": "for the tables of results",
+    "per": "the coefficient is that of so many units",
     "levels": "the first is the reference, unless `reference` names another",
     "scale": "false: the fit takes the numbers as they are",
     "fill": "replaces missing values",
@@ -78,6 +80,8 @@ class Column:
     type: str
     """One of TYPES."""
     unit: str = ""
+    per: float = 1.0
+    """Of a number: the coefficient is that of so many units."""
     levels: tuple[str, ...] = ()
     """Of a category: its levels. Of a yes/no column: how no and yes are written, if given."""
     reference: str = ""
@@ -148,7 +152,7 @@ def read(source: PathLike) -> Schema:
     if isinstance(source, str) and _is_toml(source):
         return parse(source)
     path = user_path("schema", source)
-    return _schema(read_toml(path), str(path))
+    return parse(read_text(path, "settings"), str(path))
 
 
 def _is_toml(text: str) -> bool:
@@ -164,7 +168,7 @@ def parse(text: str, where: str = "schema") -> Schema:
     Raises:
         InputError: The text is no schema. Its `public` says why too: a schema holds no row.
     """
-    return _schema(parse_toml(text, where), where)
+    return _schema(parse_toml(composed(text), where), where)
 
 
 def _schema(table: Mapping[str, Any], where: str) -> Schema:
@@ -193,10 +197,7 @@ def _column(name: str, table: object, where: str) -> Column:
         raise wrong(f'{place} must be a table with at least type = "number" or another type')
     known = [one.name for one in fields(Column) if one.name != "name"]
     _check_keys(table, known, place)
-    fill = table.get("fill")
-    is_number = isinstance(fill, int | float) and not isinstance(fill, bool)
-    if fill is not None and (not is_number or not isfinite(fill)):
-        raise wrong(f"{place}: fill must be a number, got {fill!r}")
+    numbers = {key: _number(table, key, place) for key in ("fill", "per") if key in table}
     return Column(
         name,
         _text(table, "type", place),
@@ -204,8 +205,8 @@ def _column(name: str, table: object, where: str) -> Column:
         levels=_texts(table, "levels", place),
         reference=_text(table, "reference", place),
         scale=_flag(table, "scale", place),
-        fill=None if fill is None else float(fill),
         gaps=_flag(table, "gaps", place),
+        **numbers,
     )
 
 
@@ -243,6 +244,17 @@ def _flag(table: Mapping[str, object], key: str, where: str) -> bool:
     if isinstance(value, bool):
         return value
     raise wrong(f"{where}: {key} must be true or false, got {value!r}")
+
+
+def _number(table: Mapping[str, object], key: str, where: str) -> float:
+    """A number that a schema has."""
+    try:
+        found = number(key, table[key])
+    except InputError as error:
+        raise wrong(f"{where}: {error}") from None
+    if not isfinite(found):
+        raise wrong(f"{where}: {key} must be a number, got {found}")
+    return found
 
 
 def wrong(message: str) -> InputError:
@@ -285,6 +297,11 @@ def _check_column(column: Column, missing: str, where: str) -> None:
         raise wrong(f"{where}: {unknown('type', column.type, TYPES)}{remedy}")
     if any(is_gap(level) for level in column.levels):
         raise wrong(f"{where}: levels must not be texts that mean missing")
+    if not 0 < column.per < inf or (column.per != 1 and column.type != NUMBER):
+        raise wrong(
+            f"{where}: per is how many units of a number its coefficient is for, above 0, got "
+            f"{column.per!r}"
+        )
     if column.type == CATEGORY and len(column.levels) < 2:
         raise wrong(
             f'{where}: a category needs at least 2 levels, such as levels = ["I", "II"], got '

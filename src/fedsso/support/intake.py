@@ -31,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, AnyStr, BinaryIO, TypeAlias, cast
+from unicodedata import normalize
 
 import numpy as np
 
@@ -198,8 +199,11 @@ def user_path(what: str, path: object) -> Path:
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether a regular file is there. Raises Unreadable if that cannot be found out."""
-    return stat.S_ISREG(_mode(path))
+    """Whether a regular file is there. Raises Unreadable for a pipe, a device and the like."""
+    mode = _mode(path)
+    if mode and not stat.S_ISDIR(mode):
+        _check_regular(path, mode)
+    return stat.S_ISREG(mode)
 
 
 def is_folder(path: PathLike) -> bool:
@@ -271,14 +275,21 @@ def _handle(path: PathLike) -> int:
         handle = os.open(path, flags)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        _check_regular(path, os.fstat(handle).st_mode)
+    except Unreadable:
         os.close(handle)
+        raise
+    return handle
+
+
+def _check_regular(path: PathLike, mode: int) -> None:
+    """Raise Unreadable unless the mode is that of a regular file."""
+    if not stat.S_ISREG(mode):
         kind = IRREGULAR.get(stat.S_IFMT(mode), "something else")
         raise Unreadable(
             f"cannot read {path}: it is {kind}, not a regular file; give the name of a file"
         )
-    return handle
 
 
 def _flag(name: str) -> int:
@@ -339,6 +350,15 @@ def decoded(data: bytes, where: object) -> str:
         raise Damaged(
             f"cannot read {where}: line {line} is not UTF-8 text; save the file as UTF-8"
         ) from None
+
+
+def composed(text: str) -> str:
+    """The text with one character for a letter and its marks: some systems write two.
+
+    >>> len("u\u0308"), len(composed("u\u0308"))
+    (2, 1)
+    """
+    return normalize("NFC", text)
 
 
 # ---- TOML and JSON ----
@@ -562,7 +582,8 @@ def text_lines(path: PathLike) -> Iterator[str]:
         for number, line in enumerate(_limited(path, text), start=1):
             if not _is_text(line):
                 raise Damaged(
-                    f"cannot read {path}: line {number} is not UTF-8 text; save the file as UTF-8"
+                    f"cannot read {path}: line {number} is not UTF-8 text; save the file as UTF-8",
+                    public="the table is not UTF-8 text: save it as UTF-8",
                 )
             yield line
 

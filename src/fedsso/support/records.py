@@ -1,10 +1,10 @@
-"""The header and the rows of a CSV table, separated by commas or semicolons.
+"""The header and the rows of a CSV table, separated by commas, semicolons or tabs.
 
     age;dose, in mg;ill
     50;1,5;yes
 
-Blanks around cells are removed. Where semicolons separate the cells, a comma within a number is a
-decimal point.
+Blanks around cells are removed, and a letter with its marks is one character (NFC). Where
+semicolons separate the cells, a comma within a number is a decimal point.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import InputError
-from .intake import csv_rows, text_lines
+from .intake import composed, csv_rows, text_lines
 
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+DECIMAL = re.compile(r"[+-]?\d*([,.])\d+([eE][+-]?\d+)?")
+SEPARATOR = re.compile(r'"?sep=([,;\t])"?\s*')
+"""The first line that Excel writes and reads: what separates the cells of the others."""
 
 
 class Record(NamedTuple):
@@ -37,55 +40,80 @@ def open_table(path: Path, column: str = "") -> tuple[Record, Iterator[Record]]:
             cells.
 
     Raises:
-        InputError: The file is empty, or cannot be read.
+        InputError: The file is empty, cannot be read, or has decimal commas and decimal points.
     """
     # The first line that is not blank is looked at twice: it decides what separates the cells, and
     # it is the header.
-    begin, rest = tee(text_lines(path))
+    begin, rest = tee(map(composed, text_lines(path)))
     first = next((line for line in begin if line.strip()), "")
     del begin  # otherwise `tee` would keep every line for it
-    records = read_records(path, rest, delimiter(first, column))
+    told = SEPARATOR.fullmatch(first)
+    separator = told[1] if told else delimiter(first, column)
+    records = read_records(path, rest, separator)
+    if told:
+        next(records)
     header = next(records, None)
     if header is None:
         raise InputError(
             f"{path}: the file is empty, need a line with the names of the columns",
             public="the table is an empty file, without a line of names",
         )
+    if separator == ";":
+        records = _with_points(path, header, records)
     return header, records
+
+
+def column_names(given: str | Iterable[str]) -> list[str]:
+    """The names of columns: a list, or a text with commas between them.
+
+    >>> column_names("sex, dx"), column_names(["dose, in mg"])
+    (['sex', 'dx'], ['dose, in mg'])
+    """
+    names = given.split(",") if isinstance(given, str) else given
+    return [composed(name.strip()) for name in names if name.strip()]
 
 
 def read_records(path: Path, text: Iterable[str], separator: str) -> Iterator[Record]:
     """The rows of the lines of a file, without empty lines."""
     for line, cells in csv_rows(path, text, separator):
-        stripped = [cell.strip() for cell in cells]
-        if separator == ";":
-            stripped = [_with_point(cell) for cell in stripped]
-        yield Record(line, stripped)
+        yield Record(line, [cell.strip() for cell in cells])
 
 
-def _with_point(cell: str) -> str:
-    """1,5 as 1.5. Other texts stay as they are.
+def _with_points(path: Path, header: Record, rows: Iterable[Record]) -> Iterator[Record]:
+    """The rows with 1.5 for 1,5. Where some numbers have a comma, others cannot have a point.
 
-    >>> _with_point("1,5"), _with_point("a,b")
-    ('1.5', 'a,b')
+    In such a table 2.736 may be 2736.
     """
-    if DECIMAL_COMMA.fullmatch(cell):
-        return cell.replace(",", ".")
-    return cell
+    seen: dict[str, str] = {}
+    for line, cells in rows:
+        for place, cell in enumerate(cells):
+            if found := DECIMAL.fullmatch(cell):
+                cells[place] = cell.replace(",", ".")
+                if found[1] not in seen:
+                    name = (*header.cells, "")[min(place, len(header.cells))]
+                    seen[found[1]] = f"{cell!r} in column {name!r} (line {line})"
+        if len(seen) > 1:
+            raise InputError(
+                f"{path}: line {line}: {' and '.join(seen.values())} are written in two ways: "
+                "write all numbers with a decimal comma or all with a point, and thousands "
+                "without a mark",
+                public="the table has numbers with a decimal comma and others with a point",
+            )
+        yield Record(line, cells)
 
 
 def delimiter(first: str, column: str = "") -> str:
-    """Decide between comma and semicolon by the first line of a file.
+    """Decide between comma, semicolon and tab by the first line of a file.
 
     It is the one that shows the given name as a column, else the one that makes more columns. With
-    as many of both, commas are more likely to stand within a name than semicolons.
+    as many of both, commas are more likely to stand within a name than semicolons, or tabs.
 
     >>> delimiter("age;dose, in mg;ill", "ill"), delimiter("dose, in mg;ill")
     (';', ';')
     """
     best = ","
     best_score = (False, 1)
-    for separator in ",;":
+    for separator in ",;\t":
         names = [name.strip(' "\r\n') for name in first.split(separator)]
         score = (column in names, len(names))
         if score >= best_score and len(names) > 1:

@@ -97,7 +97,7 @@ def _opened(path: Path) -> Array:
         pass
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError, TypeError, SyntaxError) as error:
+    except Exception as error:  # numpy lets through whatever damaged bytes lead to
         raise InputError(
             f"{path}: cannot be mapped as .npy ({error}): write it with numpy.save, as an array of "
             f"numbers with at least one row"

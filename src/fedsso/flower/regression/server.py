@@ -4,8 +4,12 @@
     found = fit(nodes, schema_text, "binomial")
 
 The first question waits for the hospitals, and goes to all that are online then. These are the
-federation: who comes later is not asked. A hospital that does not answer the first question takes
-no part, and one that has not answered twice in a row is gone: neither is asked again.
+federation: who comes later is not asked. A hospital that refuses the first question takes no part,
+and one that has not answered twice in a row is gone: neither is asked again.
+
+On a busy machine Flower may lose a message: a process that starts too late finds its token
+withdrawn, and a node without a sign for a minute counts as offline. So who has not answered is
+asked again once it is back.
 
 A message starts a Python process in the hospital. So when a question is repeated because some
 hospitals have not answered it, only these get it again.
@@ -17,6 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -35,6 +40,8 @@ PAUSE = 1.0
 """Seconds between two looks at who is online."""
 TRIES = 2
 """Who has not answered so often in a row is gone."""
+RETURN = 90.0
+"""Seconds to wait for a node that has not answered: Flower hears of one that is well within 60."""
 
 
 class Nodes:
@@ -74,8 +81,10 @@ class Nodes:
             self._last = question
             self._answers = {}
             self.asked[question.name] += 1
-        waiting = [node for node in self._names if node not in (self._gone.keys() | self._answers)]
-        refusals = self._send(question, waiting)
+        refusals: dict[int, Refusal] = {}
+        # Who fits asks all questions but the first one again.
+        for _ in range(TRIES if question.name == DESCRIBE else 1):
+            refusals |= self._send(question, self._waiting())
         found: list[Answer | Refusal] = []
         for node in self._names:
             if node in self._answers:
@@ -83,6 +92,14 @@ class Nodes:
             else:
                 found.append(self._gone.get(node) or refusals[node])
         return found
+
+    def _waiting(self) -> list[int]:
+        """The nodes that have not answered the last question, back online as far as they come."""
+        waiting = [node for node in self._names if node not in (self._gone.keys() | self._answers)]
+        missed = {node for node in waiting if self._misses[node]}
+        if missed:
+            self._await(lambda online: missed <= online, min(RETURN, self.timeout))
+        return waiting
 
     def _send(self, question: Question, nodes: list[int]) -> dict[int, Refusal]:
         """Ask some nodes. Their answers are kept, their refusals come back."""
@@ -100,29 +117,34 @@ class Nodes:
                 self._answers[node] = Answer(self._names[node], arrays)
                 self._misses[node] = 0
             except _NoAnswer as reason:
-                refusals[node] = self._note(node, question.name, str(reason))
+                refusals[node] = self._note(node, question.name, reason)
         return refusals
 
-    def _note(self, node: int, question: str, reason: str) -> Refusal:
+    def _note(self, node: int, question: str, reason: _NoAnswer) -> Refusal:
         """Note and log that a node has not answered."""
-        refusal = Refusal(self._names[node], shown(reason))
+        refusal = Refusal(self._names[node], shown(str(reason)))
         log.warning("%s does not answer %s: %s", refusal.hospital, question, refusal.reason)
         self._misses[node] += 1
-        if question == DESCRIBE or self._misses[node] == TRIES:
+        refuses = question == DESCRIBE and isinstance(reason, _Refused)
+        if refuses or self._misses[node] == TRIES:
             self._gone[node] = refusal
         return refusal
 
     def _online(self) -> list[int]:
         """The nodes that are online, once there are enough of them."""
-        deadline = time.monotonic() + self.timeout
-        while len(nodes := sorted(self.grid.get_node_ids())) < self.least:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"{len(nodes)} of {self.least} hospitals were online within "
-                    f"{self.timeout:g} s; start the others' flower-supernode, or ask for fewer "
-                    f"with min-nodes"
-                )
-            log.info("%d of %d hospitals are online; waiting", len(nodes), self.least)
+        nodes = self._await(lambda online: len(online) >= self.least, self.timeout)
+        if len(nodes) < self.least:
+            raise InputError(
+                f"{len(nodes)} of {self.least} hospitals were online within {self.timeout:g} s; "
+                f"start the others' flower-supernode, or ask for fewer with min-nodes"
+            )
+        return sorted(nodes)
+
+    def _await(self, enough: Callable[[set[int]], bool], seconds: float) -> set[int]:
+        """The nodes that are online, once they are enough or the time is over."""
+        deadline = time.monotonic() + seconds
+        while not enough(nodes := set(self.grid.get_node_ids())) and time.monotonic() < deadline:
+            log.info("%d hospitals are online; waiting for others", len(nodes))
             time.sleep(PAUSE)
         return nodes
 
@@ -139,7 +161,7 @@ class Nodes:
             raise _NoAnswer("its reply is no answer of a hospital; it needs the same app") from None
         self._call(node, str(texts.get(records.HOSPITAL, "")))
         if records.REFUSAL in texts:
-            raise _NoAnswer(str(texts[records.REFUSAL]))
+            raise _Refused(str(texts[records.REFUSAL]))
         return {name: _numbers(name, array) for name, array in numbers.items()}
 
     def _call(self, node: int, name: str) -> None:
@@ -157,6 +179,10 @@ def _unnamed(node: int) -> str:
 
 class _NoAnswer(Exception):
     """Why a reply has no numbers."""
+
+
+class _Refused(_NoAnswer):
+    """The hospital itself says why."""
 
 
 def _numbers(name: str, array: FlowerArray) -> Array:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import InputError, one_of, unknown
+from ...support.intake import composed
+from ...support.records import column_names
 from .. import schema as schemas
 from ..families import named
 from ..fit import fit
@@ -35,6 +37,8 @@ OTHER_LEVELS = "that other hospitals have"
 """In the note of `infer` about the levels of one hospital's table."""
 ROLES = ("time", "weights", "offset")
 """Columns that explain nothing but belong to the outcome."""
+LISTS = ("ignore", "categories")
+"""Settings that name several columns."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class Settings:
     """The column that is added to the linear predictor, such as the logarithm of an exposure."""
     missing: str = COMPLETE
     """Rows with gaps: "complete" leaves them out; "median" fills them and adds an indicator."""
-    ignore: Collection[str] = ()
-    """Columns to leave out."""
-    categories: Collection[str] = ()
-    """Columns whose numbers are codes of levels."""
+    ignore: str | Collection[str] = ()
+    """Columns to leave out: a list, or a text with commas between them."""
+    categories: str | Collection[str] = ()
+    """Columns whose numbers are codes of levels, likewise."""
     ties: str = ""
     """Survival data: how equal times count, "efron" (the default) or "breslow"."""
     cluster: bool = False
@@ -106,8 +110,9 @@ def glm(
         out: A folder to save the model in.
         progress: Is told about every round.
         **settings: time, weights, offset (columns of the table); missing ("complete" or
-            "median"); ignore, categories (lists of columns); ties ("efron" or "breslow");
-            cluster=True for sandwich errors clustered by hospital; tolerance; rounds.
+            "median"); ignore, categories (columns, in a list or with commas between them); ties
+            ("efron" or "breslow"); cluster=True for sandwich errors clustered by hospital;
+            tolerance; rounds.
 
     Returns:
         The regression, which prints itself as R's `summary` does.
@@ -130,10 +135,11 @@ def glm(
     wish = _settings(settings)
     if out is not None:
         check_apart(data, out)
-    tabled = tables_of(data, outcome, hospital)
+    tabled = tables_of(data, composed(outcome), composed(hospital))
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)
-    hospitals = [Hospital(name, table, limits) for name, table in tabled.tables.items()]
+    sources: dict[str, Any] = {**tabled.tables, **tabled.lost}
+    hospitals = [Hospital(name, source, limits) for name, source in sources.items()]
     found = fit(
         asking(hospitals),
         schemas.write(agreed),
@@ -176,7 +182,10 @@ def _settings(given: dict[str, Any]) -> Settings:
     for name in given:
         if name not in known:
             raise unknown("setting", name, known, also={"target": "outcome", "group": "hospital"})
-    return Settings(**given)
+    wish = Settings(**given)
+    changed: dict[str, Any] = {name: composed(getattr(wish, name)) for name in ROLES}
+    changed |= {name: column_names(getattr(wish, name)) for name in LISTS}
+    return replace(wish, **changed)
 
 
 def _family(name: str, ties: str) -> str:

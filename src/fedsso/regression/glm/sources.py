@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ...data import Federation
-from ...data.tables import listed
+from ...data.tables import clients_of
 from ...errors import InputError, unknown
 from ...support.intake import is_folder, user_path
 from ..design import Table
@@ -40,6 +40,8 @@ class Tabled(NamedTuple):
     """Of a federation, whose columns are numbers already."""
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the results should see."""
+    lost: Mapping[str, InputError] = {}
+    """The hospitals whose tables cannot be read, and why."""
 
 
 def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
@@ -52,20 +54,20 @@ def tables_of(data: Any, outcome: str, hospital: str) -> Tabled:
             of a dictionary, is a hospital.
 
     Raises:
-        InputError: The data are something else, a file cannot be read, or two hospitals would have
+        InputError: The data are something else, no table can be read, or two hospitals would have
             the same name.
     """
     if isinstance(data, Federation):
         return _federation(data, outcome)
-    found = _tables(data)
+    found, lost = _tables(data)
     if hospital:
         found = _split(found, hospital)
-    elif len(found) == 1 and not _is_named(data):
+    elif len(found) + len(lost) == 1 and not _is_named(data):
         raise InputError(
             "one table needs the column that says which hospital a row belongs to: --hospital "
             "NAME (in Python hospital=)"
         )
-    return Tabled(found, outcome)
+    return Tabled(found, outcome, lost=lost)
 
 
 def check_apart(data: Any, out: str | os.PathLike[str]) -> None:
@@ -90,15 +92,27 @@ def _is_named(data: Any) -> bool:
     return isinstance(data, str | os.PathLike) and is_folder(user_path("data", data))
 
 
-def _tables(data: Any) -> Tables:
-    """The tables as they are given, by the names of files or entries."""
-    if isinstance(data, Mapping):
-        return {str(name): table_of(one, f"the table {name!r}") for name, one in data.items()}
-    if isinstance(data, str | os.PathLike) or _are_paths(data):
-        return _files(data)
+def _tables(data: Any) -> tuple[Tables, dict[str, InputError]]:
+    """The tables by the names of files or entries, and why others cannot be read."""
     if hasattr(data, "columns") and hasattr(data, "itertuples"):
-        return {"": table_of(data, "the data frame")}
-    raise InputError(f"data cannot be a {type(data).__name__}: {FORMS}")
+        return {"": table_of(data, "the data frame")}, {}
+    if isinstance(data, str | os.PathLike) or _are_paths(data):
+        data = clients_of(data)
+    if not isinstance(data, Mapping):
+        raise InputError(f"data cannot be a {type(data).__name__}: {FORMS}")
+    found: Tables = {}
+    lost: dict[str, InputError] = {}
+    for key, one in data.items():
+        name = str(key)
+        if name in found or name in lost:
+            raise InputError(f"two hospitals would be called {name!r}: rename one")
+        try:
+            found[name] = table_of(one, f"the table {name!r}")
+        except InputError as error:
+            lost[name] = error
+    if lost and not found:
+        raise next(iter(lost.values()))
+    return found, lost
 
 
 def _are_paths(data: Any) -> bool:
@@ -106,19 +120,6 @@ def _are_paths(data: Any) -> bool:
     if not isinstance(data, Sequence) or not data:
         return False
     return all(isinstance(one, str | os.PathLike) for one in data)
-
-
-def _files(data: Any) -> Tables:
-    """The tables of some files. A hospital is called as its file is, without the suffix."""
-    found: Tables = {}
-    for path in listed(data, ".csv"):
-        if path.stem in found:
-            raise InputError(
-                f"{path}: two hospitals would be called {path.stem!r}: rename a file, or pass "
-                f"{{name: path}}"
-            )
-        found[path.stem] = table_of(path)
-    return found
 
 
 def _split(tables: Tables, hospital: str) -> Tables:
@@ -148,7 +149,7 @@ def _split(tables: Tables, hospital: str) -> Tables:
                         f"give its rows in one file"
                     )
                 rows = [*before.rows, *rows]
-            found[name] = Table(names, rows, f"hospital {name!r}")
+            found[name] = Table(names, rows, f"hospital {name!r}", levels=table.levels)
     return dict(sorted(found.items()))
 
 
@@ -167,11 +168,13 @@ def shared(tables: Tables) -> tuple[Table, list[str]]:
     names = [name for name in every[0].names if all(name in one.names for one in every)]
     rows = []
     others: dict[str, None] = {}
+    levels: dict[str, Sequence[str]] = {}
     for table in every:
         places = [table.names.index(name) for name in names]
         rows += [[row[place] for place in places] for row in table.rows]
         others |= dict.fromkeys(name for name in table.names if name not in names)
-    return Table(tuple(names), rows, "all tables together"), list(others)
+        levels = {**table.levels, **levels}
+    return Table(tuple(names), rows, "all tables together", levels=levels), list(others)
 
 
 # ---- federations ----

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...errors import InputError
+from ...support.intake import composed
 from ..design import Table, explanatory, offsets, read_table, terms
 from ..outcome import COX
 from ..questions import Array
@@ -92,9 +93,13 @@ def table_of(data: Any, where: str = "the table") -> Table:
 
 def _from_frame(frame: Any, where: str) -> Table:
     """The cells of a data frame as text."""
-    names = tuple(map(str, frame.columns))
+    names = tuple(composed(str(name)) for name in frame.columns)
     rows = [_texts(row) for row in frame.itertuples(index=False, name=None)]
-    return Table(names, rows, where)
+    levels = {}
+    for name, kind in zip(names, frame.dtypes, strict=True):
+        if hasattr(kind, "categories"):
+            levels[name] = _texts(kind.categories)
+    return Table(names, rows, where, levels=levels)
 
 
 def _texts(cells: Iterable[Any]) -> list[str]:
@@ -121,6 +126,6 @@ def cell_text(cell: Any) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, float | np.floating):
         return _number_text(float(cell))
-    text = str(cell).strip()
+    text = composed(str(cell).strip())
     # Data frames have gaps of their own for texts and dates.
     return "" if text in ("<NA>", "NaT") else text

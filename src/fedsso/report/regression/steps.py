@@ -78,7 +78,8 @@ def steps(result: Regression, level: float) -> list[Step]:
             continue
         size = _size(mean, deviation) if term.scaled else 1.0
         detail = _detail(term, result.schema, size)
-        found.append(Step(term.name, detail, row.estimate * size, row.low * size, row.high * size))
+        name = term.name if term.level else term.column
+        found.append(Step(name, detail, row.estimate * size, row.low * size, row.high * size))
     return found
 
 
@@ -114,7 +115,7 @@ def _detail(term: Term, schema: Schema, size: float) -> str:
     if column.type in (CATEGORY, YESNO):
         return f"vs {column.baseline}"
     unit = f" {term.unit}" if term.unit else ""
-    return f"per {size:g}{unit}"
+    return f"per {size * column.per:g}{unit}"
 
 
 # ---- the axis ----
