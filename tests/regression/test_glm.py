@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import inspect
 import logging
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ import torch
 import fedsso
 import fits
 from fedsso import Federation, InputError, glm
-from fedsso.regression.limits import Limits
+from fedsso.regression.limits import UNLIMITED
 from fedsso.regression.schema import parse
 
 EXPECTED = fits.binomial()
-LOOSE = Limits(min_rows=1, min_events=0, min_cell=1, max_share=inf)
 
 
 def write(folder: Path, hospital: int, turn: int = 0, extra: bool = False) -> Path:
@@ -168,7 +166,7 @@ def test_who_refuses_is_named_and_the_others_go_on(caplog: pytest.LogCaptureFixt
     assert [one.hospital for one in result.fit.refusals] == ["tiny"]
     assert any("tiny" in note and "10 complete rows" in note for note in result.notes)
     assert len([one for one in caplog.records if "tiny" in one.message]) == 1
-    assert glm(tables, outcome="ill", limits=LOOSE).fit.rows == 164
+    assert glm(tables, outcome="ill", limits=UNLIMITED).fit.rows == 164
 
 
 def test_a_wrong_cell_is_quoted_to_its_holder_and_to_nobody_else(
