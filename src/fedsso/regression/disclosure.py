@@ -21,6 +21,8 @@ from .questions import Array
 
 MOST = 0.9
 """If few rows make up more than this share of a sum, the sum tells about them."""
+STEEP = 30.0
+"""Linear predictors that differ so much leave hardly any row between 0 and 1."""
 LIFTED = "--no-limits lifts it for tables that you own; docs/what-travels.md tells why it is there"
 
 
@@ -50,9 +52,19 @@ def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> b
     if limits.min_level <= 1 or family.name == GAUSSIAN:
         return False
     shares = _influence(family, design, eta)
-    unsure = 4 * np.exp(-np.abs(eta)).sum()
-    few = family.name == BINOMIAL and unsure < limits.min_level
-    return bool(few or _held(shares, limits.min_level - 1) > MOST)
+    unsure = np.exp(-np.abs(eta)).sum()  # about 1 for each row near the border, else 0
+    step = family.name == BINOMIAL and np.ptp(eta) > STEEP and unsure < limits.min_level
+    return bool(step or _held(shares, limits.min_level - 1) > MOST)
+
+
+def too_steep(limits: Limits) -> InputError:
+    """The error of such a model."""
+    few = f"the model's sums are those of fewer than {limits.min_level} rows"
+    return _refusal(
+        few,
+        f"{few}, this hospital's limit; if it was fitted, a column separates the outcomes: leave "
+        "it out",
+    )
 
 
 def _check_size(design: Design, limits: Limits) -> None:

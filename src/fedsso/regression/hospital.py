@@ -12,8 +12,8 @@ information   the same, and information [p (p + 1) / 2], packed
 assess        what `assess.py` says
 
 Before every answer the hospital checks its own limits (`disclosure.py`) and what it has answered
-before (`ledger.py`), and refuses by an InputError. Its `public` text may be sent; its message is for
-the hospital's own log.
+before (`ledger.py`), and refuses by an InputError. Its `public` text may be sent; its message is
+for the hospital's own log.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class Hospital:
         b = question.model
         steep = disclosure.singles_out(family, made, x @ b + made.offset, self.limits)
         if steep and question.name != SCORE:
-            few = f"the model singles out fewer than {self.limits.min_level} rows"
-            raise InputError(few, public=f"{few}, this hospital's limit")
+            raise disclosure.too_steep(self.limits)
         if question.name == ASSESS:
             return assess(family, made, x, b, self.limits)
         loglik, gradient = family.score(made, x, b)

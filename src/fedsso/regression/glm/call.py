@@ -90,7 +90,8 @@ def glm(
 ) -> Regression:
     """Fit a regression over hospitals: coefficients with standard errors, as in one pooled table.
 
-    Every hospital's table is asked for sums alone, as over a network. The fit is the maximum of the likelihood of all rows, found by FedSSO.
+    Every hospital's table is asked for sums alone, as over a network. The fit is the maximum of the
+    likelihood of all rows, found by FedSSO.
 
     Args:
         data: A folder, list or dictionary of CSV files, a data frame with `hospital`, a dictionary
