@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InputError
 from .cox import Cox
 from .design import Design
-from .families import Family, Linear
+from .families import Binomial, Family, Linear
 from .limits import Limits
 from .outcome import BINOMIAL, COX, GAUSSIAN
 from .questions import Array
@@ -52,8 +52,8 @@ def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> b
     if limits.min_level <= 1 or family.name == GAUSSIAN:
         return False
     shares = _influence(family, design, eta)
-    unsure = np.exp(-np.abs(eta)).sum()  # about 1 for each row near the border, else 0
-    step = family.name == BINOMIAL and np.ptp(eta) > STEEP and unsure < limits.min_level
+    unsure = 4 * family.variance(eta).sum() if isinstance(family, Binomial) else np.inf
+    step = unsure < 1 and np.ptp(eta) > STEEP  # not even one row in doubt
     return bool(step or _held(shares, limits.min_level - 1) > MOST)
 
 
