@@ -128,6 +128,9 @@ def test_few_counts_or_one_large_number_are_no_outcome() -> None:
     few[[VICTIM, 7]] = 3, 1
     with pytest.raises(InputError, match="fewer than 3 rows with the event"):
         ask(patients(ill=few), USUAL, family="poisson")
+    with pytest.raises(InputError, match="fewer than 10 rows with the event"):
+        ask(patients(ill=1 + (np.arange(400) < 9)), USUAL, family="poisson", limits=STRICT)
+    ask(patients(ill=1 + (np.arange(400) < 10)), USUAL, family="poisson", limits=STRICT)
     with pytest.raises(InputError, match="far from all others"):
         ask(patients(ill=np.where(few > 2, 1e6, np.arange(400))), USUAL, family="gaussian")
 
@@ -153,7 +156,7 @@ def test_no_model_looks_at_one_row(family: str, case: tuple[int, Any], limits: L
     frame["age"] -= less
     schema = replace(USUAL, time="days" if family == "cox" else "")
     for name in ("information", "assess"):
-        with pytest.raises(InputError, match="are those of fewer than 3 rows"):
+        with pytest.raises(InputError, match="sums are those of few rows"):
             ask(frame, schema, name, family, limits, b)
     assert np.isnan(ask(frame, schema, "score", family, limits, b)["gradient"]).all()
 

@@ -34,13 +34,9 @@ def check(design: Design, family: Family, limits: Limits) -> None:
         _check_values(what, values, limits)
     for column, values in _references(design):
         _check_values(f"level of column {column!r}", values, limits)
-    shares = _influence(family, design, design.offset)
-    if _held(shares, limits.min_level - 1) > MOST:
-        raise _refusal(
-            f"{limits.min_level - 1} rows have nearly all of the weight",
-            f"the weights or the offset leave fewer than {limits.min_level} rows that count, this "
-            "hospital's limit",
-        )
+    if _held(_influence(family, design, design.offset), _few(limits)) > MOST:
+        own = "few rows have nearly all of the weight"
+        raise _refusal(own, f"{own}: see the weights and the offset, this hospital's limit")
 
 
 def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> bool:
@@ -54,17 +50,19 @@ def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> b
     shares = _influence(family, design, eta)
     unsure = 4 * family.variance(eta).sum() if isinstance(family, Binomial) else np.inf
     step = unsure < 1 and np.ptp(eta) > STEEP  # not even one row in doubt
-    return bool(step or _held(shares, limits.min_level - 1) > MOST)
+    return bool(step or _held(shares, _few(limits)) > MOST)
 
 
-def too_steep(limits: Limits) -> InputError:
+def too_steep() -> InputError:
     """The error of such a model."""
-    few = f"the model's sums are those of fewer than {limits.min_level} rows"
-    return _refusal(
-        few,
-        f"{few}, this hospital's limit; if it was fitted, a column separates the outcomes: leave "
-        "it out",
-    )
+    own = "the model's sums are those of few rows"
+    remedy = "if it was fitted, a column separates the outcomes: leave it out"
+    return _refusal(own, f"{own}, this hospital's limit; {remedy}")
+
+
+def _few(limits: Limits) -> int:
+    """How many rows may not make up most of a sum: two, or fewer where a level may have two."""
+    return min(2, limits.min_level - 1)
 
 
 def _check_size(design: Design, limits: Limits) -> None:
@@ -114,7 +112,7 @@ def _check_values(what: str, values: Array, limits: Limits) -> None:
             f"fewer than {limits.min_level} rows with a {what}, this hospital's limit",
         )
     away = (values - np.median(values)) ** 2
-    if limits.min_level > 1 and _held(away, 1) > MOST:
+    if _held(away, min(1, _few(limits))) > MOST:
         raise _refusal(
             f"the largest or smallest {what} is far from all others",
             f"one {what} is far from all others, so sums would tell its row; use a logarithm or a "
@@ -126,9 +124,11 @@ def _check_events(design: Design, family: Family, limits: Limits) -> None:
     """Raise an InputError for few rows with the event or without it, whatever the family."""
     rows = len(design.y)
     events = int((design.y > 0).sum())
-    two = family.name in (BINOMIAL, COX) or set(np.unique(design.y)) == {0.0, 1.0}
-    least = min(events, rows - events) if two else events
-    if (two or family.events) and least < limits.min_events:
+    _, counts = np.unique(design.y, return_counts=True)
+    least = rows if family.name == GAUSSIAN else events
+    if len(counts) == 2 or family.name in (BINOMIAL, COX):
+        least = min(int(counts.min()), rows - int(counts.max()))
+    if least < limits.min_events:
         raise _refusal(
             f"{events} of {_rows(rows)} with the event",
             f"fewer than {limits.min_events} rows with the event or without it, this hospital's "

@@ -112,7 +112,7 @@ class Hospital:
         b = question.model
         steep = disclosure.singles_out(family, made, x @ b + made.offset, self.limits)
         if steep and question.name != SCORE:
-            raise disclosure.too_steep(self.limits)
+            raise disclosure.too_steep()
         if question.name == ASSESS:
             return assess(family, made, x, b, self.limits)
         loglik, gradient = family.score(made, x, b)

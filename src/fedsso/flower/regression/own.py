@@ -13,8 +13,9 @@ The folder holds the hospital's table, one CSV file, and may hold a file hospita
     [limits]
     min-rows = 50               # see `regression.limits.Limits` for all of them
 
-What the node is told counts more than the file. Nothing here can be set by the server, and a
-setting that is not understood ends in a refusal, not in a default.
+What the node is told counts more than the file. No question can set anything here, and a setting
+that is not understood ends in a refusal, not in a default. The folder also holds what the hospital
+has answered, `answered.npz` (see `regression.ledger`), so it must be writable.
 """
 
 from __future__ import annotations
