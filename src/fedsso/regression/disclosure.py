@@ -125,7 +125,7 @@ def _check_events(design: Design, family: Family, limits: Limits) -> None:
     rows = len(design.y)
     events = int((design.y > 0).sum())
     _, counts = np.unique(design.y, return_counts=True)
-    least = rows if family.name == GAUSSIAN else events
+    least = limits.min_events if family.name == GAUSSIAN else events
     if len(counts) == 2 or family.name in (BINOMIAL, COX):
         least = min(int(counts.min()), rows - int(counts.max()))
     if least < limits.min_events:
