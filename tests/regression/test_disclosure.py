@@ -72,6 +72,11 @@ def with_column(column: Column, **roles: Any) -> Schema:
     return replace(USUAL, columns=(*USUAL.columns, column), **roles)
 
 
+TWO = np.where(np.arange(400) < 2, 3.0 + np.arange(400), 0.0)
+NESTED = np.array(patients()["sex"] == "yes", int)
+NESTED[np.flatnonzero(NESTED == 0)[0]] = 1
+NEAR_ILL = np.array(patients()["ill"])
+NEAR_ILL[VICTIM] = 1 - NEAR_ILL[VICTIM]
 DX = Column("dx", "category", levels=("A", "B", "C", "rare"))
 RARE = {"dx": "rare", "lone": 1}
 APART = {
@@ -80,10 +85,14 @@ APART = {
     "a lone 1 as number": (with_column(Column("lone", "number")), RARE),
     "a lone yes": (with_column(Column("lone", "yesno")), RARE),
     "a lone no": (with_column(Column("lone", "yesno", levels=("1", "0"))), RARE),
-    "one far number": (with_column(Column("most", "number")), {"most": 1e6 + np.arange(400.0) / 9}),
+    "one far number": (with_column(Column("far", "number")), {"far": 1e6 + np.arange(400.0) / 9}),
     "two weights": (replace(USUAL, weights="most"), {"most": 1e-6}),
-    "one large weight": (replace(USUAL, weights="most"), {"most": np.linspace(1, 2, 400)}),
+    "one large weight": (replace(USUAL, weights="far"), {"far": np.linspace(1, 2, 400)}),
     "two offsets": (replace(USUAL, offset="lone"), {"lone": 30}),
+    "two that are not 0": (with_column(Column("most", "number")), {"most": TWO}),
+    "nested columns": (with_column(Column("any", "yesno")), {"any": NESTED}),
+    "opposite columns": (with_column(Column("any", "yesno", levels=("1", "0"))), {"any": NESTED}),
+    "nearly the outcome": (with_column(Column("any", "number")), {"any": NEAR_ILL}),
     "a lone gap": (
         replace(USUAL, columns=(AGE, SEX, replace(LAB, fill=27.0)), missing="median"),
         {"lab": ""},
@@ -102,8 +111,8 @@ def test_no_column_sets_a_row_apart(
     schema: Schema, changes: dict[str, Any], name: str, limits: Limits
 ) -> None:
     frame = patients(**changes)
-    if "most" in changes and not isinstance(changes["most"], float):
-        frame.loc[VICTIM, "most"] = 1e9
+    if "far" in changes:
+        frame.loc[VICTIM, "far"] = 1e9
     schema = replace(schema, columns=tuple(replace(one, fill=1.0) for one in schema.columns))
     model = None if name == "describe" else np.zeros(len(schema.columns) + 6)
     with pytest.raises(InputError) as caught:

@@ -8,6 +8,7 @@ level or indicator, no outcome. Nor may few rows make up most of a sum.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 
@@ -30,10 +31,12 @@ def check(design: Design, family: Family, limits: Limits) -> None:
     """Raise an InputError if an answer could tell too much about single rows."""
     _check_size(design, limits)
     _check_events(design, family, limits)
-    for what, values in _columns(design):
+    columns = list(_columns(design))
+    for what, values in columns:
         _check_values(what, values, limits)
     for column, values in _references(design):
         _check_values(f"level of column {column!r}", values, limits)
+    _check_pairs(columns, limits)
     if _held(_influence(family, design, design.offset), _few(limits)) > MOST:
         own = "few rows have nearly all of the weight"
         raise _refusal(own, f"{own}: see the weights and the offset, this hospital's limit")
@@ -83,7 +86,7 @@ def _check_size(design: Design, limits: Limits) -> None:
 
 def _columns(design: Design) -> Iterator[tuple[str, Array]]:
     """All that rows are multiplied with, and what a value of it is called."""
-    for term, values in zip(design.terms, design.x.T, strict=True):
+    for term, values in zip(design.terms, np.ascontiguousarray(design.x.T), strict=True):
         if term.column:
             yield f"{'level' if term.level else 'value'} of column {term.column!r}", values
     yield "value of the outcome", design.y
@@ -102,22 +105,51 @@ def _references(design: Design) -> Iterator[tuple[str, Array]]:
 
 
 def _check_values(what: str, values: Array, limits: Limits) -> None:
-    """Raise an InputError if few rows have one of two values, or one row is far from all others."""
-    lowest = values == values.min()
-    highest = values == values.max()
-    count = int(min(lowest.sum(), highest.sum()))
-    if (lowest | highest).all() and count < limits.min_level:
+    """Raise an InputError if few rows differ from the others, or one row is far from all others."""
+    usual = np.median(values)
+    counts = [int((values != usual).sum())]
+    if _is_two(values):
+        counts = [int((values == values.max()).sum()), int((values == values.min()).sum())]
+    if 0 < min(counts) < limits.min_level:
         raise _refusal(
-            f"{_rows(count)} with one {what}",
+            f"{_rows(min(counts))} with one {what}",
             f"fewer than {limits.min_level} rows with a {what}, this hospital's limit",
         )
-    away = (values - np.median(values)) ** 2
+    away = (values - usual) ** 2
     if _held(away, min(1, _few(limits))) > MOST:
         raise _refusal(
             f"the largest or smallest {what} is far from all others",
             f"one {what} is far from all others, so sums would tell its row; use a logarithm or a "
             "cap, this hospital's limit",
         )
+
+
+def _check_pairs(columns: list[tuple[str, Array]], limits: Limits) -> None:
+    """Raise an InputError if two columns are the same, or opposite, in all but few rows.
+
+    Their difference, which anybody can make of the sums, would be a column of these few rows.
+    """
+    if limits.min_level <= 1:
+        return
+    coded = [
+        (what, values == values.max() if _is_two(values) else values) for what, values in columns
+    ]
+    for (one, first), (other, second) in combinations(coded, 2):
+        differ = int((first != second).sum())
+        same = len(first) - differ if first.dtype == second.dtype == bool else 0
+        if 0 < differ < limits.min_level or 0 < same < limits.min_level:
+            names = " and ".join(what.partition(" of ")[2] for what in (one, other))
+            raise _refusal(
+                f"{names} are the same or opposite in all but few rows",
+                f"{names} are the same or opposite in all but fewer than {limits.min_level} rows, "
+                "this hospital's limit; leave one of them out",
+            )
+
+
+def _is_two(values: Array) -> bool:
+    """Whether a column has two different values."""
+    low, high = values.min(), values.max()
+    return bool(low < high and ((values == low) | (values == high)).all())
 
 
 def _check_events(design: Design, family: Family, limits: Limits) -> None:
