@@ -23,7 +23,9 @@ from .questions import Array
 MOST = 0.9
 """If few rows make up more than this share of a sum, the sum tells about them."""
 STEEP = 30.0
-"""Linear predictors that differ so much leave hardly any row between 0 and 1."""
+"""Linear predictors may differ by no more if not even one row is left between 0 and 1."""
+STEPS = 100.0
+"""And by no more in any case: a fit ends before, and rows that differ little would be far apart."""
 LIFTED = "--no-limits lifts it for tables that you own; docs/what-travels.md tells why it is there"
 
 
@@ -51,9 +53,10 @@ def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> b
     if limits.min_level <= 1 or family.name == GAUSSIAN:
         return False
     shares = _influence(family, design, eta)
-    unsure = 4 * family.variance(eta).sum() if isinstance(family, Binomial) else np.inf
-    step = unsure < 1 and np.ptp(eta) > STEEP  # not even one row in doubt
-    return bool(step or _held(shares, _few(limits)) > MOST)
+    in_doubt = 4 * family.variance(eta).sum() if isinstance(family, Binomial) else np.inf
+    with np.errstate(invalid="ignore"):
+        steep = not np.ptp(eta) <= (STEPS if in_doubt >= 1 else STEEP)
+    return bool(steep or _held(shares, _few(limits)) > MOST)
 
 
 def too_steep() -> InputError:
