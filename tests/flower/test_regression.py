@@ -314,11 +314,13 @@ def clinic(folder: Path, name: str, settings: str = "", bad: str = "") -> dict[s
     return {"data-folder": str(folder / name), "name": name}
 
 
-def described(config: dict[str, Any], schema: str = clinics.SCHEMA) -> Answer | Refusal:
+def described(
+    config: dict[str, Any], schema: str = clinics.SCHEMA, family: str = "binomial"
+) -> Answer | Refusal:
     """The answer of a clinic to the first question."""
     nodes = Nodes(LocalGrid(hospital_app(own.hospital), [config]), least=1)
     nothing = np.zeros(0)
-    (found,) = nodes(Question(DESCRIBE, schema, "binomial", nothing, nothing, nothing))
+    (found,) = nodes(Question(DESCRIBE, schema, family, nothing, nothing, nothing))
     return found
 
 
@@ -330,6 +332,49 @@ def test_a_hospital_answers_for_the_schema_that_it_agreed_to(tmp_path: Path) -> 
     assert described(config, other) == Refusal(
         "east", "this hospital answers for another schema, the one that it has agreed to"
     )
+
+
+PINNED = {
+    "the schema's usual one": ('schema = "agreed.toml"', False),
+    "its own": ('schema = "agreed.toml"\nfamily = "gaussian"', True),
+    "another": ('schema = "agreed.toml"\nfamily = "poisson"', False),
+    "another for any schema": ('family = "poisson"', False),
+    "none": ("", True),
+}
+
+
+@pytest.mark.parametrize(("settings", "answers"), PINNED.values(), ids=PINNED)
+def test_a_hospital_answers_for_the_family_that_it_agreed_to(
+    tmp_path: Path, settings: str, answers: bool
+) -> None:
+    config = clinic(tmp_path, "east", settings)
+    schema = 'outcome = "age"\n[columns.smoker]\ntype = "yesno"\n'
+    (tmp_path / "east" / "agreed.toml").write_text(schema)
+    found = described(config, schema, "gaussian")
+    assert isinstance(found, Answer) == answers
+    assert answers or "answers for another family" in str(found)
+
+
+def test_a_hospital_remembers_its_answers_in_a_file(tmp_path: Path) -> None:
+    """Every message comes to a new process there. Six rows have no stage, so that two schemas
+    differ by six rows; a table without its first row differs by one."""
+    config = clinic(tmp_path, "east")
+    path = Path(config["data-folder"]) / "table.csv"
+    fewer = clinics.SCHEMA.replace('type = "category"', 'type = "ignore"')
+    assert isinstance(described(config), Answer)
+    assert isinstance(described(config, fewer), Answer)
+    kept = (path.parent / own.LEDGER).read_bytes()
+    assert isinstance(described(config), Answer)
+    assert (path.parent / own.LEDGER).read_bytes() == kept
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *rows[1:]]))
+    found = described(config)
+    assert isinstance(found, Refusal)
+    assert "tell about fewer than 3 rows" in found.reason
+    (path.parent / own.LEDGER).write_bytes(kept[:50])
+    assert isinstance(described(config), Refusal)  # what cannot be read may have been answered
+    (path.parent / own.LEDGER).unlink()
+    assert isinstance(described(config), Answer)
 
 
 @pytest.mark.parametrize(

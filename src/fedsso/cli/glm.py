@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,12 +113,12 @@ def glm(
 
     Example: fedsso glm --files lung.csv --hospital inst --family cox --outcome died --time days
 
-    Each hospital sends only sums, as over a network, and refuses if these could reveal single
-    patients. The exit code is 1 if the fit did not reach its tolerance.
+    Each hospital sends only sums, as over a network, and refuses below some rows and events. The
+    exit code is 1 if the fit did not reach its tolerance.
     """
     from ..regression.glm import glm as fit
     from ..regression.glm.sources import check_apart
-    from ..regression.limits import Limits
+    from ..regression.limits import UNLIMITED
     from ..regression.result.model import NAMES, check_free
     from ..regression.result.regression import checked_level
     from ..report.page import MARK as PAGE
@@ -135,7 +135,7 @@ def glm(
         outcome,
         schema,
         hospital=hospital,
-        limits=Limits(min_rows=1, min_events=0, min_cell=1, max_share=inf) if no_limits else None,
+        limits=UNLIMITED if no_limits else None,
         progress=_tell_round if verbose else None,
         time=time,
         weights=weights,

@@ -80,6 +80,8 @@ class Design(NamedTuple):
     """Rows left out because of a gap."""
     notes: tuple[str, ...] = ()
     """Sentences for the hospital's own log, such as which columns were ignored."""
+    kept: Sequence[int] = ()
+    """The rows of the table [n], counted from 0."""
 
 
 # ---- reading a table ----
@@ -223,6 +225,7 @@ def design(table: Table, schema: Schema, family_name: str) -> Design:
         outcome.offset[kept],
         dropped,
         tuple(_notes(table, schema, dropped)),
+        kept.tolist(),
     )
 
 

@@ -11,27 +11,33 @@ score         loglik [1], gradient [p]
 information   the same, and information [p (p + 1) / 2], packed
 assess        what `assess.py` says
 
-Before every answer the hospital checks its own limits, and refuses by an InputError. Its `public`
-text may be sent; its message is for the hospital's own log.
+Before every answer the hospital checks its own limits (`disclosure.py`) and what it has answered
+before (`ledger.py`), and refuses by an InputError. Its `public` text may be sent; its message is
+for the hospital's own log.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import InputError, one_of
+from . import disclosure
 from . import schema as schemas
 from .assess import assess
 from .design import Design, Table, design
 from .families import Family, named
+from .ledger import Ledger, fingerprints, here
 from .limits import Limits
 from .questions import (
     ASSESS,
     DESCRIBE,
     INFORMATION,
     QUESTIONS,
+    SCORE,
     Answer,
     Array,
     Arrays,
@@ -39,7 +45,8 @@ from .questions import (
     packed,
 )
 
-LIFTED = "--no-limits lifts it for tables that you own; docs/what-travels.md tells why it is there"
+CODES = re.compile(r"-9+|missing|unknown")
+"""Texts of a gap that any question may name. Others may be values, and would pick out rows."""
 
 
 class Known(NamedTuple):
@@ -48,6 +55,8 @@ class Known(NamedTuple):
     schema: str
     family: Family
     design: Design
+    limits: Limits | None = None
+    """Those that an answer was found to keep."""
 
 
 class Hospital:
@@ -57,6 +66,8 @@ class Hospital:
         name: How results call this hospital.
         source: Its table, the design that was made of it, or why its table cannot be read.
         limits: What it refuses to answer.
+        ledger: What it has answered before. Left out: what this process knows of it.
+        agreed: Whether the schema is the hospital's own choice: then it may name any `marks`.
     """
 
     def __init__(
@@ -64,10 +75,15 @@ class Hospital:
         name: str,
         source: Table | Design | InputError,
         limits: Limits | None = None,
+        ledger: Ledger | None = None,
+        *,
+        agreed: bool = False,
     ) -> None:
         self.name = name
         self.source = source
         self.limits = limits or Limits()
+        self.ledger = ledger or here(name)
+        self.agreed = agreed
         self._known: Known | None = None
 
     def answer(self, question: Question) -> Answer:
@@ -77,9 +93,8 @@ class Hospital:
             InputError: The table does not fit the schema, or a limit forbids an answer.
         """
         one_of("question", question.name, QUESTIONS)
-        known = self._read(question)
+        known = self._allowed(self._read(question))
         made = known.design
-        _refuse(made, known.family, self.limits)
         if question.name == DESCRIBE:
             return Answer(self.name, _describe(made, known.family))
         x = _scaled(made, question)
@@ -95,9 +110,14 @@ class Hospital:
         family = known.family
         made = known.design
         b = question.model
+        steep = disclosure.singles_out(family, made, x @ b + made.offset, self.limits)
+        if steep and question.name != SCORE:
+            raise disclosure.too_steep()
         if question.name == ASSESS:
             return assess(family, made, x, b, self.limits)
         loglik, gradient = family.score(made, x, b)
+        if steep:  # too long a step: the server undoes it, and needs no more than the likelihood
+            gradient = np.full_like(gradient, np.nan)
         arrays = {"loglik": np.array([loglik]), "gradient": gradient}
         if question.name == INFORMATION:
             arrays["information"] = packed(family.information(made, x, b))
@@ -114,52 +134,31 @@ class Hospital:
         if isinstance(self.source, Design):
             made = self.source
         else:
-            made = design(self.source, schemas.parse(question.schema), family.name)
+            schema = schemas.parse(question.schema)
+            self._check_marks(schema.marks)
+            made = design(self.source, schema, family.name)
         self._known = Known(question.schema, family, made)
         return self._known
 
-
-def _refuse(design: Design, family: Family, limits: Limits) -> None:
-    """Raise an InputError if an answer could tell too much about single rows."""
-    rows = len(design.y)
-    p = len(design.terms)
-    if rows < max(1, limits.min_rows):
-        raise _refusal(
-            f"{_rows(rows)} in use, {design.dropped} left out because of missing values",
-            f"fewer than {max(1, limits.min_rows)} complete rows, this hospital's limit",
-        )
-    if p > limits.max_share * rows:
-        raise _refusal(
-            f"{p} coefficients for {_rows(rows)}",
-            f"more than {limits.max_share:g} coefficients for each row, this hospital's limit",
-        )
-    for term, column in zip(design.terms, design.x.T, strict=True):
-        count = int(column.sum()) if term.level else 0
-        if 0 < count < limits.min_level:
-            raise _refusal(
-                f"{_rows(count)} with {term.name}",
-                f"fewer than {limits.min_level} rows with a level of column {term.column!r}, this "
-                "hospital's limit",
+    def _check_marks(self, marks: Sequence[str]) -> None:
+        """Raise an InputError if a question says itself which cells are gaps."""
+        other = [mark for mark in marks if not CODES.fullmatch(mark.lower())]
+        if other and self.limits.min_level > 1 and not self.agreed:
+            raise schemas.wrong(
+                f"marks = {other}: a value that counts as missing would pick out its rows; write "
+                "NA into the table, or let the hospital name this schema in its own configuration"
             )
-    if family.name not in ("binomial", "cox"):
-        return
-    events = int((design.y > 0).sum())
-    if min(events, rows - events) < limits.min_events:
-        raise _refusal(
-            f"{events} of {_rows(rows)} with the event",
-            f"fewer than {limits.min_events} rows with the event or without it, this hospital's "
-            "limit",
-        )
 
-
-def _refusal(own: str, public: str) -> InputError:
-    """The error of a limit, with a text for the hospital's own log and one for everybody."""
-    return InputError(f"no answer: {own}; {public} ({LIFTED})", public=public)
-
-
-def _rows(count: int) -> str:
-    """A number of rows in words."""
-    return "1 row" if count == 1 else f"{count} rows"
+    def _allowed(self, known: Known) -> Known:
+        """A design about which the hospital answers. Raises an InputError beyond its limits."""
+        if known.limits == self.limits:
+            return known
+        disclosure.check(known.design, known.family, self.limits)
+        if self.limits.min_level > 1 and not isinstance(self.source, Design):
+            rows = fingerprints(self.source)[list(known.design.kept)]
+            self.ledger.admit(rows, self.limits.min_level)
+        self._known = known._replace(limits=self.limits)
+        return self._known
 
 
 def _describe(design: Design, family: Family) -> Arrays:

@@ -7,6 +7,7 @@ as rows would let the numbers of an answer tell about single patients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,16 @@ class Limits:
     min_rows: int = 10
     """Fewer rows than this: no answer."""
     min_events: int = 3
-    """Of a yes/no outcome or survival: fewer events, or fewer rows without one: no answer."""
-    min_level: int = 1
-    """Fewer rows, but not none, with a level or a gap that has a coefficient: no answer."""
+    """Fewer rows with an event or a count, or, of two outcomes, without one: no answer."""
+    min_level: int = 3
+    """Fewer rows, but not none, on one side of a column with two values, with a level, a reference
+    level or a gap, or that two answers differ by: no answer."""
     min_cell: int = 3
     """Groups of fewer rows are left out of calibration curves."""
     max_share: float = 0.33
     """No answer if there are more coefficients than this share of the rows."""
+
+
+OWN = Limits(min_level=1)
+"""Of a person who holds all tables and may see every row: too few rows or events are told still."""
+UNLIMITED = Limits(min_rows=1, min_events=0, min_level=1, min_cell=1, max_share=inf)

@@ -93,7 +93,7 @@ def read_events(cells: Cells, schema: Schema) -> Array:
         expected = f"{schema.positive!r} or {schema.negative!r}"
     else:
         expected = f"{schema.positive!r} or one other level"
-    return cells.convert(meaning, expected, ROLE, RECODE)
+    return cells.convert(meaning, expected, ROLE, RECODE, guessed=bool(schema.positive))
 
 
 def _meaning(cells: Cells, schema: Schema) -> Callable[[str], float | None]:

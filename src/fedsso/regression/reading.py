@@ -43,6 +43,8 @@ class Cells:
         expected: str,
         role: str = "",
         remedy: str = "",
+        *,
+        guessed: bool = False,
     ) -> Array:
         """The cells as numbers [rows], NaN for gaps.
 
@@ -51,6 +53,8 @@ class Cells:
             expected: What a cell ought to be, for the error: "numbers such as -1.5".
             role: What the column is to the regression, for the error: "the outcome".
             remedy: What to do about other cells, for the error.
+            guessed: Whether the schema says which texts may occur. The count of the others would
+                tell whoever guesses a name whether it occurs, so it stays with the hospital.
         """
         values = np.full(len(self.texts), np.nan)
         known: dict[str, float] = {}
@@ -64,7 +68,7 @@ class Cells:
                 known[text] = found
             values[row] = known[text]
         if misfits:
-            raise self._error(misfits, expected, role, remedy)
+            raise self._error(misfits, expected, role, remedy, guessed)
         return values
 
     def _error(
@@ -73,6 +77,7 @@ class Cells:
         expected: str,
         role: str,
         remedy: str,
+        guessed: bool,
     ) -> InputError:
         """The error for cells that do not fit. `misfits` are their rows."""
         first = misfits[0]
@@ -85,13 +90,13 @@ class Cells:
         if DECIMAL_COMMA.fullmatch(text):
             own = f"; {COMMAS}"
         large = sum(is_too_large(self.texts[row]) for row in misfits)
+        told = "some" if guessed else f"{count} of {len(self.texts)}"
         beyond = f"; {large} of them too large, beyond {LARGEST:g}" if large else ""
         return InputError(
             f"{place}: has {text!r} in {column}, expected {expected}, or a missing value such "
             "as NA ("
             f"{count} such cells){beyond}{own}{advice}",
-            public=f"{column}: {count} of {len(self.texts)} cells are not {expected}, nor missing "
-            f"values{beyond}{advice}",
+            public=f"{column}: {told} cells are not {expected}, nor missing values{beyond}{advice}",
         )
 
     def line(self, row: int) -> str:
@@ -132,7 +137,7 @@ def read_yesno(cells: Cells, column: Column) -> Array:
     if not column.levels:
         return cells.convert(yes_or_no, "yes or no")[:, None]
     no, yes = column.levels
-    return cells.convert(either(yes, no), f"{no!r} or {yes!r}")[:, None]
+    return cells.convert(either(yes, no), f"{no!r} or {yes!r}", guessed=True)[:, None]
 
 
 def either(yes: str, no: str) -> Callable[[str], float | None]:
@@ -154,7 +159,7 @@ def read_category(cells: Cells, column: Column) -> Array:
         return next((float(i) for i, level in enumerate(levels) if same(cell, level)), None)
 
     listed = ", ".join(levels)
-    found = cells.convert(place, f"levels of the schema ({listed})")
+    found = cells.convert(place, f"levels of the schema ({listed})", guessed=True)
     numbers = [float(levels.index(level)) for level in column.compared]
     chosen: Array = (found[:, None] == np.array(numbers)).astype(np.float64)
     chosen[np.isnan(found)] = np.nan

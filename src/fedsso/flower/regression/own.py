@@ -8,12 +8,14 @@ The folder holds the hospital's table, one CSV file, and may hold a file hospita
 
     name = "north"              # how the results call this hospital
     schema = "schema.toml"      # no question with another schema is answered
+    family = "binomial"         # nor another family; left out: cox if the schema has a time
 
     [limits]
     min-rows = 50               # see `regression.limits.Limits` for all of them
 
-What the node is told counts more than the file. Nothing here can be set by the server, and a
-setting that is not understood ends in a refusal, not in a default.
+What the node is told counts more than the file. No question can set anything here, and a setting
+that is not understood ends in a refusal, not in a default. The folder also holds what the hospital
+has answered, `answered.npz` (see `regression.ledger`), so it must be writable.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ from flwr.app import Context
 from ...errors import InputError, integer, number, unknown
 from ...regression import schema
 from ...regression.design import Table, read_table
+from ...regression.families import named
 from ...regression.hospital import Hospital
+from ...regression.ledger import Ledger
 from ...regression.limits import Limits
+from ...regression.outcome import BINOMIAL, COX
 from ...regression.questions import DESCRIBE, Answer, Question
 from ...support.intake import inside, is_file, read_text, read_toml, user_path
 
@@ -39,7 +44,9 @@ log = logging.getLogger("flwr")
 FILE = "hospital.toml"
 FOLDER = "data-folder"
 TABLES = (".csv",)
-KEYS = ("name", "schema", "limits")
+LEDGER = "answered.npz"
+"""Beside the table: the rows of all answers so far, by their fingerprints."""
+KEYS = ("name", "schema", "family", "limits")
 LIMITS = {one.name.replace("_", "-"): one.name for one in fields(Limits)}
 """The fields of Limits, by their names in a configuration."""
 
@@ -57,20 +64,41 @@ class Own:
     limits: Limits = field(default_factory=Limits)
     schema: str = ""
     """The text of the one schema for which it answers. Empty: it answers for any."""
+    family: str = ""
+    """The one family for which it answers. Empty: with a schema the usual one, else any."""
+    ledger: Ledger | None = None
+    """What it has answered before. None: what this process knows of it."""
 
     def answer(self, question: Question) -> Answer:
         """The hospital's numbers. Raises InputError where it gives none."""
-        if self.schema and schema.parse(self.schema) != schema.parse(question.schema):
-            raise InputError(
-                f"the schema of the question is not the one that {FILE} names",
-                public="this hospital answers for another schema, the one that it has agreed to",
-            )
-        asked = Hospital(self.name, self.table(), self.limits)
+        self._check_agreed(question)
+        asked = Hospital(
+            self.name, self.table(), self.limits, self.ledger, agreed=bool(self.schema)
+        )
         found = asked.answer(question)
         if question.name == DESCRIBE:
             for note in asked.notes:
                 log.info(note)
         return found
+
+    def _check_agreed(self, question: Question) -> None:
+        """Raise InputError for a question of another schema or family than this hospital's own."""
+        family = self.family
+        if self.schema:
+            own = schema.parse(self.schema)
+            family = family or (COX if own.time else BINOMIAL)
+            if own != schema.parse(question.schema):
+                raise _other("schema")
+        if family and named(family).text != named(question.family).text:
+            raise _other("family")
+
+
+def _other(what: str) -> InputError:
+    """The error of a question to which the hospital has not agreed."""
+    return InputError(
+        f"the {what} of the question is not the one that {FILE} names",
+        public=f"this hospital answers for another {what}, the one that it has agreed to",
+    )
 
 
 def hospital(
@@ -94,7 +122,14 @@ def hospital(
     name = context.node_config.get("name", in_file.get("name", unnamed))
     agreed = in_file.get("schema", "")
     text = read_text(folder / str(agreed)) if agreed else ""
-    return Own(str(name), lambda: read(the_table(folder, kinds)), limits_of(limits), text)
+    return Own(
+        str(name),
+        lambda: read(the_table(folder, kinds)),
+        limits_of(limits),
+        text,
+        str(in_file.get("family", "")),
+        Ledger(folder / LEDGER),
+    )
 
 
 def _folder(node_config: Config) -> tuple[Path, Config]:

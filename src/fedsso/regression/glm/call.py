@@ -22,7 +22,8 @@ from ..families import named
 from ..fit import fit
 from ..hospital import Hospital
 from ..infer import TWO_LEVELS, infer
-from ..limits import Limits
+from ..ledger import Ledger
+from ..limits import OWN, Limits
 from ..outcome import COX, FAMILIES
 from ..questions import Answer, Ask, Question, Refusal
 from ..result import Regression
@@ -93,8 +94,8 @@ def glm(
 ) -> Regression:
     """Fit a regression over hospitals: coefficients with standard errors, as in one pooled table.
 
-    Every hospital's table is asked for sums alone, and refuses if these could tell of single
-    patients. The fit is the maximum of the likelihood of all rows, found by FedSSO.
+    Every hospital's table is asked for sums alone, as over a network. The fit is the maximum of the
+    likelihood of all rows, found by FedSSO.
 
     Args:
         data: A folder, list or dictionary of CSV files, a data frame with `hospital`, a dictionary
@@ -106,7 +107,8 @@ def glm(
             `fedsso data schema` writes it. Left out: it is inferred from all tables together.
         hospital: The column that says which hospital a row belongs to. Left out: a file, or an
             entry of a dictionary, is a hospital.
-        limits: What hospitals refuse to answer. Left out: the defaults of `Limits`.
+        limits: What hospitals refuse to answer. `Limits()` is what they refuse over a network. Left
+            out: few rows or events; rare levels are answered, since you hold the rows.
         out: A folder to save the model in.
         progress: Is told about every round.
         **settings: time, weights, offset (columns of the table); missing ("complete" or
@@ -139,7 +141,10 @@ def glm(
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)
     sources: dict[str, Any] = {**tabled.tables, **tabled.lost}
-    hospitals = [Hospital(name, source, limits) for name, source in sources.items()]
+    hospitals = [
+        Hospital(name, source, limits or OWN, Ledger(), agreed=True)
+        for name, source in sources.items()
+    ]
     found = fit(
         asking(hospitals),
         schemas.write(agreed),
