@@ -17,7 +17,7 @@ import numpy as np
 import patients
 import pytest
 import statsmodels.api
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from grid import NODES, RUN, SERVER, LocalGrid, Tamper
 
@@ -153,6 +153,26 @@ def test_a_clinic_that_is_gone_in_the_middle_is_left_out(study: dict[str, Any]) 
     assert [one.hospital for one in found.fit.hospitals] == ["east", "north", "west"]
     assert [one.hospital for one in found.fit.refusals] == ["south"]
     assert answers == 6  # four answers, and two that were lost
+    x, y = clinics.pooled(("east", "north", "west"))
+    reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
+    np.testing.assert_allclose(found.coefficients()["estimate"], reference.params, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.array([3]), np.array([1e300]), np.zeros((0, 0))])
+def test_a_clinic_whose_last_answer_cannot_be_right_is_left_out(
+    study: dict[str, Any], value: np.ndarray[Any, Any]
+) -> None:
+    def lie(reply: Message) -> Message:
+        (arrays,) = reply.content.array_records.values()
+        if reply.metadata.src_node_id == FIRST_NODE + 2 and "calibration" in arrays:
+            arrays["rows"] = Array(value)
+        return reply
+
+    fitted(SIMULATED, lie, **study)
+    found = fedsso.load_model(study["out"])
+    ((hospital, reason),) = found.fit.refusals
+    assert hospital == "south"
+    assert "answered 'assess' wrongly: rows" in reason
     x, y = clinics.pooled(("east", "north", "west"))
     reference = statsmodels.api.Logit(y, x).fit(disp=0, method="newton", tol=1e-14)
     np.testing.assert_allclose(found.coefficients()["estimate"], reference.params, rtol=1e-6)

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from grid import LocalGrid
+from grid import FIRST_NODE, LocalGrid
 
 from fedsso.errors import InputError
 from fedsso.flower.regression import own, records, server
 from fedsso.flower.regression.client import hospital_app
 from fedsso.flower.regression.server import Nodes
 from fedsso.regression.limits import Limits
-from fedsso.regression.questions import ASSESS, DESCRIBE, SCORE, Answer, Question, Refusal
+from fedsso.regression.questions import ASSESS, DESCRIBE, SCORE, Answer, Question, Refusal, Wrong
 
 NAMES = tuple(clinics.ORDERS)
 QUESTION = Question(
@@ -93,10 +93,20 @@ def test_a_message_that_is_no_question_is_refused() -> None:
 def test_two_hospitals_of_one_name_stay_apart_and_none_can_change_its_name() -> None:
     changing = Echo("b")
     nodes, grid = echoes(Echo("a"), Echo("a"), changing)
-    second = f"node {grid.get_node_ids()[1]}"
-    assert names(nodes(QUESTION)) == ["a", second, "b"]
+    first, second, _ = (f"a (node {node})" for node in grid.get_node_ids())
+    assert names(nodes(QUESTION)) == [first, second, "b"]
     changing.name = "a"
-    assert names(nodes(QUESTION)) == ["a", second, "b"]
+    assert names(nodes(QUESTION)) == [first, second, "b"]
+
+
+def test_a_name_with_anothers_node_stays_apart_as_well() -> None:
+    false = f"a (node {FIRST_NODE})"
+    nodes, _ = echoes(Echo("a"), Echo("a"), Echo(false))
+    assert names(nodes(QUESTION)) == [
+        f"{false} (node {FIRST_NODE})",
+        f"a (node {FIRST_NODE + 1})",
+        f"{false} (node {FIRST_NODE + 2})",
+    ]
 
 
 def test_a_name_cannot_forge_lines_of_the_log() -> None:
@@ -202,10 +212,13 @@ def test_any_other_error_tells_its_kind_alone(error: Exception) -> None:
     assert refusal.hospital == f"node {grid.get_node_ids()[0]}"
 
 
-def with_rows(value: Array | None) -> Callable[[Message], Message]:
-    """Puts another array into a reply."""
+def with_rows(value: Array | str | None) -> Callable[[Message], Message]:
+    """Puts another array into a reply, or takes all of them, or everything."""
 
     def tamper(reply: Message) -> Message:
+        if value == "empty":
+            reply.__dict__["_content"] = None
+            return reply
         arrays = dict(reply.content.array_records[records.NUMBERS])
         if value is None:
             del reply.content[records.NUMBERS]
@@ -223,19 +236,23 @@ def cut() -> Array:
 
 
 UNREADABLE = {
-    "other numbers": (Array(np.array([2])), "its rows holds int64 instead of float64"),
     "cut off": (cut(), "its rows cannot be read"),
     "no array": (Array("float64", (1,), "numpy.ndarray", b"rows"), "its rows cannot be read"),
     "no arrays": (None, "no answer of a hospital"),
+    "an empty message": ("empty", "no answer of a hospital"),
 }
 
 
 @pytest.mark.parametrize(("value", "reason"), UNREADABLE.values(), ids=UNREADABLE)
-def test_an_answer_that_cannot_be_read_is_a_refusal(value: Array | None, reason: str) -> None:
-    nodes, _ = echoes(Echo("a"), tamper=with_rows(value))
-    (refusal,) = nodes(QUESTION)
-    assert isinstance(refusal, Refusal)
-    assert reason in refusal.reason
+def test_an_answer_that_cannot_be_read_is_a_refusal_for_good(
+    value: Array | str | None, reason: str
+) -> None:
+    nodes, grid = echoes(Echo("a"), tamper=with_rows(value))
+    for step in range(2):
+        (refusal,) = nodes(QUESTION._replace(model=QUESTION.model + step))
+        assert isinstance(refusal, Wrong)
+        assert reason in refusal.reason
+    assert len(grid.sent) == 1
 
 
 def test_a_lost_answer_and_a_foreign_one() -> None:
@@ -421,7 +438,7 @@ ONE_QUESTION = """
 import sys
 import numpy as np
 from flwr.app import Message
-from grid import LocalGrid
+from grid import FIRST_NODE, LocalGrid
 from fedsso.flower.regression import own, records
 from fedsso.flower.regression.client import hospital_app
 from fedsso.regression.questions import QUESTIONS, Question

@@ -20,10 +20,12 @@ from .design import Term
 from .design import terms as terms_of
 from .families import Family, named
 from .inference import COLLINEAR, dependent, invert, involved, sandwich
-from .outcome import check_time
-from .questions import Answer, Array, Ask, Refusal
+from .outcome import BINOMIAL, check_time
+from .questions import Answer, Array, Ask, Refusal, unpacked
 from .records import Assessment, Fit, Round
 from .rounds.climb import Climb, End, Free, Goal, Null, Progress
+from .rounds.doubts import CLEAR, off_scale, outweighing, without
+from .rounds.forms import SLACK
 from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table
 from .rounds.talk import Look, Lost, Talk
 
@@ -66,7 +68,7 @@ def fit(
     terms = terms_of(schema, chosen.name)
     if not terms:
         raise InputError("the schema has no column to explain the outcome with")
-    talk = Talk(ask, schema_text, chosen.text, len(terms))
+    talk = Talk(ask, schema_text, chosen, len(terms))
     talk.describe()
     trace: list[Round] = []
     while True:
@@ -74,9 +76,8 @@ def fit(
             job = _Job(talk, chosen, terms)
             end, null_loglik = job.run(goal, trace, progress)
             return _result(job, end, null_loglik, tuple(trace), cluster)
-        except Lost:
-            if len(trace) >= goal.rounds:
-                raise InputError(f"hospitals were lost in all of {goal.rounds} rounds") from None
+        except Lost:  # one hospital less: this ends
+            continue
 
 
 def _tolerance(value: object) -> float:
@@ -100,12 +101,17 @@ class _Job:
         self.talk = talk
         self.family = family
         self.terms = terms
+        self.rows = round(talk.sum("rows"))
+        for name in ("rows", "weight", "exposure", *(["outcome"] if family.events else [])):
+            size = talk.described(name) + talk.described("exposure")
+            talk.lose_heavy(outweighing(size), f"the {name}")
+        far = off_scale(talk.answers)
+        if far is not None:
+            talk.lose_heavy(far.place, f"column {terms[far.column].name!r}")
         self.held = moments(talk.answers)
         centred = has_intercept(terms) or not family.intercept
         self.common = common_scale(terms, self.held, centred)
-        talk.mean = self.common.mean
-        talk.deviation = self.common.deviation
-        self.rows = round(talk.sum("rows"))
+        talk.begin(self.common)
         self.free = _free(terms, self.held, self.common)
 
     def run(
@@ -128,9 +134,7 @@ class _Job:
         if has_intercept(self.terms):
             b[0] = intercept
         look = self.talk.look(b, information=True)
-        if not look.known:
-            self.talk.drop_unfit(b)
-            raise InputError("the null model has no finite log-likelihood; see offset and weights")
+        self._doubt(look, outcome / self.talk.sum("exposure"))
         self._check_rank(look, curvature)
         dispersion = 1.0
         if self.family.name == "gaussian":
@@ -139,27 +143,57 @@ class _Job:
                 raise InputError("the outcome is the same in all rows; there is nothing to explain")
         return Null(look, curvature / dispersion, dispersion)
 
+    def _doubt(self, null: Look, mean: float) -> None:
+        """Lose a hospital whose numbers of the null model cannot be, or outweigh all others.
+
+        The slope of the intercept is known already: the outcomes, less those that are expected.
+        """
+        talk = self.talk
+        size = np.abs(null.logliks) + talk.described("weight")
+        offset = self.family.name == BINOMIAL and schemas.parse(talk.schema).offset
+        if has_intercept(self.terms) and not offset:
+            outcome = talk.described("outcome")
+            expected = mean * talk.described("exposure")
+            off = np.abs(null.parts[:, 0] - (outcome - expected))
+            off /= np.abs(outcome) + np.abs(expected) + size
+            if off.max() > SLACK:
+                talk.lose(int(off.argmax()), "its score is not that of the outcomes that it counts")
+        talk.lose_heavy(outweighing(size), "the log-likelihood")
+        talk.lose_overinformed(null)
+
     def _check_rank(self, null: Look, curvature: float) -> None:
         """Raise an InputError if there are too few rows, or if columns are collinear."""
-        terms = self.free.terms
-        if len(terms) >= self.rows:
+        if len(self.free.terms) >= self.rows:
             raise InputError(
-                f"{len(terms)} coefficients cannot be estimated from {self.rows} rows; leave "
-                "columns out"
+                f"{len(self.free.terms)} coefficients cannot be estimated from {self.rows} rows; "
+                "leave columns out"
             )
+        terms = self.free.terms
         places = self.free.places
-        change = centring(self.terms, self.held, self.common)
-        second = (change.T @ null.information @ change)[np.ix_(places, places)]
         usual = curvature * (self.held.deviation / self.common.deviation)[places] ** 2
-        nothing = second.diagonal() <= COLLINEAR * usual
+        nothing = null.information.diagonal()[places] <= COLLINEAR * usual
         if self.family.intercept:
             nothing = self.held.constant[places] & has_intercept(self.terms)
             nothing[0] = False  # the intercept itself
         if nothing.any():
             raise _constant([term.name for term, one in zip(terms, nothing, strict=True) if one])
-        direction = dependent(second)
-        if direction is not None:
-            raise _collinear(involved(terms, direction))
+        everybody = list(range(len(self.talk.answers)))
+        direction = dependent(self._centred(null, everybody))
+        if direction is None:
+            return
+        # Rows of one more hospital never make columns collinear, but false numbers may.
+        clear = [dependent(self._centred(null, rest), CLEAR) is None for rest in without(everybody)]
+        if sum(clear) == 1 < len(clear):
+            self.talk.lose_heavy(clear.index(True), "the information of the columns")
+        raise _collinear(involved(terms, direction))
+
+    def _centred(self, null: Look, used: list[int]) -> Array:
+        """The information of some hospitals, as if their columns had a mean of 0."""
+        held = moments([self.talk.answers[one] for one in used])
+        change = centring(self.terms, held, self.common)
+        places = self.free.places
+        second = change.T @ unpacked(null.shares[used].sum(0)) @ change
+        return second[np.ix_(places, places)]
 
     def _null_loglik(self, null: Null) -> float:
         """The log-likelihood of the best model with an intercept alone.
@@ -176,6 +210,8 @@ class _Job:
                 return look.loglik
             b = look.b.copy()
             b[0] += gradient / slope
+            if b[0] == look.b[0]:  # rounding
+                return look.loglik
             after = self.talk.look(b, information=False)
             learned = (gradient - float(after.gradient[0])) / float(b[0] - look.b[0])
             slope = learned if learned > 0 else 2 * slope

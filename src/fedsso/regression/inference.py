@@ -104,17 +104,18 @@ def sandwich(H: Array, parts: Array) -> Array:
     return covariance
 
 
-def dependent(H: Array) -> Array | None:
+def dependent(H: Array, margin: float = 1.0) -> Array | None:
     """The combination [p] of columns that the information knows nothing of, if there is one.
 
     H [p, p] must have centred columns where there is an intercept. The combination is in units of
-    each column's own standard error, so that its parts can be compared.
+    each column's own standard error, so that its parts can be compared. It is one, too, if the
+    information is less than `margin` times what it needs.
     """
     size = np.sqrt(np.maximum(H.diagonal(), 0.0))
     if not (size > 0).all():
         return np.where(size > 0, 0.0, 1.0)
     values, vectors = np.linalg.eigh(H / np.outer(size, size))
-    if values[0] > COLLINEAR:
+    if values[0] > margin * COLLINEAR:
         return None
     direction: Array = vectors[:, 0]
     return direction

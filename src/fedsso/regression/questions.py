@@ -68,6 +68,12 @@ class Refusal(NamedTuple):
     reason: str
 
 
+class Wrong(Refusal):
+    """In the place of an answer that cannot be right: the hospital is left out for good."""
+
+    __slots__ = ()
+
+
 Ask: TypeAlias = Callable[[Question], Sequence[Answer | Refusal]]
 """Asks all hospitals the same question. The simulator calls them; Flower sends messages."""
 

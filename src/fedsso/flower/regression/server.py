@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -29,7 +29,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from ...errors import InputError
-from ...regression.questions import DESCRIBE, Answer, Array, Question, Refusal
+from ...regression.questions import DESCRIBE, Answer, Array, Question, Refusal, Wrong
 from ..answers import match, shown
 from ..screen import header
 from . import records
@@ -64,19 +64,20 @@ class Nodes:
         self.timeout = timeout
         self.asked = Counter()
         self.messages = 0
-        # The hospitals' names by node, once they are known.
+        # The nodes that were online at first, what they call themselves, and how we tell them apart.
+        self._nodes: list[int] = []
+        self._claims: dict[int, str] = {}
         self._names: dict[int, str] = {}
         # How often in a row each node has not answered, and who is not asked any more.
         self._misses: Counter[int] = Counter()
         self._gone: dict[int, Refusal] = {}
         # The last question, and who has answered it.
         self._last: Question | None = None
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, dict[str, Array]] = {}
 
     def __call__(self, question: Question) -> list[Answer | Refusal]:
         """The answers and refusals of all hospitals, always in the same order."""
-        if not self._names:
-            self._names = {node: _unnamed(node) for node in self._online()}
+        self._nodes = self._nodes or self._online()
         if self._last is None or not _same(question, self._last):
             self._last = question
             self._answers = {}
@@ -86,16 +87,16 @@ class Nodes:
         for _ in range(TRIES if question.name == DESCRIBE else 1):
             refusals |= self._send(question, self._waiting())
         found: list[Answer | Refusal] = []
-        for node in self._names:
+        for node in self._nodes:
             if node in self._answers:
-                found.append(self._answers[node])
+                found.append(Answer(self._names[node], self._answers[node]))
             else:
                 found.append(self._gone.get(node) or refusals[node])
         return found
 
     def _waiting(self) -> list[int]:
         """The nodes that have not answered the last question, back online as far as they come."""
-        waiting = [node for node in self._names if node not in (self._gone.keys() | self._answers)]
+        waiting = [node for node in self._nodes if node not in (self._gone.keys() | self._answers)]
         missed = {node for node in waiting if self._misses[node]}
         if missed:
             self._await(lambda online: missed <= online, min(RETURN, self.timeout))
@@ -110,11 +111,13 @@ class Nodes:
         replies, ignored = match(arrived, asked)
         for node, reason in ignored:
             log.warning("a message of node %d is ignored: %s", node, reason)
+        if question.name == DESCRIBE:
+            self._claims |= {node: _name(node, replies.get(node)) for node in nodes}
+            self._names = _apart(self._claims)
         refusals = {}
         for node in nodes:
             try:
-                arrays = self._arrays(node, replies.get(node))
-                self._answers[node] = Answer(self._names[node], arrays)
+                self._answers[node] = self._arrays(replies.get(node))
                 self._misses[node] = 0
             except _NoAnswer as reason:
                 refusals[node] = self._note(node, question.name, reason)
@@ -122,11 +125,12 @@ class Nodes:
 
     def _note(self, node: int, question: str, reason: _NoAnswer) -> Refusal:
         """Note and log that a node has not answered."""
-        refusal = Refusal(self._names[node], shown(str(reason)))
+        kind = Wrong if isinstance(reason, _Unreadable) else Refusal
+        refusal = kind(self._names[node], shown(str(reason)))
         log.warning("%s does not answer %s: %s", refusal.hospital, question, refusal.reason)
         self._misses[node] += 1
         refuses = question == DESCRIBE and isinstance(reason, _Refused)
-        if refuses or self._misses[node] == TRIES:
+        if refuses or kind is Wrong or self._misses[node] == TRIES:
             self._gone[node] = refusal
         return refusal
 
@@ -148,33 +152,19 @@ class Nodes:
             time.sleep(PAUSE)
         return nodes
 
-    def _arrays(self, node: int, reply: Message | None) -> dict[str, Array]:
+    def _arrays(self, reply: Message | None) -> dict[str, Array]:
         """The numbers of a reply. Raises _NoAnswer."""
         if reply is None:
             raise _NoAnswer(f"no answer within {self.timeout:g} s")
         if reply.has_error():
             raise _NoAnswer(f"error {reply.error.code}: {reply.error.reason or 'no reason given'}")
-        try:
-            texts = reply.content.config_records[records.TEXTS]
-            numbers = reply.content.array_records[records.NUMBERS]
-        except KeyError:
-            raise _NoAnswer("its reply is no answer of a hospital; it needs the same app") from None
-        self._call(node, str(texts.get(records.HOSPITAL, "")))
+        texts = _texts(reply)
         if records.REFUSAL in texts:
             raise _Refused(str(texts[records.REFUSAL]))
+        numbers = reply.content.array_records.get(records.NUMBERS) if texts else None
+        if numbers is None:
+            raise _Unreadable("its reply is no answer of a hospital; it needs the same app")
         return {name: _numbers(name, array) for name, array in numbers.items()}
-
-    def _call(self, node: int, name: str) -> None:
-        """Take the name that a hospital first gives itself, unless another has it."""
-        wanted = shown(name)
-        is_first = self._names[node] == _unnamed(node)
-        if wanted and is_first and wanted not in self._names.values():
-            self._names[node] = wanted
-
-
-def _unnamed(node: int) -> str:
-    """How a hospital is called before it has told its name."""
-    return f"node {node}"
 
 
 class _NoAnswer(Exception):
@@ -185,17 +175,53 @@ class _Refused(_NoAnswer):
     """The hospital itself says why."""
 
 
+class _Unreadable(_NoAnswer):
+    """The reply is none that a hospital sends."""
+
+
+def _unnamed(node: int) -> str:
+    """How a hospital is called before it has told its name."""
+    return f"node {node}"
+
+
+def _name(node: int, reply: Message | None) -> str:
+    """The name that a hospital gives itself."""
+    return shown(str(_texts(reply).get(records.HOSPITAL, ""))) or _unnamed(node)
+
+
+def _texts(reply: Message | None) -> Mapping[str, object]:
+    """The texts of a reply, none if there are none."""
+    if reply is None or not reply.has_content():
+        return {}
+    return reply.content.config_records.get(records.TEXTS, {})
+
+
+def _apart(names: dict[int, str]) -> dict[int, str]:
+    """Names by node. Where several nodes claim one name, nobody knows whose it is: all have both.
+
+    >>> _apart({5: "north", 6: "south", 7: "north"})
+    {5: 'north (node 5)', 6: 'south', 7: 'north (node 7)'}
+    """
+    counts = Counter(names.values())
+    if max(counts.values(), default=1) == 1:
+        return names
+    return _apart(
+        {
+            node: name if counts[name] == 1 else f"{name} ({_unnamed(node)})"
+            for node, name in names.items()
+        }
+    )
+
+
 def _numbers(name: str, array: FlowerArray) -> Array:
-    """An array of an answer, float64. Whether it is finite and of the right shape the fit asks."""
+    """An array of an answer. Whether it is the right one, the fit asks."""
     try:
         shape, dtype = header(array.data)
         if math.prod(shape) * dtype.itemsize > len(array.data):
             raise ValueError("it is cut off")
-        value = array.numpy()
+        value: Array = array.numpy()
     except Exception as error:  # whatever a hospital may have put there
-        raise _NoAnswer(f"its {shown(name)} cannot be read ({type(error).__name__})") from error
-    if value.dtype != np.float64:
-        raise _NoAnswer(f"its {shown(name)} holds {value.dtype} instead of float64")
+        raise _Unreadable(f"its {shown(name)} cannot be read ({type(error).__name__})") from error
     return value
 
 

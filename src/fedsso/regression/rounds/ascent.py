@@ -27,6 +27,7 @@ from torch import Tensor
 from ...maths import quasi_newton as qn
 from ...support.linalg import gram
 from ..questions import Array
+from .forms import HUGE
 
 ENOUGH = 1e-4
 """A step must gain this share of what the slope at its beginning promised."""
@@ -45,8 +46,6 @@ GROWTH = 4.0
 LOWEST = 1e-12
 """Bounds of the curvature of a pair. The log-likelihood is known exactly, so they are wide."""
 PAIRS = 200
-HUGE = 1e100
-"""A log-likelihood beyond this counts as unknown: the step was far too long."""
 
 
 class Ascent:
@@ -140,11 +139,13 @@ def _shorter(before: float, rise: float, after: float) -> float:
 
     `before` and `after` are the slopes at its ends, for the whole step; f rose by `rise`.
     """
+    if not before < 0:  # rounding
+        return SHORTEST
     up = rise / -before  # in units of the slope at the beginning, which is -1 then
     end = after / -before
     bend = end - 1 - 2 * up
     middle = 3 * up + 2 - end
-    lower = middle + math.sqrt(max(0.0, middle**2 + 3 * bend))
+    lower = middle + math.sqrt(max(0.0, middle * middle + 3 * bend))
     share = 1 / lower if lower > 0 else LONGEST
     return min(max(share, SHORTEST), LONGEST)
 

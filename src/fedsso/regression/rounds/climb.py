@@ -55,6 +55,8 @@ USELESS = 1e-5
 """Standard errors. A fit that rounding ends farther from the maximum than this is an error."""
 LOWEST = 1e-20
 """A gaussian model that leaves a smaller share of the sum of squares explains everything."""
+OBJECTIONS = 12
+"""So often a step may fail by one hospital alone: an honest one likes a shorter step."""
 SLOW = 0.9
 PATIENCE = 8
 """If the distance does not fall below SLOW in so many rounds, near the maximum, it is rounding."""
@@ -128,16 +130,20 @@ class Climb:
         self.null = null
         self.goal = goal
         self.trace = rounds
+        self.before = len(rounds)  # of fits that have lost a hospital
         self.progress = progress
         self.rows = round(talk.sum("rows"))
         self.saturated = talk.sum("saturated")
         self.large = LARGE  # a model of this size is looked at next
+        self.objections = np.zeros(len(talk.names))
+        self.failures = 0  # steps in a row
         self._start(null.look, math.inf if family.name == "gaussian" else REACH)
 
     def _start(self, look: Look, reach: float) -> None:
         """Let B be the information of a look, and begin there with steps of at most `reach`."""
         factor = np.linalg.cholesky(self._second(look) / self.null.dispersion)
         self.base = look.b
+        self.here = look
         self.change = np.linalg.inv(factor).T  # from u to the free coefficients
         self.ascent = Ascent(np.zeros(len(self.terms)), *self._of(look), reach, self._length)
 
@@ -154,7 +160,7 @@ class Climb:
         best = math.inf
         idle = 0
         since = 0  # rounds since the last H
-        while len(self.trace) < self.goal.rounds:
+        while len(self.trace) - self.before < self.goal.rounds:
             before = self.distance
             arrived = before <= self.goal.tolerance or idle >= PATIENCE
             expected = before * shrinks
@@ -177,6 +183,7 @@ class Climb:
             shrinks = min(1.0, self.distance / before) if before else 1.0
             idle = idle + 1 if self.distance > SLOW * best and best < USELESS else 0
             best = min(best, self.distance)
+        self.talk.lose_untrue()
         raise self._endless()
 
     def _refresh(self, look: Look, arrived: bool) -> None:
@@ -185,6 +192,7 @@ class Climb:
             self._start(look, self.ascent.r)
         except np.linalg.LinAlgError:
             if arrived:
+                self.talk.lose_overinformed(look)
                 raise self._infinite(self._flattest(look)) from None
 
     def tell_null(self) -> None:
@@ -204,7 +212,29 @@ class Climb:
         look = self.talk.look(b, information=wanted)
         kept = arrived or self.ascent.hear(*self._of(look))
         self._tell(look, kept, wanted)
+        if kept:
+            self.here = look
+            self.failures = 0
+        else:
+            self._failed(look)
         return look if wanted and kept and look.known else None
+
+    def _failed(self, look: Look) -> None:
+        """Lose a hospital that makes steps fail again and again, however short they are."""
+        self.failures += 1
+        self.objections += self._others(look) > 0
+        worst = int(self.objections.argmax())
+        if self.objections[worst] > OBJECTIONS:
+            self.talk.lose(worst, f"all others would have gone on {OBJECTIONS} times without it")
+        if self.failures > OBJECTIONS:
+            self.talk.lose_untrue()
+
+    def _others(self, look: Look) -> Array:
+        """How much the log-likelihood of all others rises from here, for each hospital."""
+        rises = look.logliks - self.here.logliks
+        places = range(len(rises))
+        with np.errstate(invalid="ignore"):
+            return np.array([np.delete(rises, place).sum() for place in places])
 
     def _end(self, look: Look, idle: int) -> End | None:
         """The end of the rounds, if the exact distance allows it."""
@@ -214,6 +244,7 @@ class Climb:
         converged = distance <= self.goal.tolerance
         ahead = self._flattest(look)
         if distance <= SURE and self._moved(ahead) > WIDE * distance:
+            self.talk.lose_overinformed(look)
             raise self._infinite(ahead)
         stuck = idle >= PATIENCE and distance < USELESS
         return End(look, distance, converged) if converged or stuck else None
@@ -243,8 +274,18 @@ class Climb:
         self._tell(far, kept=False, information=False)
         least = look.loglik - ROUNDING * abs(look.loglik)
         if math.isfinite(far.loglik) and far.loglik >= least:
+            self._lose_only(far)
             raise self._infinite(ahead)
         return True
+
+    def _lose_only(self, far: Look) -> None:
+        """Lose the hospital, if there is one, without which the others know that a step is bad.
+
+        Where no estimate is finite, there is none over any of the hospitals either.
+        """
+        falls = self._others(far) < -1 - SURE * np.abs(self.here.logliks).sum()
+        if falls.sum() == 1:
+            self.talk.lose(int(falls.argmax()), "its log-likelihood rises where it cannot")
 
     def _flattest(self, look: Look) -> Array:
         """The Newton step [q] along the direction in which the information has shrunk most.
@@ -310,12 +351,13 @@ class Climb:
         far = self.talk.look(b, information=False)
         self._tell(far, kept=False, information=False)
         if math.isfinite(far.loglik) and -far.loglik / self.null.dispersion <= self.ascent.f:
+            self._lose_only(far)
             raise self._infinite(slopes)
 
     def _endless(self) -> InputError:
         """The error of a fit that does not come to an end."""
         return InputError(
-            f"the fit has not converged in {len(self.trace)} rounds: it is still about "
+            f"the fit has not converged in {self.goal.rounds} rounds: it is still about "
             f"{self.distance:.2g} standard errors from the maximum; give more rounds, or see "
             "whether columns are nearly collinear or levels have very few events"
         )
