@@ -30,7 +30,7 @@ from fedsso.support.seal import BLANK, check, seal  # noqa: E402
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the campaign forks, and reads /proc"
 )
-PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
+PARTS = ("kills", "damage", "flips", "environment", "replies", "hospitals", "numbers")
 # a slow machine is no fault: what hangs for ever is still found
 ENV = os.environ | {"PYTHONWARNINGS": "ignore", "FEDSSO_CAMPAIGN_SECONDS": "600"}
 
