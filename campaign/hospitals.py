@@ -28,11 +28,16 @@ def cases(_folder: Path, seed: int, quick: bool) -> list[Case]:
     liars = from_tests("regression", "liars")
     lies = [liars.lie(seed * FULL + number) for number in range(QUICK if quick else FULL)]
     known = {}
-    for family in sorted({lie.family for lie in lies}):
-        made, others = liars.study(family), liars.without(family)
-        whole = fit(liars.asking(liars.hospitals(made)), liars.toml(made), family, cluster=True)
-        known[family] = _sums(others), _sums(whole)
-    return [partial(_case, number, lie, *known[lie.family]) for number, lie in enumerate(lies)]
+    for study in sorted({_study(lie) for lie in lies}):
+        made = liars.study(*study)
+        whole = fit(liars.asking(liars.hospitals(made)), liars.toml(made), study[0], cluster=True)
+        known[study] = _sums(liars.without(*study)), _sums(whole)
+    return [partial(_case, number, lie, *known[_study(lie)]) for number, lie in enumerate(lies)]
+
+
+def _study(lie: Any) -> tuple[str, bool]:
+    """The tables that it is told about."""
+    return lie.family, lie.weighted
 
 
 def _sums(found: Any) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def _case(number: int, lie: Any, without: Any, whole: Any) -> Result:
 def _run(lie: Any) -> dict[str, Any]:
     """The fit with the liar, and all that is made of it."""
     liars = from_tests("regression", "liars")
-    made = liars.study(lie.family)
+    made = liars.study(*_study(lie))
     ask = liars.lying(liars.asking(liars.hospitals(made)), lie)
     found = fit(ask, liars.toml(made), lie.family, cluster=True)
     with tempfile.TemporaryDirectory(prefix="campaign-") as place:
