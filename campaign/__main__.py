@@ -28,7 +28,7 @@ from .scenes import preload  # noqa: E402
 from .table import document, examples, of_parts  # noqa: E402
 from .verdict import Case, Result  # noqa: E402
 
-PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
+PARTS = ("kills", "damage", "flips", "environment", "replies", "hospitals", "numbers")
 PACE = 10.0  # seconds between two lines of progress
 
 

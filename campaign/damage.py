@@ -30,12 +30,14 @@ FORGED = 0.5  # how often structured damage to a sealed file is sealed again
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FORMS: Mapping[str, Mapping[str, m.Change]] = {
+    "json": {**m.TEXT, **m.JSON},
     "toml": {**m.TEXT, **m.TOML},
     "csv": {**m.TEXT, **m.CSV},
     "svm": {**m.TEXT, **m.SVM},
     "text": m.TEXT,
     "safetensors": t.SAFETENSORS,
     "npz": t.NPZ,
+    "npy": t.NPY,
     "gzip": m.GZIP,
     "bzip2": m.BZIP2,
     "idx": m.IDX,
@@ -109,6 +111,8 @@ def _case(
         before = _digest(path)
         ended = forked(partial(read, work, target))
         found, seen = judge(target, forged, ended, known, kind in m.PLACES)
+        if found == v.TAKEN and os.path.lexists(path) and not path.is_file():
+            found, seen = v.WRONG, f"passed over without a word: {seen}"
         if found == v.REFUSED and _digest(path) != before:
             found, seen = v.LOST, f"the damaged file is gone or another: {ended.said[-300:]}"
         if (work / t.MARK).exists():
@@ -177,10 +181,10 @@ def _used(
     other = _difference(ended.value, known.value, gone)
     if not other:
         return (v.FELL_BACK, told) if told else (v.RIGHT, "")
+    if told and (gone or not target.exact):
+        return v.FELL_BACK, told
     if forged or not target.guarded:
         return v.TAKEN, other
-    if told and not target.exact:
-        return v.FELL_BACK, told
     return v.WRONG, other + (f"; it said: {told[:200]}" if told else "")
 
 

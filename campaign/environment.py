@@ -29,7 +29,7 @@ from .scenes import SCENES, Scene, command
 from .verdict import Case, Result
 
 PART = "environment"
-COMMANDS = ("run", "compare", "sweep", "paper")  # those that are stopped by a key
+COMMANDS = ("run", "compare", "sweep", "paper", "tune", "glm")  # those that are stopped by a key
 Found = tuple[str, str]  # verdict, and what was seen
 FINE: Found = (v.RIGHT, "")
 REASONS = {"disk full": errno.ENOSPC, "disk broken": errno.EIO, "disk write-protected": errno.EROFS}

@@ -1,4 +1,4 @@
-"""kill -9 at random moments; whoever completes the work must find it as if nothing had happened."""
+"""kill -9 and SIGTERM at random moments; completed, the work is as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from .scenes import JOBS, ROOT, SCENES, Scene
 from .verdict import Case, Result
 
 PART = "kills"
-FULL, QUICK = 100, 8
+ROUNDS = 12  # kills of each scene
+TURNS = [*SCENES.values(), JOBS]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 AGAIN = 0.25  # how often the completion is killed as well
 PATIENCE = 120.0  # seconds for a scene; a busy machine is no hang
 KEPT = ("checkpoint.safetensors", "*.npz")  # work that is done when it has its name
@@ -35,17 +37,27 @@ class Reference(NamedTuple):
     steps: int  # that change a file
     kept: dict[str, int]  # how often each file of results got its name
     seconds: float
+    before: dict[str, Any]  # what was there first
 
 
 def reference(scene: Scene) -> Reference:
     """Run a scene to its end."""
     with tempfile.TemporaryDirectory(prefix="campaign-") as place:
         out, log = Path(place) / "out", Path(place) / "log"
+        before = _prepared(scene, out)
         ended = forked(partial(_watched, scene.begin, out, never, log), PATIENCE)
         if ended.code or ended.error:
             raise RuntimeError(f"{scene.name} fails undisturbed: {ended.error or ended.said}")
         steps, value = ended.value
-        return Reference(read_outcome(out, value), steps, _kept(log), ended.seconds)
+        return Reference(read_outcome(out, value), steps, _kept(log), ended.seconds, before)
+
+
+def _prepared(scene: Scene, out: Path) -> dict[str, Any]:
+    """What the scene replaces, if anything."""
+    if scene.first is None:
+        return {}
+    forked(partial(scene.first, out), PATIENCE)
+    return read_outcome(out, None)
 
 
 def _watched(work: Callable[[Path], Any], out: Path, act: Act, log: Path) -> tuple[int, Any]:
@@ -69,12 +81,10 @@ def _kept(log: Path) -> dict[str, int]:
 
 
 def cases(_folder: Path, seed: int, quick: bool) -> list[Case]:
-    """Scenes in turn; one kill in eight is of a sweep with processes of its own."""
-    count = QUICK if quick else FULL
-    scenes = [*SCENES.values(), JOBS]
+    """Scenes in turn; the last is a sweep with processes of its own."""
     known = {scene.name: reference(scene) for scene in SCENES.values()}
     known[JOBS.name] = known["sweep"]
-    turns = [scenes[number % len(scenes)] for number in range(count)]
+    turns = TURNS * (1 if quick else ROUNDS)
     return [
         partial(_case, seed, number, scene, known[scene.name]) for number, scene in enumerate(turns)
     ]
@@ -87,11 +97,13 @@ def _case(seed: int, number: int, scene: Scene, known: Reference) -> Result:
         if scene is JOBS:
             told = _kill_processes(scene, out, draw)
         else:
+            _prepared(scene, out)
             told = _kill_at(scene.begin, out, log, known, draw, number)
             if draw.random() < AGAIN:
                 told += ", then again " + _kill_at(scene.again, out, log, known, draw, number)
+        torn = _torn(scene, out, known)
         ended = forked(partial(_watched, scene.again, out, never, log), PATIENCE)
-        found, seen = _judge(scene, out, log, ended, known)
+        found, seen = (v.LOST, torn) if torn else _judge(scene, out, log, ended, known)
     return Result(PART, number, scene.name, f"killed {told}", found, seen)
 
 
@@ -104,16 +116,28 @@ def _kill_at(
     number: int,
 ) -> str:
     """Kill before a step that changes a file, or after a random time, in turn."""
-    if number // 8 % 2 == 0:
+    if number // len(TURNS) % 2 == 0:
         step = draw.randint(1, known.steps)
         forked(partial(_watched, work, out, die_at(step), log), PATIENCE)
         return f"before step {step} of {known.steps}"
-    after = draw.uniform(0, known.seconds)
+    after, by = draw.uniform(0, known.seconds), draw.choice(SIGNALS)
     child = Child(partial(_watched, work, out, never, log))
     time.sleep(after)
-    child.kill()
+    child.kill(by)
     child.wait(PATIENCE)
-    return f"after {after:.2f} s of {known.seconds:.2f}"
+    return f"by {by.name} after {after:.2f} s of {known.seconds:.2f}"
+
+
+def _torn(scene: Scene, out: Path, known: Reference) -> str:
+    """What is wrong after the kill with what the scene replaces: it must be the old or the new."""
+    if scene.first is None:
+        return ""
+    try:
+        found = read_outcome(out, None)
+    except RuntimeError as error:
+        return f"after the kill: {error}"
+    old, new = (difference(found, one) for one in (known.before, known.outcome))
+    return f"neither the old one ({old}) nor the new ({new})" if old and new else ""
 
 
 def _kill_processes(scene: Scene, out: Path, draw: random.Random) -> str:

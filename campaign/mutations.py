@@ -118,6 +118,7 @@ NUMBERS = (
         b"9223372036854775808",
         b"-9223372036854775809",
         b"1" + b"0" * 30,
+        b"1" + b"0" * 400,
         HUGE,
         b"",
         b"one",
@@ -151,6 +152,11 @@ def _line_twice(data: bytes, draw: random.Random) -> bytes:
     return b"".join(lines)
 
 
+def _head(data: bytes, draw: random.Random) -> bytes:
+    lines = _lines(data)
+    return b"".join(lines[: draw.randrange(len(lines))])
+
+
 def _lines_swapped(data: bytes, draw: random.Random) -> bytes:
     lines = _lines(data)
     draw.shuffle(lines)
@@ -172,6 +178,7 @@ TEXT: Mapping[str, Change] = {
     ),
     "line gone": _line_gone,
     "line twice": _line_twice,
+    **{f"first lines alone {i}": _head for i in (1, 2, 3)},
     "lines in disorder": _lines_swapped,
     "deep brackets": _nested,
     "a line of a megabyte": lambda d, r: _inserted(b"7" * (1 << 20))(d, r),
@@ -182,6 +189,8 @@ TEXT: Mapping[str, Change] = {
     "CRLF": lambda d, _: d.replace(b"\n", b"\r\n"),
 }
 
+
+JSON: Mapping[str, Change] = {f"number {i}": _number for i in range(4, 16)}
 
 # ---- TOML ----
 

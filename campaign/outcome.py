@@ -9,18 +9,24 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from fedsso import load_run
+from fedsso import load_model, load_run
 from fedsso.experiment.spec import SPEC, TRACE
-from fedsso.experiment.store import read_all
+from fedsso.experiment.store import PARTS, read_all
+from fedsso.experiment.tuning.search import JOURNAL
+from fedsso.regression.result.model import MODEL
 
 FREE = ("*.lock", "*previous*")  # files that may be there or not
-TEXTS = ("*.md", "trials.csv", "table2*.csv")
+TRIALS = "trials.csv"
+MODELS = ("coefficients.csv", "hospitals.csv", "summary.txt")
+TEXTS = ("*.md", TRIALS, "table2*.csv", *MODELS)
 TIMED = "seconds"
 
 
 def outcome(folder: Path) -> dict[str, Any]:
     """Names, traces without their seconds, models, and texts of all that lies below a folder."""
     found: dict[str, Any] = {"files": names(folder)}
+    if _drawn(folder):
+        return {**found, "trials": len((folder / TRIALS).read_text().splitlines())}
     for path in sorted(folder.rglob(SPEC)):
         run = load_run(path.parent)
         label = f"run {path.parent.relative_to(folder)}"
@@ -33,6 +39,9 @@ def outcome(folder: Path) -> dict[str, Any]:
             found[f"trace {path.parent.relative_to(folder)}"] = plain_trace(path.read_text())
     for place in sorted({path.parent for path in folder.rglob("*.npz")}):
         found |= parts(place)
+    for path in sorted(folder.rglob(MODEL)):
+        load_model(path)
+        found[f"model {path.parent.relative_to(folder)}"] = path.read_text()
     for pattern in TEXTS:
         found |= {f"text {path.name}": path.read_text() for path in sorted(folder.rglob(pattern))}
     return found
@@ -41,7 +50,13 @@ def outcome(folder: Path) -> dict[str, Any]:
 def names(folder: Path) -> list[str]:
     """All files below a folder, but those that come and go."""
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return sorted(name for name in files if not any(fnmatch(name, free) for free in FREE))
+    free = (*FREE, f"{PARTS}/*.npz") if _drawn(folder) else FREE
+    return sorted(name for name in files if not any(fnmatch(name, one) for one in free))
+
+
+def _drawn(folder: Path) -> bool:
+    """Whether it is a search: killed while it drew settings, it may draw others."""
+    return (folder / JOURNAL).exists()
 
 
 def plain_trace(text: str) -> list[list[str]]:

@@ -7,6 +7,7 @@ import gzip
 import os
 import pickle
 import random
+import shutil
 import signal
 import struct
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from fedsso.experiment.spec import CHECKPOINT, TRACE
 
 from .faults import Files
 from .forks import forked
-from .scenes import SCENES, command, flower
+from .scenes import SCENES, command, flower, from_tests, hospitals
 
 PATIENCE = 120.0
 DIGITS = ("--dataset", "digits", "--clients", 3)
@@ -27,7 +28,7 @@ DIGITS = ("--dataset", "digits", "--clients", 3)
 def make(folder: Path) -> None:
     """Write all samples."""
     folder.mkdir(parents=True, exist_ok=True)
-    for work in (_runs, _half, _sweeps, _flowers, _settings):
+    for work in (_runs, _half, _sweeps, _tunes, _models, _flowers, _settings):
         ended = forked(partial(_inside, folder, work), PATIENCE)
         if (ended.code and ended.code != -signal.SIGKILL) or ended.error:
             raise RuntimeError(f"{work.__name__}: {ended.error or ended.said}")
@@ -61,10 +62,24 @@ def _half() -> None:
     SCENES["run"].begin(Path("half"))
 
 
-def _sweeps() -> None:
-    SCENES["sweep"].begin(Path("sweep"))
-    first, second = sorted(Path("sweep/parts").glob("*.npz"))[:2]
-    Path("names").write_text(f"{first}\n{second}\n")
+def _sweeps(name: str = "sweep") -> None:
+    SCENES[name].begin(Path(name))
+    first, second = sorted(Path(name, "parts").glob("*.npz"))[:2]
+    Path(f"{name}-parts").write_text(f"{first}\n{second}\n")
+
+
+def _tunes() -> None:
+    _sweeps("tune")
+
+
+def _models() -> None:
+    """Tables of hospitals, their schema and two models, of which one has fewer columns."""
+    shutil.copytree(hospitals().name, "hospitals")
+    schema = from_tests("", "fits").SCHEMA.replace('unit = "years"', "fill = 60.5")
+    Path("hospitals/schema.toml").write_text(f'missing = "median"\n{schema}')
+    SCENES["glm"].begin(Path("glm"))
+    shutil.copy("hospitals/Ulm.csv", "glm/new.csv")
+    SCENES["glm over a model"].begin(Path("glm-other"))
 
 
 def _flowers() -> None:
@@ -126,8 +141,11 @@ def _data() -> None:
         numbers.integers(0, 256, (60, 28, 28), np.uint8),
         numbers.integers(0, 10, 60).astype(np.uint8),
     )
-    Path("npz").mkdir()
+    for name in ("npz", "npy"):
+        Path(name).mkdir()
     np.savez_compressed("npz/mnist.npz", x=x, y=y)
+    for name, array in (("x", x.astype(np.float32)), ("y", y), ("client", y % 3)):
+        np.save(f"npy/{name}.npy", array)
     for folder, pack, suffix in (("idx", bytes, ""), ("packed", gzip.compress, ".gz")):
         Path(folder, "mnist").mkdir(parents=True)
         for part in ("train", "t10k"):

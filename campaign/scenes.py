@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +60,7 @@ class Scene:
     again: Callable[[Path], Any]  # completes it; what either returns belongs to the outcome
     batched: bool = False  # trials that were batched with one that was lost are computed again
     args: Callable[[Path], tuple[object, ...]] | None = None  # the command, to start it anew
+    first: Callable[[Path], Any] | None = None  # what is there before, which it replaces
 
 
 # ---- commands ----
@@ -98,6 +101,30 @@ def _resume_or(begin: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 def _by(args: Callable[[Path], tuple[object, ...]]) -> Callable[[Path], Any]:
     return lambda out: command(*args(out))
+
+
+def _tune_args(out: Path) -> tuple[object, ...]:
+    search = ("--algorithms", "fedavg,fedprox", "--trials", 6, "--at-once", 3, "--alpha", "0.01:1")
+    return ("tune", *DATA, *search, "--rounds", 4, "--out", out)
+
+
+@cache
+def hospitals() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the tables of three hospitals."""
+    import csv
+
+    fits = from_tests("", "fits")
+    folder = tempfile.TemporaryDirectory(prefix="campaign-")
+    for number, name in enumerate(fits.HOSPITALS):
+        table = fits.table(number)
+        with Path(folder.name, f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([table.names, *table.rows])
+    return folder
+
+
+def _glm_args(out: Path, *more: object) -> tuple[object, ...]:
+    files = ("--files", hospitals().name)
+    return ("glm", *files, "--outcome", "ill", "--out", out / "model", *more)
 
 
 def _paper(out: Path) -> None:
@@ -164,6 +191,7 @@ def flower(out: Path, rounds: int = FLOWER_ROUNDS) -> list[list[float]]:
     return [array.numpy().ravel().tolist() for array in result.arrays.values()]
 
 
+_smaller = _by(lambda out: _glm_args(out, "--ignore", "smoker"))
 SCENES = {
     scene.name: scene
     for scene in (
@@ -174,6 +202,9 @@ SCENES = {
         Scene("simulate", _simulate, _resume_or_simulate),
         Scene("python sweep", _sweep, _sweep, batched=True),
         Scene("flower", flower, flower),
+        Scene("tune", _by(_tune_args), _by(_tune_args), batched=True),
+        Scene("glm", _by(_glm_args), _by(_glm_args)),
+        Scene("glm over a model", _smaller, _smaller, first=_by(_glm_args)),
     )
 }
 JOBS = replace(SCENES["sweep"], name="sweep --jobs 2", args=lambda out: _sweep_args(out, 2))

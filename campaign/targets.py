@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 import fedsso
 from fedsso.experiment.spec import CHECKPOINT, SPEC, TRACE
+from fedsso.experiment.tuning.search import JOURNAL
+from fedsso.regression.result.model import MODEL, SCHEMA
 
-from .outcome import outcome
+from .outcome import TRIALS, outcome
 from .samples import DIGITS
 from .scenes import SCENES, command, flower
 
@@ -37,7 +43,7 @@ class Target:
     file: str
     copied: str  # the folder or file that the reader needs
     read: Callable[[], Any]
-    form: str  # text, toml, csv, safetensors, npz, gzip, bzip2, idx, pickle
+    form: str  # text, json, toml, csv, safetensors, npz, gzip, bzip2, idx, pickle
     other: str = ""  # another good file of the same kind
     guarded: bool = False  # a checksum tells of any change
     exact: bool = (
@@ -94,6 +100,31 @@ def _sweep_again(folder: str) -> Any:
     return outcome(Path(folder))
 
 
+def _tune_again(folder: str) -> Any:
+    SCENES["tune"].again(Path(folder))
+    return {**outcome(Path(folder)), "found": Path(folder, TRIALS).read_text()}
+
+
+def _predict(folder: str) -> Any:
+    command("predict", f"{folder}/model", f"{folder}/new.csv", "--out", "new.csv")
+    return {"digest": Path("new.csv").read_text()}
+
+
+def _report_model(folder: str) -> Any:
+    command("report", folder, "--out", "page.html")
+    return {"digest": Path("page.html").read_text()}
+
+
+def _glm(folder: str) -> Any:
+    """A fit of the tables of a folder, by the schema beside them."""
+    schema = ("--schema", f"{folder}/schema.toml")
+    command("glm", "--files", folder, *schema, "--out", "model", fine=ENDED)
+    model = fedsso.load_model("model")
+    print(*model.notes, sep="\n", file=sys.stderr)
+    found = model.fit.coefficients
+    return {"digest": found.tolist(), "finite": bool(np.isfinite(found).all())}
+
+
 def _flower(folder: str) -> Any:
     model = flower(Path(folder))
     return {**outcome(Path(folder)), "model": model}
@@ -101,7 +132,8 @@ def _flower(folder: str) -> Any:
 
 def _load(name: str, **options: Any) -> Any:
     fed = fedsso.load(name, min_rows=1, **options)
-    return {"digest": fed.digest(), "finite": bool(fed.x.float().isfinite().all())}
+    x = fed.x[torch.arange(len(fed.x))]  # of shards too, which stay in their files
+    return {"digest": fed.digest(), "finite": bool(x.float().isfinite().all())}
 
 
 # ---- the list ----
@@ -113,6 +145,8 @@ def targets(folder: Path) -> list[Target]:
         *_of_runs(),
         *_of_flower(),
         *_of_sweeps(folder),
+        *_of_tunes(folder),
+        *_of_models(),
         *_of_settings(),
         *_of_tables(),
         *_of_images(),
@@ -131,7 +165,7 @@ def _of_runs() -> list[Target]:
     return [
         Target("spec resumed", f"half/{SPEC}", "half", resume, "toml", spec, True),
         Target("spec reported", f"done/{SPEC}", "done", report, "toml", spec, True, False),
-        Target("spec as --config", f"done/{SPEC}", "done", config, "toml", spec),
+        Target("spec as --config", f"done/{SPEC}", "done", config, "toml", spec, True),
         Target(
             "checkpoint resumed", f"half/{CHECKPOINT}", "half", resume, "safetensors", kept, True
         ),
@@ -183,12 +217,18 @@ def _of_flower() -> list[Target]:
 def _of_sweeps(folder: Path) -> list[Target]:
     again, report = partial(_sweep_again, "sweep"), partial(_report, "sweep")
     config = partial(_sweep_config, "sweep/sweep.toml")
-    first, second = (folder / "names").read_text().split()
+    first, second = (folder / "sweep-parts").read_text().split()
     return [
         Target("part of a sweep", first, "sweep", again, "npz", second, True),
         Target("part reported", first, "sweep", report, "npz", second, True, False),
         Target(
-            "sweep.toml as --config", "sweep/sweep.toml", "sweep", config, "toml", "config.toml"
+            "sweep.toml as --config",
+            "sweep/sweep.toml",
+            "sweep",
+            config,
+            "toml",
+            "config.toml",
+            True,
         ),
         Target(
             "sweep.toml reported",
@@ -201,6 +241,30 @@ def _of_sweeps(folder: Path) -> list[Target]:
             False,
         ),
         Target("trials.csv reported", "sweep/trials.csv", "sweep", report, "csv", f"other/{TRACE}"),
+    ]
+
+
+def _of_tunes(folder: Path) -> list[Target]:
+    first, second = (folder / "tune-parts").read_text().split()
+    again, journal = partial(_tune_again, "tune"), f"tune/{JOURNAL}"
+    return [
+        Target("part of a tune", first, "tune", again, "npz", second, True),
+        Target("journal of a tune", journal, "tune", again, "json", "config.toml"),
+    ]
+
+
+def _of_models() -> list[Target]:
+    kept, other = (f"{name}/model/{MODEL}" for name in ("glm", "glm-other"))
+    schema, fewer = (f"{name}/model/{SCHEMA}" for name in ("glm", "glm-other"))
+    predict, glm = partial(_predict, "glm"), partial(_glm, "hospitals")
+    report = partial(_report_model, "glm/model")
+    return [
+        Target("model predicts", kept, "glm", predict, "json", other, True),
+        Target("model reported", kept, "glm", report, "json", other, True),
+        Target("schema of a model", schema, "glm", predict, "toml", fewer, True),
+        Target("new patients", "glm/new.csv", "glm", predict, "csv", "tables/a.csv"),
+        Target("schema", f"hospitals/{SCHEMA}", "hospitals", glm, "toml", "config.toml"),
+        Target("table of a regression", "hospitals/Linz.csv", "hospitals", glm, "csv", "svm"),
     ]
 
 
@@ -228,6 +292,7 @@ def _of_tables() -> list[Target]:
         ("svmlight, bzip2", ".bz2", "bzip2"),
     )
     svm = partial(_load, "svmlight", clients=2)
+    shards = partial(_load, "npy", files=["npy"])
     return [
         Target("table", "tables/a.csv", "tables", csv, "csv", f"other/{TRACE}"),
         Target("hospital", "heart/processed.va.data", "heart", hospital, "csv", "tables/a.csv"),
@@ -241,6 +306,10 @@ def _of_tables() -> list[Target]:
                 "init.safetensors",
             )
             for name, end, form in packed
+        ),
+        *(
+            Target(f"npy, {name}", f"npy/{name}.npy", "npy", shards, "npy", "npz/mnist.npz")
+            for name in ("x", "y", "client")
         ),
     ]
 

@@ -223,6 +223,17 @@ def _in_members(change: Callable[[dict[str, bytes], str, random.Random], None]) 
     return changed
 
 
+def _alone(change: Callable[[dict[str, bytes], str, random.Random], None]) -> Change:
+    """The same change of an array that is a file of its own."""
+
+    def changed(data: bytes, draw: random.Random) -> bytes:
+        members = {"x.npy": data}
+        change(members, "x.npy", draw)
+        return members["x.npy"]
+
+    return changed
+
+
 def _npy(array: Any, pickled: bool = False) -> bytes:
     out = io.BytesIO()
     np.save(out, array, allow_pickle=pickled)
@@ -267,6 +278,7 @@ def _member_lies(members: dict[str, bytes], name: str, draw: random.Random) -> N
             "__import__('os').getpid()",
             "{'descr': '<f4', 'fortran_order': False}",
             "(" * 90,
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (60,), ",
         )
     )
     members[name] = (
@@ -356,6 +368,17 @@ NPZ: Mapping[str, Change] = {
     "meta with a long number": _in_members(_meta_text(b'[{"seed":' + b"9" * 6000 + b"}]")),
     "meta is no list": _in_members(_meta_text(b"5")),
     "bomb": zip_bomb,
+}
+NPY: Mapping[str, Change] = {
+    name: _alone(change)
+    for kind, change in (
+        ("another type", _member_type),
+        ("another shape", _member_shape),
+        ("filled", _member_filled),
+        ("lies", _member_lies),
+        ("objects", _member_pickled),
+    )
+    for name in (f"{kind} {i}" for i in range(1, 5))
 }
 
 

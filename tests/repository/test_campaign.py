@@ -18,19 +18,20 @@ sys.path.insert(0, str(ROOT))
 from campaign import verdict as v  # noqa: E402
 from campaign.damage import Reference, judge  # noqa: E402
 from campaign.forks import Ending  # noqa: E402
+from campaign.hospitals import _judge as lied  # noqa: E402
 from campaign.mutations import BYTES, NUMBERS, TEXT, TOML  # noqa: E402
 from campaign.outcome import difference  # noqa: E402
 from campaign.seal import sealed_again  # noqa: E402
 from campaign.table import counts, document, of_parts  # noqa: E402
 from campaign.targets import Target  # noqa: E402
-from campaign.tensors import NPZ, SAFETENSORS  # noqa: E402
+from campaign.tensors import NPY, NPZ, SAFETENSORS  # noqa: E402
 
 from fedsso.support.seal import BLANK, check, seal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the campaign forks, and reads /proc"
 )
-PARTS = ("kills", "damage", "flips", "environment", "replies", "numbers")
+PARTS = ("kills", "damage", "flips", "environment", "replies", "hospitals", "numbers")
 # a slow machine is no fault: what hangs for ever is still found
 ENV = os.environ | {"PYTHONWARNINGS": "ignore", "FEDSSO_CAMPAIGN_SECONDS": "600"}
 
@@ -155,6 +156,22 @@ def test_numbers_that_are_not_finite_are_wrong_whoever_says_them() -> None:
     assert judge(target, False, ending, Reference({"digest": "a"}, ""))[0] == v.WRONG
 
 
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, v.RIGHT),
+        ({"excluded": True}, v.WRONG),  # left out, and yet it counts
+        ({"sums": {"loglik": -2.0}}, v.TAKEN),
+        ({"sums": {"loglik": -3.0}, "excluded": True}, v.REFUSED),
+        ({"sums": {"loglik": float("nan")}}, v.WRONG),
+    ],
+)
+def test_the_fit_beside_a_liar_is_compared(change: dict[str, Any], verdict: str) -> None:
+    ending = used("a")._replace(value={"sums": {"loglik": -1.0}, "excluded": False, **change})
+    assert lied(ending, {"loglik": -3.0}, {"loglik": -1.0})[0] == verdict
+    assert lied(ending._replace(code=2), {}, {})[0] == v.LOST
+
+
 def test_an_outcome_differs_by_a_file_a_number_or_a_run() -> None:
     good = {"files": ["a", "b"], "run . trace": [["1.0"], ["2.0"]]}
     assert difference(good, good) == ""
@@ -198,9 +215,11 @@ def test_files_of_tensors_are_damaged_within_their_form(tmp_path: Path) -> None:
         loss=np.ones((1, 4)),
     )
     part = (tmp_path / "part.npz").read_bytes()
+    np.save(tmp_path / "x.npy", np.arange(12.0).reshape(4, 3))
     for data, changes in (
         (good, SAFETENSORS),
         (part, {k: c for k, c in NPZ.items() if k != "bomb"}),
+        ((tmp_path / "x.npy").read_bytes(), NPY),
     ):
         for seed in range(5):
             made = {name: change(data, random.Random(seed)) for name, change in changes.items()}
@@ -216,6 +235,55 @@ def test_a_seal_is_made_anew() -> None:
     assert check(forged) is True
     assert b"rounds = 6" in forged
     assert sealed_again(b"no seal", b"no seal either") is None
+
+
+JUDGED = """
+import json, random, sys
+from pathlib import Path
+from campaign import damage, kills
+from campaign.scenes import SCENES
+from campaign.targets import Target
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+(folder / "tables").mkdir()
+for name in ("a.csv", "b.csv"):
+    (folder / "tables" / name).write_text("x\\n1\\n")
+
+def read():
+    found = [path.name for path in sorted(Path("tables").iterdir()) if path.is_file()]
+    return {"digest": found}
+
+target = Target("a table", "tables/a.csv", "tables", read, "csv")
+known = damage.Reference({"digest": ["a.csv", "b.csv"]}, "")
+kinds = ("a dangling link", "a folder", "nothing", "one bit")
+passed = [damage._case(folder, 0, 0, target, kind, known).verdict for kind in kinds]
+
+def tell(**files):
+    for name, text in files.items():
+        (out / f"{name}.md").write_text(text)
+    names = ["one.md", "two.md"]
+    return {"files": names, **{f"text {name}.md": text for name, text in files.items()}}
+
+old, new = tell(one="old", two="old"), tell(one="new", two="new")
+known = kills.Reference(new, 1, {}, 1.0, old)
+torn = []
+for one, two in (("old", "old"), ("new", "new"), ("new", "old")):
+    tell(one=one, two=two)
+    torn.append(bool(kills._torn(SCENES["glm over a model"], out, known)))
+print(json.dumps([passed, torn]))
+"""
+
+
+def test_a_link_that_hides_a_file_and_half_a_new_folder_are_failures(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A file that is not there cannot be missed; a dangling link in its place can."""
+    folders = [str(tmp_path_factory.mktemp(name)) for name in ("damage", "kills")]
+    command = [sys.executable, "-c", JUDGED, *folders]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
+    passed, torn = json.loads(done.stdout)
+    assert passed == [v.WRONG, v.WRONG, v.TAKEN, v.RIGHT]
+    assert torn == [False, False, True]
 
 
 # ---- faults ----
