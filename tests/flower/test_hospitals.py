@@ -164,7 +164,7 @@ def test_a_clinic_whose_last_answer_cannot_be_right_is_left_out(
 ) -> None:
     def lie(reply: Message) -> Message:
         (arrays,) = reply.content.array_records.values()
-        if reply.metadata.src_node_id == FIRST_NODE + 2 and "calibration" in arrays:
+        if reply.metadata.src_node_id == NODES[2] and "calibration" in arrays:
             arrays["rows"] = Array(value)
         return reply
 

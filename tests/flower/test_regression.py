@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from grid import FIRST_NODE, LocalGrid
+from grid import NODES, LocalGrid
 
 from fedsso.errors import InputError
 from fedsso.flower.regression import own, records, server
@@ -100,12 +100,13 @@ def test_two_hospitals_of_one_name_stay_apart_and_none_can_change_its_name() -> 
 
 
 def test_a_name_with_anothers_node_stays_apart_as_well() -> None:
-    false = f"a (node {FIRST_NODE})"
+    first, second, third = sorted(NODES[:3])
+    false = f"a (node {first})"
     nodes, _ = echoes(Echo("a"), Echo("a"), Echo(false))
     assert names(nodes(QUESTION)) == [
-        f"{false} (node {FIRST_NODE})",
-        f"a (node {FIRST_NODE + 1})",
-        f"{false} (node {FIRST_NODE + 2})",
+        f"{false} (node {first})",
+        f"a (node {second})",
+        f"{false} (node {third})",
     ]
 
 
@@ -438,7 +439,7 @@ ONE_QUESTION = """
 import sys
 import numpy as np
 from flwr.app import Message
-from grid import FIRST_NODE, LocalGrid
+from grid import LocalGrid
 from fedsso.flower.regression import own, records
 from fedsso.flower.regression.client import hospital_app
 from fedsso.regression.questions import QUESTIONS, Question

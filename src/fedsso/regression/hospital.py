@@ -154,7 +154,7 @@ class Hospital:
         if known.limits == self.limits:
             return known
         disclosure.check(known.design, known.family, self.limits)
-        if self.limits.min_level > 1 and not isinstance(self.source, Design):
+        if self.limits.min_level > 1 and isinstance(self.source, Table):
             rows = fingerprints(self.source)[list(known.design.kept)]
             self.ledger.admit(rows, self.limits.min_level)
         self._known = known._replace(limits=self.limits)

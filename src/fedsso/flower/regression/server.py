@@ -64,7 +64,7 @@ class Nodes:
         self.timeout = timeout
         self.asked = Counter()
         self.messages = 0
-        # The nodes that were online at first, what they call themselves, and how we tell them apart.
+        # The nodes that were online at first, the names they claim, and names without doubles.
         self._nodes: list[int] = []
         self._claims: dict[int, str] = {}
         self._names: dict[int, str] = {}
@@ -111,7 +111,7 @@ class Nodes:
         replies, ignored = match(arrived, asked)
         for node, reason in ignored:
             log.warning("a message of node %d is ignored: %s", node, reason)
-        if question.name == DESCRIBE:
+        if self.asked.total() == 1:  # after the first question, nobody changes a name
             self._claims |= {node: _name(node, replies.get(node)) for node in nodes}
             self._names = _apart(self._claims)
         refusals = {}
