@@ -109,8 +109,8 @@ class Folder:
         saved = self.load()
         if saved is not None and saved.k != k:
             raise InputError(
-                f"{self.path} holds round {saved.k}, this run has done {k}: another run went on "
-                "with it; call resume() again, or give another checkpoint_dir"
+                f"{self.path} holds round {saved.k}, this run has done {k}; call "
+                "resume() again, or give another checkpoint_dir"
             )
         checkpoint.recover(self.file)  # puts a damaged one aside
 
