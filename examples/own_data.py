@@ -2,7 +2,7 @@
 folder.
 
 TARGET is the column to predict; gaps are empty or "?". Without arguments four hospitals with an
-invented illness.
+invented illness, ill; with FOLDER alone, a new one, their tables are written into it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main(folder: str | Path, target: str) -> None:
 
 
 def invent(folder: Path) -> Path:
+    folder.mkdir()
     draw = np.random.default_rng(0)
     for name, rows, mean_age in (
         ("east", 300, 45),
@@ -46,5 +47,8 @@ def invent(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as empty:
-        main(*(sys.argv[1:] or [invent(Path(empty)), "ill"]))
+    if len(sys.argv) == 2:
+        invent(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as empty:
+            main(*(sys.argv[1:] or [invent(Path(empty) / "hospitals"), "ill"]))
