@@ -21,6 +21,7 @@ import fits
 from fedsso import Federation, InputError, glm
 from fedsso.regression.limits import UNLIMITED
 from fedsso.regression.schema import parse
+from fedsso.report.regression.steps import steps
 
 EXPECTED = fits.binomial()
 
@@ -274,6 +275,9 @@ def test_a_coefficient_may_be_that_of_many_units(tmp_path: Path) -> None:
     again = fedsso.load_model(tmp_path / "model")
     for model in (tens, again):
         np.testing.assert_allclose(model.predict(frame(0)), plain.predict(frame(0)), rtol=1e-6)
+    ours, theirs = steps(tens, 0.95)[0], steps(plain, 0.95)[0]
+    assert ours[:2] == theirs[:2] == ("age", "per 10 years")
+    assert ours[2:] == pytest.approx(theirs[2:], rel=1e-6)
     with pytest.raises(InputError, match="per"):
         glm(tables, schema=schema.replace("per = 10", "per = 0"))
 

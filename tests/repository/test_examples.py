@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fedsso
+
 FOLDER = Path(__file__).parents[2] / "examples"
 
 
@@ -38,6 +40,16 @@ def test_own_data_takes_a_folder_and_a_column(tmp_path: Path) -> None:
     text = run(FOLDER / "own_data.py", str(tmp_path), "cured", cwd=tmp_path)
     assert "2 clients, 60 train + 20 test rows, sample 2 float32, 2 classes" in text
     assert text.count("alpha  ") == text.count("omega  ") == 2
+
+
+def test_the_invented_tables_are_there_for_a_regression(tmp_path: Path) -> None:
+    run(FOLDER / "own_data.py", "hospitals", cwd=tmp_path)
+    tables = sorted(path.name for path in (tmp_path / "hospitals").iterdir())
+    assert tables == ["east.csv", "north.csv", "south.csv", "west.csv"]
+    result = fedsso.glm(tmp_path / "hospitals", outcome="ill")
+    assert (result.converged, len(result.hospitals())) == (True, 4)
+    age = result.coefficients().set_index("term").loc["age"]
+    assert age["low"] > 0  # the invented illness is one of the old
 
 
 def test_the_demo_writes_its_page_picture_and_table(
