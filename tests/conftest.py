@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsso import Federation
 from fedsso.data import quadratic
+from fedsso.regression import ledger
 from samples import mark_full
 
 # a command that is started in the background ignores Ctrl-C and hands that down; the tests of
@@ -33,6 +34,12 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` selects: mark what the short run leaves out."""
     mark_full(items)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """What the hospitals of another test have answered is no business of this one's."""
+    ledger.here.cache_clear()
 
 
 def labelled(
