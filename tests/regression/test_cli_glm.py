@@ -36,6 +36,15 @@ def test_glm_prints_the_summary_that_it_saves(hospitals: Path, model: Path) -> N
     assert (model / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_a_model_is_replaced_and_a_run_is_not(hospitals: Path, tmp_path: Path) -> None:
+    command = ("glm", "--files", hospitals, "--outcome", "ill", "--out", tmp_path / "out")
+    assert "replaces" not in fedsso(*command).stderr
+    assert mentions(fedsso(*command).stderr, "it replaces the one that was there")
+    (tmp_path / "out" / "spec.toml").write_text("")
+    done = fedsso(*command, code=2)
+    assert mentions(done.stderr, "already holds a run; choose another folder")
+
+
 def test_json_is_one_document_with_all_tables(hospitals: Path) -> None:
     done = fedsso("glm", "--files", hospitals, "--outcome", "ill", "--json")
     found = json.loads(done.stdout)

@@ -7,6 +7,8 @@ import io
 import json
 import math
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,30 +204,44 @@ def test_a_saved_model_is_the_same_again(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "summary.txt").read_text() == MODEL.summary()
 
 
-@pytest.mark.parametrize("fatal", ["schema.toml", "summary.txt", "report.html", "model.json"])
-def test_a_killed_save_leaves_no_model_of_mixed_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: str
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("steps", range(12))
+def test_a_killed_save_leaves_the_old_model_or_the_new_one_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, old: bool
 ) -> None:
-    """Whichever file the process dies at, there is no model.json to read afterwards."""
-    MODEL.save(tmp_path, "report.html")
-    leftover = tmp_path / f".model.json.{'0' * 16}.tmp"
-    leftover.write_text("half")
+    """Whichever change of the folder the process dies at: no text is of another model."""
+    new = Regression(replace(FIT, rounds=9))
+    if old:
+        MODEL.save(tmp_path, "report.html")
+    left = steps
 
-    rename = os.replace
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def made(path: Any, *more: Any, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+            change(path, *more, **options)
 
-    def killed(source: Path, target: Path) -> None:
-        if target.name == fatal:
-            raise KeyboardInterrupt
-        rename(source, target)
+        return made
 
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            Regression(replace(FIT, rounds=9)).save(tmp_path, "report.html")
-    assert not leftover.exists()
-    assert not (tmp_path / "model.json").exists()
-    with pytest.raises(InputError, match=r"delete .* killed"):
-        MODEL.save(tmp_path)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("os.replace", counted(os.replace))
+        patch.setattr("pathlib.Path.unlink", counted(Path.unlink))
+        new.save(tmp_path, "report.html")
+    if old or (tmp_path / "model.json").exists():
+        found = load_model(tmp_path)
+        assert same(found, MODEL) or same(found, new)
+        texts = {"summary.txt": found.summary(), "coefficients.csv": found.to_csv()}
+        for name, text in texts.items():
+            path = tmp_path / name
+            assert not path.exists() or path.read_text() == text
+    for name in (".lock", f".model.json.{'0' * 16}.tmp"):  # a killed process leaves them
+        (tmp_path / name).write_text("half")
+    new.save(tmp_path, "report.html")
+    assert same(load_model(tmp_path), new)
+    assert (tmp_path / "summary.txt").read_text() == new.summary()
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_saving_again_replaces_the_model_but_nothing_of_somebody_else(tmp_path: Path) -> None:

@@ -38,9 +38,7 @@ def main(grid: Grid, context: Context) -> None:
         print(found.summary())
         print(told(nodes))
         if config["out"]:
-            folder = Path(str(config["out"]))
-            found.save(folder)
-            found.report(folder / "report.html")
+            found.save(Path(str(config["out"])), "report.html")
     except InputError as error:
         log.error("there is no result: %s", error)
         raise

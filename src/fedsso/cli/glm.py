@@ -17,13 +17,14 @@ import click
 import typer
 
 from ..errors import InputError, one_of
+from ..experiment.store import PARTS
 from ..regression.outcome import FAMILIES
 from ..regression.schema import RULES
 from ..support.exits import DIVERGED
 from ..support.files import write_atomic
 from .flags import Json, Verbose
 from .options import Several
-from .replace import check_file
+from .replace import check_file, check_folder
 from .screen import print_json, say, tell
 from .watch import set_logging
 
@@ -83,7 +84,9 @@ NoLimits = Annotated[
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help=f"Folder for the model, its tables and a report ({REPORT})."),
+    typer.Option(
+        help=f"Folder for the model, its tables and a report ({REPORT}); a model there is replaced."
+    ),
 ]
 
 
@@ -125,9 +128,11 @@ def glm(
 
     set_logging(verbose)
     checked_level(level)
+    replaced = ""
     if out is not None:
         check_apart(files, out)
-        check_free(out, NAMES)
+        check_folder(str(out), [PARTS])
+        replaced = " (it replaces the one that was there)" if check_free(out, NAMES) else ""
         check_file(out / REPORT, PAGE, "a page")
     result = fit(
         files,
@@ -153,7 +158,7 @@ def glm(
     else:
         tell(result.summary(level).rstrip())
     if out is not None:
-        say(f"model: {out}; page: {out / REPORT}")
+        say(f"model: {out}{replaced}; page: {out / REPORT}")
     if not result.converged:
         raise typer.Exit(DIVERGED)
 

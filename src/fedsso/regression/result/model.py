@@ -66,10 +66,11 @@ CURVES = {"calibration": Group, "roc": Threshold}
 
 
 def save(model: Regression, folder: str | Path, page: str = "") -> None:
-    """Write the folder of a model.
+    """Write the folder of a model. One that lies there is replaced.
 
-    A process may be killed at any moment, so an old model goes first and the new one comes last:
-    a folder with a model is whole.
+    A process may be killed at any moment. model.json alone is the model, and is replaced as a
+    whole; what else lies there is made of it, goes before it and comes after it. So the folder has
+    the old model or the new one, no text of another, and saving again completes it.
 
     Args:
         model: What to save.
@@ -82,19 +83,21 @@ def save(model: Regression, folder: str | Path, page: str = "") -> None:
     place = user_path("folder", folder)
     check_free(place, NAMES)
     check_writable(place)
-    texts = (
-        model.fit.schema,
-        csv_text(model, LEVEL),
-        _hospitals(model),
-        summary_text(model, LEVEL),
-    )
+    texts = {
+        SCHEMA: model.fit.schema,
+        "coefficients.csv": csv_text(model, LEVEL),
+        "hospitals.csv": _hospitals(model),
+        "summary.txt": summary_text(model, LEVEL),
+    }
     with Lock(place):  # which also removes what a killed process left half-written
-        _remove(place / MODEL)
-        for name, text in zip(NAMES, texts, strict=True):
+        for name in (*texts, page):
+            if name:
+                _remove(place / name)
+        write_atomic(place / MODEL, seal(_json(model.fit).encode()))
+        for name, text in texts.items():
             write_atomic(place / name, text)
         if page:
             model.report(place / page)
-        write_atomic(place / MODEL, seal(_json(model.fit).encode()))
 
 
 def _remove(path: Path) -> None:
@@ -105,21 +108,21 @@ def _remove(path: Path) -> None:
         raise unwritable(path, error) from error
 
 
-def check_free(place: Path, names: Iterable[str]) -> None:
-    """Refuse a folder in which saving would replace what is no model's."""
+def check_free(place: Path, names: Iterable[str]) -> bool:
+    """Whether a folder has a model. Refuse one in which saving would replace what is no model's."""
     path = place / MODEL
     if is_file(path):
         if MARK.encode() not in read_bytes(path):
             raise InputError(
                 f"{path} already exists and is not a model written by fedsso; choose another folder"
             )
-        return
+        return True
     for name in names:
         if (place / name).exists():
             raise InputError(
-                f"{place / name} already exists without a model beside it; choose another folder, "
-                f"or delete {place} if a command that was killed has left it"
+                f"{place / name} already exists without a model beside it; choose another folder"
             )
+    return False
 
 
 def _hospitals(model: Regression) -> str:
