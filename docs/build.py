@@ -1,5 +1,5 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md, of options.md and
-of datasets.md, the latter with the results of smoke.py, those of robustness.md from the numbers of
+of datasets.md, the algorithms of api.md, the latter with the results of smoke.py, those of robustness.md from the numbers of
 its bench, those of convex.md likewise, those of reliability.md from the numbers of the campaign,
 and those of results/README.md; with `--figures` also the pictures. The pages of single algorithms
 are made here too, but not written: site.py puts them into the site, so that no copy of the code
@@ -278,7 +278,14 @@ def data_options(owned_by: Iterable[str] = ()) -> str:
     return markdown(("option", "default", "allowed", "taken by", "what it does"), rows)
 
 
+def reference() -> str:
+    """The entries of all algorithms in the reference; what their methods do is on their pages."""
+    entry = "\n::: fedsso.{}\n    options: {{members: false}}\n"
+    return "".join(entry.format(cls.__name__) for cls in ALGORITHMS.values()) + "\n"
+
+
 TABLES_OF: dict[str, dict[str, Callable[[], str]]] = {
+    "api.md": {"algorithms": reference},
     "algorithms.md": {"table": algorithms},
     "design.md": {"layers": layers},
     "options.md": {"run": run_options, "data": data_options},
@@ -355,6 +362,7 @@ def plain(text: str) -> str:
 def prose(doc: str) -> str:
     """A module's docstring without the citation: first its table of symbols."""
     _, symbols, *rest = doc.split("\n\n")
+    assert symbols.startswith("    "), f"a table of symbols, indented, below the citation: {doc}"
     rows = symbol_rows(symbols)
     table = markdown(("symbol", "meaning"), rows)
     names = {name for symbol, _ in rows for name in re.findall(r"\w+", symbol)}

@@ -207,7 +207,7 @@ def test_measured_is_what_the_papers_count(everything: Bill, name: str) -> None:
     (row,) = (row for row in bill.rows if row.algorithm == name)
     assert row.theory is not None
     assert row.measured is not None
-    expected, found = bill.in_bytes(row.theory), row.measured
+    expected, found = bill.in_bytes(row.theory), row.measured  # by costs.THEORY, and of the code
     assert (found.exchanges, found.up) == (expected.exchanges, expected.up)
     assert 0 <= found.down - expected.down <= SCALARS
     if name != "fedsso":  # see above

@@ -93,8 +93,13 @@ def test_a_module_imports_from_lower_layers_only(path: Path) -> None:
 
 
 def test_no_folder_is_crowded() -> None:
+    """But for the folders of papers, in which every file is an algorithm by itself."""
     for folder in {path.parent for path in MODULES}:
-        assert len([path for path in MODULES if path.parent == folder]) <= 20, folder
+        if folder.parent.name != "algorithms":
+            files = [path for path in MODULES if path.parent == folder]
+            assert len(files) <= 20, (
+                f"src/fedsso/{folder}: put kindred files into a folder below it"
+            )
 
 
 def test_algorithms_do_not_import_each_other() -> None:
