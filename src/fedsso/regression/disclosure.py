@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
+from math import ceil
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from .questions import Array
 
 MOST = 0.9
 """If few rows make up more than this share of a sum, the sum tells about them."""
+GRADES = 10
+"""A weight or an offset with so few values sorts the rows into groups."""
 STEEP = 30.0
 """Linear predictors may differ by no more if not even one row is left between 0 and 1."""
 STEPS = 100.0
@@ -39,9 +42,18 @@ def check(design: Design, family: Family, limits: Limits) -> None:
     for column, values in _references(design):
         _check_values(f"level of column {column!r}", values, limits)
     _check_pairs(columns, limits)
+    for what, values in (("weight", design.weights), ("offset", design.offset)):
+        _check_grades(what, values, limits)
     if _held(_influence(family, design, design.offset), _few(limits)) > MOST:
         own = "few rows have nearly all of the weight"
         raise _refusal(own, f"{own}: see the weights and the offset, this hospital's limit")
+
+
+def smallest_group(design: Design, limits: Limits) -> int:
+    """How many rows two answers must differ by: as many as any answer must be about."""
+    if limits.min_level <= 1:
+        return 1
+    return max(limits.min_rows, ceil(len(design.terms) / limits.max_share))
 
 
 def singles_out(family: Family, design: Design, eta: Array, limits: Limits) -> bool:
@@ -124,6 +136,19 @@ def _check_values(what: str, values: Array, limits: Limits) -> None:
             f"the largest or smallest {what} is far from all others",
             f"one {what} is far from all others, so sums would tell its row; use a logarithm or a "
             "cap, this hospital's limit",
+        )
+
+
+def _check_grades(what: str, values: Array, limits: Limits) -> None:
+    """Raise an InputError if a weight or offset has few values, and few rows have one of them.
+
+    With one weight for each value, a few questions tell the sums over the rows of that value.
+    """
+    _, counts = np.unique(values, return_counts=True)
+    if len(counts) <= GRADES and counts.min() < limits.min_level:
+        raise _refusal(
+            f"{_rows(int(counts.min()))} with one {what}",
+            f"fewer than {limits.min_level} rows with a value of the {what}, this hospital's limit",
         )
 
 

@@ -156,7 +156,7 @@ class Hospital:
         disclosure.check(known.design, known.family, self.limits)
         if self.limits.min_level > 1 and isinstance(self.source, Table):
             rows = fingerprints(self.source)[list(known.design.kept)]
-            self.ledger.admit(rows, self.limits.min_level)
+            self.ledger.admit(rows, disclosure.smallest_group(known.design, self.limits))
         self._known = known._replace(limits=self.limits)
         return self._known
 

@@ -15,16 +15,16 @@ class Limits:
     """A hospital's own limits; its configuration may change them."""
 
     min_rows: int = 10
-    """Fewer rows than this: no answer."""
+    """Fewer rows than this, in all or that two answers differ by: no answer."""
     min_events: int = 3
     """Fewer rows with an event or a count, or, of two outcomes, without one: no answer."""
     min_level: int = 3
     """Fewer rows, but not none, on one side of a column with two values, with a level, a reference
-    level or a gap, or that two answers differ by: no answer."""
+    level or a gap: no answer."""
     min_cell: int = 3
     """Groups of fewer rows are left out of calibration curves."""
     max_share: float = 0.33
-    """No answer if there are more coefficients than this share of the rows."""
+    """More coefficients than this share of the rows, likewise: no answer."""
 
 
 OWN = Limits(min_level=1)
