@@ -284,6 +284,43 @@ def test_the_estimate_is_calibrated_in_its_own_rows(family: str) -> None:
     assert observed == pytest.approx(record.observed)
 
 
+@pytest.mark.parametrize("family", ["binomial", "gaussian", "poisson"])
+def test_the_calibration_intercept_is_that_of_a_slope_of_1(family: str) -> None:
+    """statsmodels fits it with the linear predictor as offset; it has the sign of O - E.
+
+    The predictions are too steep, so that the intercept beside their own slope is another one.
+    """
+    import statsmodels.api as sm
+
+    found = made(family, weighted=True)
+    x = scaled(found)
+    b = np.linspace(-0.6, 1.4, len(found.terms))
+    eta = x @ b + found.offset
+    families = {
+        "binomial": sm.families.Binomial(),
+        "gaussian": None,
+        "poisson": sm.families.Poisson(),
+    }
+    model = sm.GLM(found.y, np.ones(60), families[family], offset=eta, freq_weights=found.weights)
+    record = assessment(Answer("all", assess(named(family), found, x, b, OPEN)))
+    assert record.intercept == pytest.approx(model.fit(tol=1e-14).params[0], rel=1e-8)
+    assert np.sign(record.intercept) == np.sign(record.observed - record.expected) != 0
+    assert record.slope != pytest.approx(1, abs=0.1)
+
+
+def test_without_events_there_is_no_calibration() -> None:
+    found = made("binomial", weighted=False)
+    record = assessment(
+        Answer(
+            "one",
+            assess(
+                named("binomial"), found._replace(y=found.y * 0), found.x, np.ones(5) / 50, OPEN
+            ),
+        )
+    )
+    assert math.isnan(record.intercept)
+
+
 def test_the_roc_curve_hides_small_groups() -> None:
     """Four rows: with a limit of 2 only the threshold between the second and the third is left."""
     probabilities = np.array([0.12, 0.22, 0.62, 0.72])

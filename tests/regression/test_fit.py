@@ -117,6 +117,31 @@ def test_perfect_separation_names_the_column() -> None:
         fitted(changed(study, Column("marker", "number"), marker=marker))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_column_that_separates_by_itself_is_the_only_one_that_is_named(seed: int) -> None:
+    """Beside others that go along with the outcome, but separate nothing."""
+    study = small(seed)
+    y = study.frame["y"]
+    draw = np.random.default_rng(seed + 99)
+    for name in ("a", "b", "c"):
+        values = draw.normal(size=len(y)) + 0.5 * y
+        study = changed(study, Column(name, "number"), **{name: values})
+    marker = y + 0.4 * draw.random(len(y))
+    with pytest.raises(InputError, match="no finite estimate exists for marker: they"):
+        fitted(changed(study, Column("marker", "number"), marker=marker))
+
+
+def test_columns_that_separate_together_are_named_together() -> None:
+    study = small()
+    y = study.frame["y"]
+    noise = np.random.default_rng(4).normal(size=len(y))
+    study = changed(study, Column("one", "number"), one=noise + y)
+    with pytest.raises(
+        InputError, match=r"exists for (one, other|other, one): "
+    ):
+        fitted(changed(study, Column("other", "number"), other=noise - y))
+
+
 def test_quasi_separation_by_a_rare_level_names_the_level() -> None:
     """Five rows of 240 have the level, all with the event: its estimate is infinite."""
     study = small()
@@ -239,6 +264,38 @@ def test_too_few_rounds_are_an_error() -> None:
 def test_a_tolerance_without_meaning(tolerance: float) -> None:
     with pytest.raises(InputError, match="tolerance"):
         fitted(small(), tolerance=tolerance)
+
+
+# ---- what a reader should know ----
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda age: age * 88.4, True),  # mg/dl and micromol/l
+        (lambda age: age / 88.4, True),
+        (lambda age: age.mask(age.index % 20 == 0, 999), True),
+        (lambda age: age + 2, False),
+        (lambda age: age * 1.5, False),
+    ],
+)
+def test_another_unit_in_one_hospital_is_told(
+    change: Callable[[pd.Series], pd.Series], told: bool
+) -> None:
+    study = small()
+    age = study.frame["age"]
+    age = age.mask(study.hospital == "north", change(age))
+    notes = fitted(changed(study, age=age)).notes
+    assert [note.startswith("age in north (mean ") for note in notes] == [True] * told
+
+
+def test_excluded_hospitals_may_bias_the_rates() -> None:
+    """Of counts and of events; the hazard ratios of survival data have no rate."""
+    for family, biased in {"binomial": True, "gaussian": False, "cox efron": False}.items():
+        study = small(family=family)
+        room = hospitals(study, only=["east", "north", "west", "empty"])
+        found = fit(asking(room), toml(study), family)
+        assert any("predicted rates are too high" in note for note in found.notes) == biased
 
 
 # ---- hospitals that go away ----

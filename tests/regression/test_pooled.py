@@ -198,6 +198,9 @@ def test_clustered_errors_are_those_of_statsmodels() -> None:
     assert any("few hospitals" in note for note in found.notes)
     lines = coefficients(found, robust=True)
     assert lines[0].std_error == pytest.approx(np.sqrt(found.robust[0, 0]))
+    # Six occupations: half an interval of Student's t with 5 degrees is 2.5706 standard errors.
+    assert len(found.hospitals) == 6
+    assert lines[0].high - lines[0].estimate == pytest.approx(2.570581836 * lines[0].std_error)
 
 
 def test_p_values_and_intervals_are_those_of_statsmodels() -> None:

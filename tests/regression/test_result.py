@@ -86,6 +86,19 @@ def test_sandwich_errors_are_used_where_they_were_asked_for() -> None:
     assert "clustered by hospital" in robust.summary()
 
 
+def test_clustered_tests_are_students_with_one_less_than_the_hospitals() -> None:
+    """Three hospitals: half the 95 % interval is 4.3027 standard errors, not 1.96."""
+    robust = Regression(fits.binomial(robust=FIT.covariance))
+    found = robust.coefficients()
+    assert "t" in found.columns
+    wide = (found["high"] - found["estimate"]) / found["std_error"]
+    np.testing.assert_allclose(wide, 4.302652730, rtol=1e-8)
+    patient = pd.DataFrame({"age": [60], "stage": ["I"], "smoker": ["no"]})
+    row = robust.predict(patient).iloc[0]
+    reach = np.log(row.prediction_high / (1 - row.prediction_high)) - row.linear_predictor
+    assert reach == pytest.approx(4.302652730 * row.linear_std_error, rel=1e-8)
+
+
 def test_a_gaussian_model_has_t_tests_and_no_ratios() -> None:
     """10 degrees of freedom: half the 95 % interval is 2.2281 standard errors, not 1.96."""
     gaussian = Regression(fits.binomial(family="gaussian", residual_df=10))

@@ -18,6 +18,7 @@ from math import nan
 
 import numpy as np
 
+from ..errors import InputError
 from .cox import Cox
 from .design import Design
 from .families import Family
@@ -148,29 +149,41 @@ def concordance(time: Array, y: Array, eta: Array) -> float:
 
 
 def _calibrate(family: Family, design: Design, eta: Array) -> tuple[float, float]:
-    """Slope and intercept of the same model with eta as its only column; NaN where there is none.
+    """Slope and intercept of the calibration; NaN where there is none.
 
-    Without an intercept in the family it is NaN.
+    The slope is that of eta as the only column. The intercept is fitted alone, with a slope of 1,
+    so that it is above 0 where more was observed than expected (calibration in the large).
     """
     part = eta - design.offset
-    columns = [part, np.ones_like(part)] if family.intercept else [part]
-    x = np.stack(columns, 1)
-    b = np.array([1.0, 0.0][: len(columns)])
-    intercept = nan
+    ones = np.ones_like(part)
+    if not family.intercept:
+        return float(_newton(family, design, part[:, None], np.ones(1))[0]), nan
+    slope = _newton(family, design, np.stack([part, ones], 1), np.array([1.0, 0.0]))[0]
+    w = design.weights
+    try:
+        observed, _ = family.start(float(w @ design.y), float(w.sum()))
+        expected, _ = family.start(float(w @ family.mean(eta)), float(w.sum()))
+    except InputError:  # no event or nothing else: it is infinite
+        return float(slope), nan
+    start = np.array([observed - expected])
+    alone = design._replace(offset=eta)
+    return float(slope), float(_newton(family, alone, ones[:, None], start)[0])
+
+
+def _newton(family: Family, design: Design, x: Array, b: Array) -> Array:
+    """The coefficients of the columns x [n, k], from b [k] on; NaN where there are none."""
     for _ in range(STEPS):
         _, gradient = family.score(design, x, b)
         information = family.information(design, x, b)
         size = np.sqrt(np.outer(information.diagonal(), information.diagonal()))
         known = np.isfinite(information).all() and (size > 0).all()
         if not known or np.linalg.cond(information / size) > 1 / SMALL:
-            return nan, nan
+            break
         step = np.linalg.solve(information, gradient)
         b = b + step
         if np.abs(step).max() < SMALL * (1 + np.abs(b).max()):
-            if family.intercept:
-                intercept = float(b[1])
-            return float(b[0]), intercept
-    return nan, nan
+            return b
+    return np.full_like(b, nan)
 
 
 def _curve(

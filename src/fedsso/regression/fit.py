@@ -26,11 +26,11 @@ from .records import Assessment, Fit, Round
 from .rounds.climb import Climb, End, Free, Goal, Null, Progress
 from .rounds.doubts import CLEAR, off_scale, outweighing, without
 from .rounds.forms import SLACK
-from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table
+from .rounds.scales import Moments, centring, common_scale, has_intercept, moments, to_table, unlike
 from .rounds.talk import Look, Lost, Talk
 
 FEW = 20
-"""With fewer hospitals, errors clustered by hospital are known to be too small."""
+"""With fewer hospitals, errors clustered by hospital are known to be rough."""
 EXACT = 1e-6
 """Standard errors. A null model's intercept that is farther off needs rounds of its own."""
 NULL_ROUNDS = 30
@@ -369,6 +369,12 @@ def _unassessed(described: Answer, refusal: Refusal) -> Assessment:
 def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     """Sentences that a reader of the results should see."""
     notes = [f"{one.hospital} is excluded: {one.reason}." for one in job.talk.refusals]
+    if notes and job.family.events and job.family.intercept:
+        notes.append(
+            "If hospitals are excluded because they have few or no events, the intercept and all "
+            "predicted rates are too high: rows without events are missing."
+        )
+    notes += unlike(job.terms, job.talk.answers)
     fitted = {term.name for term in job.free.terms}
     absent = [term.name for term in job.terms if term.name not in fitted]
     if absent:
@@ -381,6 +387,7 @@ def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     hospitals = len(job.talk.answers)
     if cluster and hospitals < FEW:
         notes.append(
-            f"Errors clustered by hospital are too small with few hospitals; there are {hospitals}."
+            f"Errors clustered by hospital are rough with few hospitals: there are {hospitals}, so "
+            f"tests use Student's t with {hospitals - 1} degrees of freedom."
         )
     return tuple(notes)

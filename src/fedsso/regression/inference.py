@@ -5,7 +5,8 @@ H          the information of all hospitals at the estimate, [p, p]
 V          the covariance, phi H^-1
 phi        the dispersion: of a gaussian model the residual variance, else 1
 g_i        the gradient of hospital i at the estimate; over all hospitals they sum up to 0
-z, t       estimate / standard error; t, with n - p degrees of freedom, for a gaussian model
+z, t       estimate / standard error: t with n - p degrees of freedom for a gaussian model, and with
+           m - 1 where errors are clustered by m hospitals, else z
 =========  =========================================================================================
 """
 
@@ -40,7 +41,7 @@ class Coefficient(NamedTuple):
     estimate: float
     std_error: float
     statistic: float
-    """z; of a gaussian model t."""
+    """z or t."""
     p: float
     low: float
     high: float
@@ -61,7 +62,7 @@ def coefficients(
     covariance = fit.robust if robust else fit.covariance
     if covariance is None:
         raise InputError("the fit has no errors clustered by hospital; fit with cluster=True")
-    df = degrees(fit)
+    df = degrees(fit, robust=robust)
     reach = quantile(0.5 + level / 2, df)
     errors = np.sqrt(covariance.diagonal())
     lines = []
@@ -76,8 +77,10 @@ def coefficients(
     return tuple(lines)
 
 
-def degrees(fit: Fit) -> float:
+def degrees(fit: Fit, *, robust: bool) -> float:
     """The degrees of freedom of the tests: infinite where they are normal."""
+    if robust:
+        return float(len(fit.hospitals) - 1)
     return float(fit.residual_df) if fit.family == "gaussian" else math.inf
 
 

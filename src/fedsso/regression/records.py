@@ -64,7 +64,8 @@ class Assessment:
     slope: float = nan
     """The calibration slope: 1 where predictions are as extreme as they should be."""
     intercept: float = nan
-    """The calibration intercept, estimated together with the slope. Survival data have none."""
+    """Calibration in the large: the calibration intercept where the slope is 1, above 0 where more
+    was observed than expected. Survival data have none."""
     auc: float = nan
     """Binomial: the area under the ROC curve."""
     brier: float = nan
@@ -113,7 +114,7 @@ class Fit:
     dispersion: float
     """Gaussian: the residual variance, with n - p in the denominator. Else 1."""
     residual_df: int
-    """n - p. Of a gaussian model, tests use the t distribution with so many degrees of freedom."""
+    """n - p. Tests of a gaussian model use the t distribution with so many degrees of freedom."""
     rows: int
     """The rows n that were used."""
     events: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, inf, isfinite, nan
+from math import exp, inf, isfinite, isinf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Coefficient(NamedTuple):
     estimate: float
     std_error: float
     statistic: float
-    """The estimate in standard errors: z, or t for a gaussian model."""
+    """The estimate in standard errors: z, or t for a gaussian model and for clustered errors."""
     p: float
     """Of the hypothesis that the coefficient is 0, two-sided."""
     low: float
@@ -117,6 +117,11 @@ class Regression:
         """Of the coefficients [p, p]: the sandwich, if that was asked for."""
         return self.fit.covariance if self.fit.robust is None else self.fit.robust
 
+    @property
+    def _degrees(self) -> float:
+        """The degrees of freedom of all tests and intervals."""
+        return degrees(self.fit, robust=self.fit.robust is not None)
+
     # ---- tables ----
 
     def rows(self, level: float = 0.95) -> list[Coefficient]:
@@ -142,8 +147,8 @@ class Regression:
             ratios: Whether to add the odds, rate or hazard ratios, where the family has some.
 
         Returns:
-            The columns term, unit, estimate, std_error, z (of a gaussian model t), p, low and
-            high; then ratio, ratio_low and ratio_high.
+            The columns term, unit, estimate, std_error, z (t of a gaussian model, and where errors
+            are clustered), p, low and high; then ratio, ratio_low and ratio_high.
         """
         import pandas as pd
 
@@ -153,7 +158,7 @@ class Regression:
     def columns(self, ratios: bool = True) -> list[str]:
         """The names of the columns of the table of coefficients."""
         names = list(Coefficient._fields)
-        names[names.index("statistic")] = "z" if self.family.events else "t"
+        names[names.index("statistic")] = "z" if isinf(self._degrees) else "t"
         return names if ratios and self.family.ratio else names[:-3]
 
     def measures(self) -> dict[str, str]:
@@ -268,7 +273,7 @@ class Regression:
 
     def predictions(self, data: Any, level: float = 0.95) -> Predictions:
         """The same as `predict`, as arrays."""
-        wide = quantile(0.5 + checked_level(level) / 2, degrees(self.fit))
+        wide = quantile(0.5 + checked_level(level) / 2, self._degrees)
         return predicted(self, table_of(data), wide)
 
 

@@ -22,10 +22,11 @@ from ...errors import InputError
 from .. import schema as schemas
 from ..design import Term
 from ..families import Family
-from ..inference import involved
+from ..inference import NAMED
 from ..questions import Array, Places
 from ..records import Round
 from .ascent import Ascent
+from .scales import has_intercept
 from .talk import Look, Talk
 
 Progress: TypeAlias = Callable[[Round], None]
@@ -97,6 +98,10 @@ class End(NamedTuple):
     """With the information."""
     distance: float
     converged: bool
+
+
+class Infinite(InputError):
+    """There is no maximum: the log-likelihood rises for ever."""
 
 
 class Climb:
@@ -308,7 +313,19 @@ class Climb:
 
     def _infinite(self, ahead: Array) -> InputError:
         """The error of estimates that are infinite along a step [q]."""
-        listed = involved(self.terms, ahead * self.sizes)
+        parts = np.abs(ahead * self.sizes)
+        order = np.argsort(-parts, kind="stable").tolist()
+        if has_intercept(self.terms) and len(order) > 1:  # it follows the others
+            order.remove(0)
+        large = [place for place in order if parts[place] >= NAMED * parts[order[0]]]
+        if len(large) > 1:
+            try:
+                self._only(large[0]).run()
+            except Infinite as alone:
+                return alone
+            except InputError:
+                pass
+        listed = [self.terms[place].name for place in large]
         names = ", ".join(listed)
         why = {
             "binomial": "they separate the rows with the event from those without it (perfect "
@@ -316,10 +333,17 @@ class Climb:
             "poisson": "all counts are 0 where they say so",
             "cox": "they tell in every hospital who has the next event (a monotone likelihood)",
         }[self.family.name]
-        return InputError(
+        return Infinite(
             f"no finite estimate exists for {names}: {why}.{self._references(listed)} Leave the "
             "column out, join rare levels, or collect more rows"
         )
+
+    def _only(self, place: int) -> Climb:
+        """The same fit with one column and the intercept: whether it is to blame by itself."""
+        used = [0, place] if has_intercept(self.terms) else [place]
+        terms = tuple(self.terms[one] for one in used)
+        free = Free(terms, self.free[used], self.sizes[used])
+        return Climb(self.talk, free, self.family, self.null, self.goal, self.trace, self.progress)
 
     def _references(self, names: list[str]) -> str:
         """A sentence with the levels that these terms are compared with, "" if there are none."""

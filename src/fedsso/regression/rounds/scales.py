@@ -7,6 +7,7 @@ own       the server's: the information that it was last told is the identity; u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,10 @@ from ..questions import Answer, Array
 
 CONSTANT = 1e-12
 """A column whose deviation is a smaller share of its mean is constant."""
+FAR = 4.0
+"""A column is far if its mean is so many deviations away, or its deviation so many times theirs."""
+SOME = 10
+"""A hospital of fewer rows may be far from others by chance."""
 Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -40,6 +45,50 @@ def moments(answers: list[Answer]) -> Moments:
     mean = weight @ means / weight.sum()
     between = weight @ (means - mean) ** 2
     return Moments(mean, np.sqrt((spreads.sum(0) + between) / weight.sum()))
+
+
+def unlike(terms: tuple[Term, ...], answers: list[Answer]) -> Iterator[str]:
+    """Sentences about columns that are far from those of all others in one hospital."""
+    answers = [answer for answer in answers if answer.arrays["rows"][0] >= SOME]
+    weight = np.array([answer.arrays["weight"] for answer in answers])
+    means = np.array([answer.arrays["mean"] for answer in answers])
+    squares = np.array([answer.arrays["spread"] for answer in answers]) / weight
+    for column, term in enumerate(terms):
+        if term.level or not term.column or len(answers) < 2:
+            continue
+        mean, square = means[:, column], squares[:, column]
+        if np.isclose(square, mean * (1 - mean), rtol=1e-6, atol=0.0).all():
+            continue  # nothing but 0 and 1
+        one = max(_unlikeness(mean, np.sqrt(square), k) for k in range(len(answers)))
+        if one.times > FAR:
+            yield (
+                f"{term.name} in {answers[one.place].hospital} (mean {mean[one.place]:.3g}, "
+                f"deviation {square[one.place] ** 0.5:.3g}) is far from the other hospitals (mean "
+                f"{one.mean:.3g}, deviation {one.deviation:.3g}): compare its unit, and its codes "
+                "of missing values."
+            )
+
+
+class _Unlike(NamedTuple):
+    """How far a column of one hospital is from those of others, and what is usual there."""
+
+    times: float
+    place: int
+    mean: float
+    deviation: float
+
+
+def _unlikeness(mean: Array, deviation: Array, place: int) -> _Unlike:
+    """The hospital at this place beside the medians of all others."""
+    usual = float(np.median(np.delete(mean, place)))
+    size = float(np.median(np.delete(deviation, place)))
+    own = float(deviation[place])
+    if not size > 0:
+        return _Unlike(0.0, place, usual, size)
+    times = max(abs(float(mean[place]) - usual), own) / size
+    if own > 0 and 2 * abs(mean[place]) < abs(usual):  # all smaller: perhaps a larger unit
+        times = max(times, size / own)
+    return _Unlike(times, place, usual, size)
 
 
 def common_scale(

@@ -39,7 +39,7 @@ MEANINGS = {
     "brier": "Brier score: mean squared error of the probabilities.",
     "concordance": "Concordance: how often the earlier event had the higher risk (0.5 is chance).",
     "slope": "Calibration slope: 1 where predictions are as extreme as they should be.",
-    "intercept": "Calibration intercept: 0 where they are neither too high nor too low.",
+    "intercept": "Calibration intercept, at slope 1: above 0 where predictions are too low.",
 }
 
 
