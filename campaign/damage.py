@@ -29,6 +29,8 @@ FAULT = 70  # the exit code of a fault in the library itself
 FORGED = 0.5  # how often structured damage to a sealed file is sealed again
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
+PROGRESS = "round 0/0"
+PLACE = re.compile(r"/\S*campaign-\w+")
 FORMS: Mapping[str, Mapping[str, m.Change]] = {
     "json": {**m.TEXT, **m.JSON},
     "toml": {**m.TEXT, **m.TOML},
@@ -55,7 +57,7 @@ class Reference(NamedTuple):
 
 def kinds(target: Target) -> list[str]:
     """All damage that a file can take."""
-    return [*m.BYTES, *FORMS[target.form], *m.PLACES, "another file"]
+    return [*m.BYTES, *FORMS[target.form], *m.PLACES, *["another file"] * bool(target.other)]
 
 
 def plan(files: Sequence[Target], seed: int) -> list[tuple[Target, str]]:
@@ -200,12 +202,11 @@ def _difference(found: Any, wanted: Any, gone: bool) -> str:
 
 def _news(said: str, usual: str) -> str:
     """What was said that is not said of the undamaged file."""
-    known = {_bare(line) for line in usual.splitlines()}
-    return "\n".join(
-        line for line in said.splitlines() if line.strip() and _bare(line) not in known
-    )
+    known = {"", *map(_bare, usual.splitlines())}
+    return "\n".join(line for line in said.splitlines() if _bare(line) not in known)
 
 
 def _bare(line: str) -> str:
-    """A line without its colours and numbers, which may be times or rounds."""
-    return NUMBER.sub("0", COLOUR.sub("", line)).strip()
+    """A line without its colours, the case's folder and numbers; "" if it only tells progress."""
+    bare = NUMBER.sub("0", PLACE.sub("", COLOUR.sub("", line))).strip()
+    return "" if PROGRESS in bare else bare

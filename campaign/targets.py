@@ -32,6 +32,8 @@ LEAST = (
     10,
     "--eval-every",
     1,
+    "--min-rows",
+    1,
 )  # whatever a file asks for
 
 
@@ -165,7 +167,7 @@ def _of_runs() -> list[Target]:
     return [
         Target("spec resumed", f"half/{SPEC}", "half", resume, "toml", spec, True),
         Target("spec reported", f"done/{SPEC}", "done", report, "toml", spec, True, False),
-        Target("spec as --config", f"done/{SPEC}", "done", config, "toml", spec, True),
+        Target("spec as --config", f"done/{SPEC}", "done", config, "toml", "", True, False),
         Target(
             "checkpoint resumed", f"half/{CHECKPOINT}", "half", resume, "safetensors", kept, True
         ),
@@ -200,7 +202,7 @@ def _of_flower() -> list[Target]:
     other, other_trace = (f"flower-other/{name}" for name in (CHECKPOINT, TRACE))
     return [
         Target("checkpoint of Flower", kept, "flower", resume, "safetensors", other, True),
-        Target("trace of Flower", trace, "flower", resume, "csv", other_trace, True, False),
+        Target("trace of Flower", trace, "flower", resume, "csv", other_trace),
         Target(
             "checkpoint of Flower reported",
             kept,
@@ -227,8 +229,8 @@ def _of_sweeps(folder: Path) -> list[Target]:
             "sweep",
             config,
             "toml",
-            "config.toml",
-            True,
+            guarded=True,
+            exact=False,
         ),
         Target(
             "sweep.toml reported",
