@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from federations import table
 
+from fedsso import glm
 from fedsso.errors import InputError
 from fedsso.regression import schema as schemas
 from fedsso.regression.hospital import Hospital
@@ -321,3 +322,19 @@ def test_an_error_does_not_confirm_a_guessed_name(schema: Schema) -> None:
             ask(patients(name=np.array(names)), schema)
         told.add(caught.value.public)
     assert len(told) == 1
+
+
+# ---- fits ----
+
+
+def test_hospitals_that_refuse_steep_models_say_that_the_outcomes_are_separated() -> None:
+    """A NaN gradient tells that a step is too long, and is no false answer."""
+    rng = np.random.default_rng(0)
+    tables = {}
+    for name in ("east", "north", "south", "west"):
+        lab = rng.normal(size=150)
+        tables[name] = pd.DataFrame({"lab": lab, "ill": (lab > 0).astype(int)})
+    with pytest.raises(InputError, match="all hospitals are excluded") as caught:
+        glm(tables, outcome="ill", limits=Limits())
+    assert "a column separates the outcomes: leave it out" in str(caught.value)
+    assert "wrongly" not in str(caught.value)

@@ -136,9 +136,7 @@ def test_columns_that_separate_together_are_named_together() -> None:
     y = study.frame["y"]
     noise = np.random.default_rng(4).normal(size=len(y))
     study = changed(study, Column("one", "number"), one=noise + y)
-    with pytest.raises(
-        InputError, match=r"exists for (one, other|other, one): "
-    ):
+    with pytest.raises(InputError, match=r"exists for (one, other|other, one): "):
         fitted(changed(study, Column("other", "number"), other=noise - y))
 
 

@@ -227,10 +227,15 @@ class Climb:
     def _failed(self, look: Look) -> None:
         """Lose a hospital that makes steps fail again and again, however short they are."""
         self.failures += 1
-        self.objections += self._others(look) > 0
+        blind = np.isnan(look.parts).any(1)  # the step is too long for them to tell their score
+        suspects = blind if blind.any() else ~blind
+        if blind.sum() < min(2, len(blind) - 1):  # it is too long for one alone, or for none
+            self.objections += suspects & (self._others(look) > 0)
         worst = int(self.objections.argmax())
         if self.objections[worst] > OBJECTIONS:
-            self.talk.lose(worst, f"all others would have gone on {OBJECTIONS} times without it")
+            told = "without its score, " if blind[worst] else ""
+            reason = f"{told}all others would have gone on {OBJECTIONS} times without it"
+            self.talk.lose(worst, reason)
         if self.failures > OBJECTIONS:
             self.talk.lose_untrue()
 

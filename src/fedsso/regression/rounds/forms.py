@@ -16,7 +16,7 @@ from ..assess import GROUPS, THRESHOLDS
 from ..cells import LARGEST
 from ..families import Family
 from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
-from ..questions import ASSESS, DESCRIBE, INFORMATION, Array, unpacked
+from ..questions import ASSESS, DESCRIBE, INFORMATION, SCORE, Array, unpacked
 
 HUGE = 1e100
 """A log-likelihood beyond this is that of a step that was far too long."""
@@ -84,6 +84,8 @@ def fault(
     # After too long a step exp may overflow. The server sees it by the log-likelihood.
     if family.name == POISSON and "gradient" in forms and not abs(arrays["loglik"][0]) < HUGE:
         return ""
+    if question == SCORE and np.isnan(arrays["gradient"]).all():  # as a hospital says it itself
+        forms.pop("gradient")
     for name, form in forms.items():
         wrong = _out_of_range(arrays[name], form)
         if wrong:
