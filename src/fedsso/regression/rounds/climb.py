@@ -227,7 +227,7 @@ class Climb:
     def _failed(self, look: Look) -> None:
         """Lose a hospital that makes steps fail again and again, however short they are."""
         self.failures += 1
-        blind = np.isnan(look.parts).any(1)  # the step is too long for them to tell their score
+        blind = np.isnan(look.parts.sum(1))  # the step is too long for them to tell their score
         suspects = blind if blind.any() else ~blind
         if blind.sum() < min(2, len(blind) - 1):  # it is too long for one alone, or for none
             self.objections += suspects & (self._others(look) > 0)
