@@ -1,9 +1,9 @@
 """Writes what the documentation takes from the code: the tables of algorithms.md, of options.md and
 of datasets.md, the latter with the results of smoke.py, the algorithms of api.md, the tables of
 robustness.md from the numbers of its bench, those of convex.md likewise, those of reliability.md
-from the numbers of the campaign, and those of results/README.md; with `--figures` also the pictures. The pages of single algorithms
-are made here too, but not written: site.py puts them into the site, so that no copy of the code
-lies in the repository.
+from the numbers of the campaign, and those of results/README.md; with `--figures` also the
+pictures. The pages of single algorithms are made here too, but not written: site.py puts them into
+the site, so that no copy of the code lies in the repository.
 
 python docs/build.py [--figures]
 """

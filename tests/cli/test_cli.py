@@ -820,6 +820,16 @@ def test_python_m_fedsso_exits_with_2_on_wrong_input() -> None:
     assert done.stdout == ""
 
 
+def test_a_notebooks_pictures_and_strict_warnings_do_not_end_a_command(tmp_path: Path) -> None:
+    """`!fedsso` in a notebook inherits a backend whose package need not be installed here."""
+    python, *rest = command("compare", *SMALL, "--algorithms", "fedavg", "--out", tmp_path / "out")
+    env = {**os.environ, "MPLBACKEND": "module://a_backend_that_is_not_here"}
+    strict = [python, "-W", "error::DeprecationWarning", *rest]
+    done = subprocess.run(strict, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "out").glob("*.png"))
+
+
 @pytest.mark.full
 def test_help_on_a_terminal_that_knows_ascii_alone() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedsso import InputError, load_run
-from fedsso.engine import simulate
+from fedsso.engine import ranks, simulate
 from fedsso.engine.dealing import Dealing
 from fedsso.engine.ranks import TIMEOUT, Ranks, Team, checksum, deal, patience
 
@@ -231,6 +232,28 @@ def test_the_time_to_wait_must_be_a_number(text: str, monkeypatch: pytest.Monkey
         patience()
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
+def test_an_environment_that_is_not_torchruns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for key, value in {**whole, name: "x"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(InputError, match=r"cannot be joined .*'x'.*start them by torchrun"):
+        ranks._joined()
+
+
+def test_a_launcher_that_has_died_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens at its port. With the time that ranks have for a round, this would hang."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # which nobody else can take, and which does not listen
+        port = str(taken.getsockname()[1])
+        here = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for key, value in {**here, TIMEOUT: "1e6"}.items():
+            monkeypatch.setenv(key, value)
+        monkeypatch.setattr(ranks, "MEETING", 1.0)
+        with pytest.raises(InputError, match="cannot be joined"):
+            ranks._joined()
+
+
 # ---- commands ----
 
 
@@ -372,3 +395,5 @@ def test_a_signal_stops_all_after_a_round(
     assert re.search(r"stopped after round \d+; `fedsso resume dead` continues", printed), printed
     done(2, "resume", "dead", cwd=tmp_path)
     same_runs(out, uninterrupted)
+    sent = load_run(out).trace["reduce_bytes"][1:]
+    assert (sent == sent[0]).all()  # behind an evaluation and the resume as well

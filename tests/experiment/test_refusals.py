@@ -18,6 +18,7 @@ from torch import nn
 import fedsso
 from console import fedsso as command
 from fedsso import (
+    Decay,
     FedAvg,
     Federation,
     InputError,
@@ -271,10 +272,39 @@ WRONG: dict[str, tuple[Callable[[Federation], Any], str]] = {
         lambda fed: simulate(fed, nn.Sequential(nn.LazyLinear(3)), FedAvg(), **FAST),
         r"layer 0 has no size yet \(LazyLinear\); call the model once",
     ),
+    "a schedule's class": (
+        lambda fed: simulate(fed, "mclr", FedAvg(alpha=Decay), **FAST),  # type: ignore[arg-type]
+        "alpha must be a number, got alpha=<class",
+    ),
     "load_runs": (lambda fed: load_runs(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
     "load_run": (lambda fed: load_run(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
     "resume": (lambda fed: resume(None), "must be a path, got None"),  # type: ignore[arg-type]  # noqa: ARG005
 }
+
+
+STARTS: dict[str, tuple[Any, str]] = {
+    "text": (np.array(["a"]), "dtype <U1"),
+    "objects": (np.array([object()]), "dtype object"),
+    "dates": (np.zeros(15, "M8[s]"), r"dtype datetime64\[s\]"),
+    "meta": (torch.zeros(15, device="meta"), "dtype torch.float32"),
+    "sparse": (torch.zeros(15).to_sparse(), "dtype torch.float32"),
+    "complex": (torch.zeros(15, dtype=torch.complex64), "complex, NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_a_start_that_is_no_tensor_of_numbers(kind: str, fed: Federation) -> None:
+    start, told = STARTS[kind]
+    with pytest.raises(InputError, match=f"init .*{told}"):
+        simulate(fed, "mclr", FedAvg(), init=start, **FAST)
+
+
+def test_a_start_may_lie_in_memory_as_it_likes(fed: Federation) -> None:
+    """Backwards, in the other order of bytes, or in a short type: the numbers count."""
+    x = np.arange(15.0)
+    plain = simulate(fed, "mclr", FedAvg(), init=x, **FAST).x
+    for other in (x[::-1].copy()[::-1], x.astype(">f8"), torch.from_numpy(x).bfloat16()):
+        assert torch.equal(simulate(fed, "mclr", FedAvg(), init=other, **FAST).x, plain)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -98,7 +98,7 @@ def test_no_folder_is_crowded() -> None:
         if folder.parent.name != "algorithms":
             files = [path for path in MODULES if path.parent == folder]
             assert len(files) <= 20, (
-                f"src/fedsso/{folder}: put kindred files into a folder below it"
+                f"src/fedsso/{folder}: put kindred files into a folder"
             )
 
 

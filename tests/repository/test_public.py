@@ -23,7 +23,7 @@ def test_a_public_name_has_an_example_that_runs(name: str) -> None:
         text, {**vars(inspect.getmodule(thing)), "fedsso": fedsso}, name, None, None
     )
     assert made.examples, (
-        f"the docstring of {name} needs an example, such as >>> fedsso.{name}(...)"
+        f"the docstring of {name} needs an example that runs"
     )
     told: list[str] = []
     flags = doctest.NORMALIZE_WHITESPACE

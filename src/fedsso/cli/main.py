@@ -145,6 +145,7 @@ def main() -> None:
     work; what was lost is told at the end.
     """
     listen(unwind)
+    os.environ["MPLBACKEND"] = "agg"  # that of a notebook around need not be installed here
     if processes.number() > 0:  # the first process prints the same
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, outlet = unbreakable(sys.stdout)

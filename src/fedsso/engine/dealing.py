@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..support.trees import Tree, leaves, tree_map
-from .ranks import Spent, Team, checksum, deal
+from .ranks import Team, checksum, deal
 from .rounds import Ints
 from .uplink import client_of
 
@@ -129,7 +129,6 @@ class Dealing:
         team = self.team
         model = float(checksum(next(leaves(tried.server))))
         spent = team.spent
-        team.spent = Spent()
         clock = torch.zeros(3, dtype=torch.float64)
         if team.is_first:
             told = [time.perf_counter() - began, spent.seconds, float(spent.bytes)]

@@ -50,6 +50,7 @@ T = TypeVar("T")
 TIMEOUT = "FEDSSO_RANK_TIMEOUT"
 """The environment variable that says how many seconds one rank waits for the others."""
 PATIENCE = 600.0  # seconds, if the variable says nothing else
+MEETING = 120.0  # seconds at most until torchrun's store answers: it may have been killed
 CHECKED = 2**48  # checksums are kept below it, so that their sum over ranks is exact in float64
 
 
@@ -257,9 +258,25 @@ def _joined() -> Team:
     """The team by what the caller has set up, or else by the environment."""
     if dist.is_available() and dist.is_initialized():
         return _of_size(dist.get_rank(), dist.get_world_size())
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    told = os.environ.get("WORLD_SIZE", "1")
+    if told == "1" or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return Team()
+    try:
+        return _met(int(told))
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the processes that WORLD_SIZE={told} speaks of cannot be joined ({error}); start "
+            f"them by torchrun, or unset WORLD_SIZE and RANK"
+        ) from error
+
+
+def _met(size: int) -> Team:
+    """The team of so many processes that torchrun has started.
+
+    Raises:
+        RuntimeError: They do not meet.
+        ValueError: The environment is not that of torchrun.
+    """
     # Functions of this module take the group that exists at their import as a default. Imported
     # before there is one, they keep none alive, and `_leave` can end its threads.
     importlib.import_module("torch.distributed.nn")
@@ -270,13 +287,11 @@ def _joined() -> Team:
         torch.cuda.set_device(local % torch.cuda.device_count())
         if here <= torch.cuda.device_count():  # NCCL wants a GPU for each process
             backend = "cpu:gloo,cuda:nccl"
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=patience()))
-    except (RuntimeError, ValueError) as error:
-        raise InputError(
-            f"the {size} processes that WORLD_SIZE speaks of cannot be joined ({error}); start "
-            f"them by torchrun, or unset WORLD_SIZE and RANK"
-        ) from error
+    wait = timedelta(seconds=patience())
+    meeting = min(wait, timedelta(seconds=MEETING))
+    store, rank, _ = next(dist.rendezvous("env://", timeout=meeting))
+    store.set_timeout(wait)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     atexit.register(_leave)
     return _of_size(dist.get_rank(), size)
 

@@ -62,7 +62,7 @@ from .gather import BUDGET, Chunk, gathering
 from .halting import Halting
 from .ledger import Ledger
 from .per_client import Absence, PerClient
-from .ranks import Team
+from .ranks import Spent, Team
 from .ranks import team as team_of_ranks
 from .rounds import Ints, Rounds
 from .state import BY_CLIENT, KEPT, State, choose, gathered
@@ -391,6 +391,7 @@ class Trials:
         those of all clients together, for one trial.
         """
         began = time.perf_counter()
+        self.team.spent = Spent()  # of this round alone, also after a resume or an evaluation
         k = self.k + 1
         ledger = Ledger(self.fed.clients, self.trials)
         tried, loss = self._exchange_all(k, ledger)

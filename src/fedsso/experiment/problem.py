@@ -359,7 +359,7 @@ def initialise(
     if init is None:
         return
     if isinstance(init, Tensor | np.ndarray):
-        _start_from(module, torch.as_tensor(init))
+        _start_from(module, _numbers(init))
     elif init == "zero":
         _start_from(module, torch.zeros_like(ravel(module)))
     elif init == "default":
@@ -372,6 +372,20 @@ def initialise(
         raise InputError(
             f"init must be 'zero', 'default', a tensor or a safetensors file, got {init!r}"
         )
+
+
+def _numbers(init: Any) -> Tensor:
+    """A start of the user's own as a tensor; refused where it holds no numbers that torch reads."""
+    try:
+        found = init
+        if isinstance(init, np.ndarray):  # torch reads the machine's order of bytes, and forwards
+            found = torch.from_numpy(init.astype(init.dtype.newbyteorder("="), "C"))
+        kind = torch.complex128 if found.is_complex() else torch.float64
+        return torch.from_numpy(found.detach().to("cpu", kind).numpy())
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"init must be a dense tensor or array of numbers, got dtype {init.dtype} ({error})"
+        ) from error
 
 
 def _start_from(module: nn.Module, x: Tensor) -> None:
