@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
@@ -110,12 +109,12 @@ def _case(
         work = copied(folder, target, Path(place))
         path = work / target.file
         forged = damage(path, target, kind, draw, folder)
-        before = _digest(path)
+        before = _content(path)
         ended = forked(partial(read, work, target))
         found, seen = judge(target, forged, ended, known, kind in m.PLACES)
         if found == v.TAKEN and os.path.lexists(path) and not path.is_file():
             found, seen = v.WRONG, f"passed over without a word: {seen}"
-        if found == v.REFUSED and _digest(path) != before:
+        if found == v.REFUSED and not _content(path).startswith(before):  # a journal may grow
             found, seen = v.LOST, f"the damaged file is gone or another: {ended.said[-300:]}"
         if (work / t.MARK).exists():
             found, seen = v.WRONG, "the file's own command was executed"
@@ -144,8 +143,8 @@ def damage(path: Path, target: Target, kind: str, draw: random.Random, folder: P
     return forged is not None and forged != good
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else str(path.exists())
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else str(path.exists()).encode()
 
 
 def judge(

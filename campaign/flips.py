@@ -22,6 +22,8 @@ KINDS = (
     "checkpoint of a finished run",
     "checkpoint of Flower",
     "part of a sweep",
+    "part of a tune",
+    "model predicts",
 )
 
 

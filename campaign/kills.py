@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedsso.regression.result.model import MODEL
+
 from . import verdict as v
 from .faults import Act, Files, die_at, never
 from .forks import Child, Ending, forked
@@ -129,14 +131,20 @@ def _kill_at(
 
 
 def _torn(scene: Scene, out: Path, known: Reference) -> str:
-    """What is wrong after the kill with what the scene replaces: it must be the old or the new."""
+    """What is wrong after the kill with what the scene replaces.
+
+    The model is the old or the new one. What is made of it may be missing, but not of another.
+    """
     if scene.first is None:
         return ""
     try:
         found = read_outcome(out, None)
     except RuntimeError as error:
         return f"after the kill: {error}"
-    old, new = (difference(found, one) for one in (known.before, known.outcome))
+    if not any(MODEL in name for name in found["files"]):
+        return "after the kill there is no model"
+    there = {**found, "files": []}
+    old, new = (difference(one, there) for one in (known.before, known.outcome))
     return f"neither the old one ({old}) nor the new ({new})" if old and new else ""
 
 

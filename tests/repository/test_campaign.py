@@ -238,11 +238,12 @@ def test_a_seal_is_made_anew() -> None:
 
 
 JUDGED = """
-import json, random, sys
+import json, shutil, sys, tempfile
 from pathlib import Path
 from campaign import damage, kills
-from campaign.scenes import SCENES
+from campaign.scenes import SCENES, from_tests
 from campaign.targets import Target
+from fedsso.regression.result import Regression
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 (folder / "tables").mkdir()
@@ -258,18 +259,26 @@ known = damage.Reference({"digest": ["a.csv", "b.csv"]}, "")
 kinds = ("a dangling link", "a folder", "nothing", "one bit")
 passed = [damage._case(folder, 0, 0, target, kind, known).verdict for kind in kinds]
 
-def tell(**files):
-    for name, text in files.items():
-        (out / f"{name}.md").write_text(text)
-    names = ["one.md", "two.md"]
-    return {"files": names, **{f"text {name}.md": text for name, text in files.items()}}
-
-old, new = tell(one="old", two="old"), tell(one="new", two="new")
+fits = from_tests("", "fits")
+saved = [out / name for name in ("old", "new")]
+for place in saved:
+    Regression(fits.binomial(notes=(place.name,))).save(place)
+old, new = (kills.read_outcome(place, None) for place in saved)
 known = kills.Reference(new, 1, {}, 1.0, old)
-torn = []
-for one, two in (("old", "old"), ("new", "new"), ("new", "old")):
-    tell(one=one, two=two)
-    torn.append(bool(kills._torn(SCENES["glm over a model"], out, known)))
+
+def after_a_kill(**files):
+    place = Path(tempfile.mkdtemp(dir=out))
+    for name, one in files.items():
+        name = {"model": "model.json", "summary": "summary.txt"}[name]
+        shutil.copy(out / one / name, place / name)
+    return bool(kills._torn(SCENES["glm over a model"], place, known))
+
+torn = [
+    after_a_kill(model="old", summary="old"),
+    after_a_kill(model="new"),
+    after_a_kill(model="new", summary="old"),
+    after_a_kill(summary="old"),
+]
 print(json.dumps([passed, torn]))
 """
 
@@ -283,7 +292,7 @@ def test_a_link_that_hides_a_file_and_half_a_new_folder_are_failures(
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
     passed, torn = json.loads(done.stdout)
     assert passed == [v.WRONG, v.WRONG, v.TAKEN, v.RIGHT]
-    assert torn == [False, False, True]
+    assert torn == [False, False, True, True]
 
 
 # ---- faults ----
