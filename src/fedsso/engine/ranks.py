@@ -289,7 +289,7 @@ def _met(size: int) -> Team:
             backend = "cpu:gloo,cuda:nccl"
     wait = timedelta(seconds=patience())
     meeting = min(wait, timedelta(seconds=MEETING))
-    store, rank, _ = next(dist.rendezvous("env://", timeout=meeting))
+    store, rank, _ = next(dist.rendezvous("env://", timeout=meeting))  # type: ignore[attr-defined]
     store.set_timeout(wait)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     atexit.register(_leave)

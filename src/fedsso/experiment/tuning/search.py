@@ -326,7 +326,8 @@ class Search:
         pruned = self.optuna.trial.TrialState.PRUNED
 
         def fell_behind(asked: Asked, _: float, rung: int) -> bool:
-            return asked.trial.state == pruned and asked.trial.last_step == rung
+            past: Any = asked.trial  # a frozen one
+            return bool(past.state == pruned and past.last_step == rung)
 
         for batch in batches.values():
             self._train(batch, range(len(batch)), fell_behind)
