@@ -157,7 +157,7 @@ def test_outside_the_noise_would_be_too_small_for_one_clients_influence() -> Non
     ]
     means = [averaged(s, g)[1] for s, g in zip(strategies, grids, strict=True)]
     assert noise / (NOISE * influence(*means)) == pytest.approx(1.0, rel=0.05)
-    assert noise / (NOISE * influence(*models)) < 0.5
+    assert noise / (NOISE * influence(*models)) < 0.5  # a step may be five times as long
 
 
 # ---- wrong order, too few replies ----

@@ -63,7 +63,8 @@ numbers come from clients with SGD, momentum and Adam on two tasks, and were tri
 The net. A step beyond FedAvg's has misled the server if in the next round
 
 - the clients' mean loss is higher than in each of the five rounds before, by more than these
-  differ among themselves and by more than 5 %, or
+  differ among themselves and by more than 5 %, or is not finite (on Flower also where evaluation
+  finds the model worse than the five before it, by 5 %), or
 - the update is ten times as long as the one before.
 
 The server then goes back to FedAvg's model of the round with the lowest loss (of the last round,

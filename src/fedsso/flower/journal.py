@@ -1,7 +1,8 @@
 """The trace of a run on Flower: the same columns, tables and plots as those of a simulation.
 
 ClientApps measure what they like, under names of their own. The journal takes the usual names for
-losses and accuracies, and keeps everything else that is a number as it comes.
+losses and accuracies, and keeps everything else that is a number as it comes. `Best` goes by the
+loss of the model after a round: the server's, where that evaluates one, or else the clients'.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from flwr.app import Message
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message
+from torch import Tensor
 
+from ..algorithms.cautious import NOTICED, WINDOW
 from ..errors import InputError
 from ..experiment.trace import COLUMNS, Trace
+from .wire import arrays_of
 
 log = logging.getLogger("flwr")
 
@@ -42,6 +49,10 @@ Metrics = Mapping[str, Any] | None
 """What Flower has of the clients' metrics."""
 Row = dict[str, float]
 """The columns of one round."""
+
+
+BEST = "best."
+"""How the names of the tensors of `Best` begin in a checkpoint."""
 
 
 class Journal:
@@ -124,6 +135,56 @@ class Journal:
                     self.rows[number] = row
         except InputError as error:
             log.warning("the rounds so far are missing in the trace: %s", error)
+
+
+class Best(NamedTuple):
+    """The best model so far, as far as evaluation tells.
+
+    >>> best = Best().after(0.5, ArrayRecord()).after(0.4, ArrayRecord()).after(0.6, ArrayRecord())
+    >>> best.lowest, best.worse
+    (0.4, True)
+    """
+
+    arrays: ArrayRecord | None = None
+    """The model with the lowest loss. None before the first loss."""
+    lowest: float = inf
+    """Its loss."""
+    recent: tuple[float, ...] = ()
+    """The losses that the next one is compared with, newest last."""
+    worse: bool = False
+    """Whether the newest is higher than all of these, by as much as the cautious guard notices."""
+
+    def after(self, loss: float | None, arrays: ArrayRecord) -> Self:
+        """The same after a newer model, whose loss is None if it was not evaluated."""
+        if loss is None:
+            return self._replace(worse=False)
+        if not isfinite(loss):
+            return self._replace(worse=True)
+        highest = max(self.recent, default=inf)
+        worse = loss > highest + NOTICED * abs(highest)
+        newer = self._replace(recent=(*self.recent, loss)[-WINDOW:], worse=worse)
+        return newer._replace(arrays=arrays, lowest=loss) if loss < self.lowest else newer
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a later process needs to go on, by name. Empty before the first loss."""
+        if self.arrays is None:
+            return {}
+        found = {
+            f"{BEST}lowest": torch.tensor(self.lowest, dtype=torch.float64),
+            f"{BEST}recent": torch.tensor(self.recent, dtype=torch.float64),
+        }
+        for name, array in arrays_of(self.arrays).items():
+            found[f"{BEST}array.{name}"] = torch.from_numpy(np.array(array))
+        return found
+
+    @classmethod
+    def of(cls, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Self:
+        """What `tensors` was made of, for a model whose arrays have these names."""
+        if f"{BEST}lowest" not in tensors:
+            return cls()
+        arrays = {name: Array(tensors[f"{BEST}array.{name}"].numpy()) for name in names}
+        recent = tuple(tensors[f"{BEST}recent"].tolist())
+        return cls(ArrayRecord(arrays), float(tensors[f"{BEST}lowest"]), recent)
 
 
 def _rows(trace: Trace) -> Iterator[tuple[int, Row]]:

@@ -41,11 +41,11 @@ from ..algorithms.cautious import BEYOND
 from ..errors import InputError
 from ..remembered import Answer, Remembered
 from ..server import Answers, Server
-from . import best, privacy, settings
+from . import privacy, settings
 from .answers import shown
-from .best import Best
 from .bounds import Clip, checked
 from .folder import Saved
+from .journal import BEST, Best
 from .recorded import Recorded, of
 from .screen import Screened, lighten, screen, shorten, tell
 from .settings import FEDAVG, server, split
@@ -178,7 +178,7 @@ class FedSSO(Recorded):
         model = self._layout(arrays)
         self._current = saved.arrays
         self._best = Best.of(arrays, saved.tensors)
-        if any(not name.startswith(best.PREFIX) for name in saved.tensors):
+        if any(not name.startswith(BEST) for name in saved.tensors):
             x = model.ravel(arrays)
             self.server.restore(x, saved.tensors)
             self.remembered = Remembered.of(x, saved.tensors)
