@@ -97,9 +97,7 @@ def test_no_folder_is_crowded() -> None:
     for folder in {path.parent for path in MODULES}:
         if folder.parent.name != "algorithms":
             files = [path for path in MODULES if path.parent == folder]
-            assert len(files) <= 20, (
-                f"src/fedsso/{folder}: put kindred files into a folder"
-            )
+            assert len(files) <= 20, f"src/fedsso/{folder}: put kindred files into a folder"
 
 
 def test_algorithms_do_not_import_each_other() -> None:

@@ -22,9 +22,7 @@ def test_a_public_name_has_an_example_that_runs(name: str) -> None:
     made = doctest.DocTestParser().get_doctest(
         text, {**vars(inspect.getmodule(thing)), "fedsso": fedsso}, name, None, None
     )
-    assert made.examples, (
-        f"the docstring of {name} needs an example that runs"
-    )
+    assert made.examples, f"the docstring of {name} needs an example that runs"
     told: list[str] = []
     flags = doctest.NORMALIZE_WHITESPACE
     doctest.DocTestRunner(optionflags=flags).run(made, out=told.append)
