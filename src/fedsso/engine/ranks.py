@@ -277,6 +277,8 @@ def _met(size: int) -> Team:
         RuntimeError: They do not meet.
         ValueError: The environment is not that of torchrun.
     """
+    from torch.distributed.rendezvous import rendezvous  # which not every build of torch has
+
     # Functions of this module take the group that exists at their import as a default. Imported
     # before there is one, they keep none alive, and `_leave` can end its threads.
     importlib.import_module("torch.distributed.nn")
@@ -289,7 +291,7 @@ def _met(size: int) -> Team:
             backend = "cpu:gloo,cuda:nccl"
     wait = timedelta(seconds=patience())
     meeting = min(wait, timedelta(seconds=MEETING))
-    store, rank, _ = next(dist.rendezvous("env://", timeout=meeting))  # type: ignore[attr-defined]
+    store, rank, _ = next(rendezvous("env://", timeout=meeting))
     store.set_timeout(wait)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     atexit.register(_leave)

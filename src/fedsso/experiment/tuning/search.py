@@ -324,10 +324,10 @@ class Search:
             own = batches.setdefault(one.user_attrs.get(BATCH, one.number), [])
             own.append(self._asked(one, record))
         pruned = self.optuna.trial.TrialState.PRUNED
+        fell = {one.number: one.last_step for one in lost if one.state == pruned}
 
         def fell_behind(asked: Asked, _: float, rung: int) -> bool:
-            past: Any = asked.trial  # a frozen one
-            return bool(past.state == pruned and past.last_step == rung)
+            return fell.get(asked.trial.number) == rung
 
         for batch in batches.values():
             self._train(batch, range(len(batch)), fell_behind)
