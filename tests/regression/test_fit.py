@@ -136,9 +136,7 @@ def test_columns_that_separate_together_are_named_together() -> None:
     y = study.frame["y"]
     noise = np.random.default_rng(4).normal(size=len(y))
     study = changed(study, Column("one", "number"), one=noise + y)
-    with pytest.raises(
-        InputError, match=r"exists for (one, other|other, one): "
-    ):
+    with pytest.raises(InputError, match=r"exists for (one, other|other, one): "):
         fitted(changed(study, Column("other", "number"), other=noise - y))
 
 
@@ -295,7 +293,7 @@ def test_excluded_hospitals_may_bias_the_rates() -> None:
         study = small(family=family)
         room = hospitals(study, only=["east", "north", "west", "empty"])
         found = fit(asking(room), toml(study), family)
-        assert any("predicted rates are too high" in note for note in found.notes) == biased
+        assert any("rates are too high" in note for note in found.notes) == biased
 
 
 # ---- hospitals that go away ----

@@ -42,6 +42,7 @@ from ..design import Term, terms
 from ..families import named
 from ..questions import Array, Refusal
 from ..records import Assessment, Fit, Group, Round, Threshold
+from ..rounds.forms import MOST
 from .printed import csv_text, summary_text
 from .regression import Regression
 
@@ -286,6 +287,8 @@ class _Reader:
             self.fail(f"{key} holds something that is no number")
         if found.shape != shape:
             self.fail(f"{key} has the shape {found.shape}, expected {shape}")
+        if not (np.abs(found) < MOST).all() or (found.ndim == 2 and (found.diagonal() < 0).any()):
+            self.fail(f"{key} has numbers that no fit has")
         return found
 
     def records(self, key: str, kind: Any) -> list[Any]:
