@@ -156,6 +156,25 @@ def test_csv_keeps_every_bit(tmp_path: Path) -> None:
     assert found[1]["unit"] == "years"
 
 
+def test_no_name_is_a_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    """Numbers stay numbers, below 0 as well."""
+    schema = fits.SCHEMA.replace("[columns.age]", '[columns."=1+1"]')
+    terms = tuple(
+        term._replace(name=term.name.replace("age", "=1+1"), column="=1+1")
+        if term.column == "age"
+        else term
+        for term in FIT.terms
+    )
+    hospitals = (replace(FIT.hospitals[0], hospital="=cmd|'/C calc'!A0"), *FIT.hospitals[1:])
+    fit = fits.binomial(schema=schema, terms=terms, hospitals=hospitals)
+    Regression(fit).save(tmp_path)
+    assert "\n'=cmd|'/C calc'!A0,80," in (tmp_path / "hospitals.csv").read_text()
+    lines = (tmp_path / "coefficients.csv").read_text().splitlines()
+    _, (_, _, intercept, *_), (name, *_), *_ = csv.reader(lines)
+    assert name == "'=1+1"
+    assert float(intercept) == FIT.coefficients[0] < 0
+
+
 def test_latex_is_a_table_whose_names_mean_nothing_to_latex() -> None:
     odd = fits.SCHEMA.replace("columns.age", 'columns."age_%&$#{}~^\\\\"')
     terms = tuple(
