@@ -92,6 +92,14 @@ def test_predictions_follow_the_columns_of_the_table(model: Path, tmp_path: Path
     assert mentions(refused.stderr, "already exists")
 
 
+def test_predictions_repeat_no_formula(model: Path, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("@who,age,smoker,stage,change\n=1+1,71,yes,III,-2.5\n")
+    lines = fedsso("predict", model, table).stdout.splitlines()
+    assert lines[0].startswith("'@who,age,")
+    assert lines[1].startswith("'=1+1,71,yes,III,-2.5,0.")
+
+
 def test_report_of_a_saved_regression(model: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     fedsso("report", model, "--out", page, "--title", "Three hospitals")

@@ -293,7 +293,7 @@ def test_excluded_hospitals_may_bias_the_rates() -> None:
         study = small(family=family)
         room = hospitals(study, only=["east", "north", "west", "empty"])
         found = fit(asking(room), toml(study), family)
-        assert any("predicted rates are too high" in note for note in found.notes) == biased
+        assert any("rates are too high" in note for note in found.notes) == biased
 
 
 # ---- hospitals that go away ----

@@ -156,6 +156,25 @@ def test_csv_keeps_every_bit(tmp_path: Path) -> None:
     assert found[1]["unit"] == "years"
 
 
+def test_no_name_is_a_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    """Numbers stay numbers, below 0 as well."""
+    schema = fits.SCHEMA.replace("[columns.age]", '[columns."=1+1"]')
+    terms = tuple(
+        term._replace(name=term.name.replace("age", "=1+1"), column="=1+1")
+        if term.column == "age"
+        else term
+        for term in FIT.terms
+    )
+    hospitals = (replace(FIT.hospitals[0], hospital="=cmd|'/C calc'!A0"), *FIT.hospitals[1:])
+    fit = fits.binomial(schema=schema, terms=terms, hospitals=hospitals)
+    Regression(fit).save(tmp_path)
+    assert "\n'=cmd|'/C calc'!A0,80," in (tmp_path / "hospitals.csv").read_text()
+    lines = (tmp_path / "coefficients.csv").read_text().splitlines()
+    _, (_, _, intercept, *_), (name, *_), *_ = csv.reader(lines)
+    assert name == "'=1+1"
+    assert float(intercept) == FIT.coefficients[0] < 0
+
+
 def test_latex_is_a_table_whose_names_mean_nothing_to_latex() -> None:
     odd = fits.SCHEMA.replace("columns.age", 'columns."age_%&$#{}~^\\\\"')
     terms = tuple(
@@ -332,6 +351,14 @@ def forged(tmp_path: Path, **changes: Any) -> Path:
         ({"trace": [[1, 2.0]]}, "Round has"),
         ({"hospitals": [{}]}, "hospital is wrong"),
         ({"hospitals": 3}, "hospitals is no list"),
+        ({"rows": 10**400}, "a whole number of 401 digits"),
+        ({"mean": [10**400] * 5}, "a whole number of 401 digits"),
+        ({"bytes_up": 2**64}, "a whole number of 20 digits"),
+        ({"loglik": math.inf}, "Infinity is no finite number"),
+        ({"deviance": math.nan}, "NaN is no finite number"),
+        ({"coefficients": [None] * 5}, "numbers that no fit has"),
+        ({"coefficients": [1e300] * 5}, "numbers that no fit has"),
+        ({"covariance": (-np.eye(5)).tolist()}, "numbers that no fit has"),
     ],
 )
 def test_a_forged_model_is_refused_with_a_sentence(
@@ -340,6 +367,15 @@ def test_a_forged_model_is_refused_with_a_sentence(
     path = forged(tmp_path, **changes)
     with pytest.raises(InputError, match=words):
         load_model(path)
+
+
+def test_forged_numbers_that_are_some_are_drawn(tmp_path: Path) -> None:
+    """An odds ratio of exp(1e20), and rounds that do not rise."""
+    trace = [[7, -1.0, 1.0, 1.0, True, True], [7, -0.5, 0.5, 0.5, True, True]]
+    coefficients = [1.0, 1e20, 0.1, 0.2, 0.3]
+    model = load_model(forged(tmp_path, coefficients=coefficients, trace=trace))
+    model.report(tmp_path / "report.html")
+    assert "1.000e+20" in (tmp_path / "report.html").read_text()
 
 
 def test_where_there_is_no_model_a_sentence_says_so(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ Both are thin: `regression.glm` fits, `regression.result` prints, saves and pred
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -21,7 +19,7 @@ from ..experiment.store import PARTS
 from ..regression.outcome import FAMILIES
 from ..regression.schema import RULES
 from ..support.exits import DIVERGED
-from ..support.files import write_atomic
+from ..support.files import to_csv, write_atomic
 from .flags import Json, Verbose
 from .options import Several
 from .replace import check_file, check_folder
@@ -120,20 +118,12 @@ def glm(
     exit code is 1 if the fit did not reach its tolerance.
     """
     from ..regression.glm import glm as fit
-    from ..regression.glm.sources import check_apart
     from ..regression.limits import UNLIMITED
-    from ..regression.result.model import NAMES, check_free
     from ..regression.result.regression import checked_level
-    from ..report.page import MARK as PAGE
 
     set_logging(verbose)
     checked_level(level)
-    replaced = ""
-    if out is not None:
-        check_apart(files, out)
-        check_folder(str(out), [PARTS])
-        replaced = " (it replaces the one that was there)" if check_free(out, NAMES) else ""
-        check_file(out / REPORT, PAGE, "a page")
+    replaced = out is not None and _is_replaced(files, out)
     result = fit(
         files,
         family,
@@ -158,9 +148,22 @@ def glm(
     else:
         tell(result.summary(level).rstrip())
     if out is not None:
-        say(f"model: {out}{replaced}; page: {out / REPORT}")
+        also = " (it replaces the one that was there)" if replaced else ""
+        say(f"model: {out}{also}; page: {out / REPORT}")
     if not result.converged:
         raise typer.Exit(DIVERGED)
+
+
+def _is_replaced(files: Any, out: Path) -> bool:
+    """Whether a model is in the folder. InputError if it has what is not to be replaced."""
+    from ..regression.glm.sources import check_apart
+    from ..regression.result.model import NAMES, check_free
+    from ..report.page import MARK as PAGE
+
+    check_apart(files, out)
+    check_folder(str(out), [PARTS])
+    check_file(out / REPORT, PAGE, "a page")
+    return check_free(out, NAMES)
 
 
 def _tell_round(one: Round) -> None:
@@ -241,10 +244,7 @@ def _joined(patients: Table, predictions: Predictions) -> str:
     if taken:
         raise InputError(f"the table has a column {taken[0]!r} already; rename it")
     columns: Sequence[list[float]] = [column.tolist() for column in predictions]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow([*patients.names, *names])
+    rows: list[list[str]] = [[*patients.names, *names]]
     for row, *values in zip(patients.rows, *columns, strict=True):
-        texts = ["" if value != value else f"{value:.10g}" for value in values]
-        writer.writerow([*row, *texts])
-    return buffer.getvalue()
+        rows.append([*row, *("" if value != value else f"{value:.10g}" for value in values)])
+    return to_csv(rows)

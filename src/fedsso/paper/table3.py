@@ -10,8 +10,6 @@ number of bytes.
 
 from __future__ import annotations
 
-import csv
-from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ from .. import models
 from ..algorithms import make
 from ..experiment.costs import META, Bill, Cost, Work, measure
 from ..objective import Layout
-from ..support.files import check_writable, write_atomic
+from ..support.files import check_writable, records_to_csv, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +147,7 @@ def table3(out: Path) -> None:
     rows = []
     for model in MODELS:
         rows += _rows(model)
-    write_atomic(out / "table3.csv", _csv(rows))
+    write_atomic(out / "table3.csv", records_to_csv(rows))
     write_atomic(out / "table3.md", _markdown(rows))
 
 
@@ -191,15 +189,6 @@ def _row(model: str, bill: Bill, entry: Entry, cost: Cost) -> dict[str, Any]:
         "paper_client": entry.paper.client,
         "remark": entry.remark,
     }
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    """The rows as CSV, with the names of the columns in the first line."""
-    text = StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:

@@ -5,15 +5,13 @@ Files are written whole or not at all, so that a command that is killed leaves n
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.grids import axes
 from ..report.tables import markdown
-from ..support.files import write_atomic
+from ..support.files import records_to_csv, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,14 +32,7 @@ def save_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     A column that only some rows have is empty in the others, and so is None. Columns stand in the
     order in which the rows first have them.
     """
-    names: dict[str, None] = {}  # a set that keeps the order
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomic(path, text.getvalue())
+    write_atomic(path, records_to_csv(rows))
 
 
 def save_text(path: Path, *parts: str) -> None:

@@ -24,10 +24,8 @@ from .design import Design
 from .families import Family
 from .limits import Limits
 from .questions import Answer, Array, Arrays
-from .records import Assessment, Group, Threshold
+from .records import GROUPS, THRESHOLDS, Assessment, Group, Threshold
 
-GROUPS = 10
-THRESHOLDS = np.linspace(0.05, 0.95, 19)
 STEPS = 50
 """Newton steps of a calibration at most."""
 SMALL = 1e-10
@@ -220,7 +218,7 @@ def _roc(design: Design, mu: Array, limits: Limits) -> Array:
     least = max(1, limits.min_cell)
     points = []
     last = 0
-    for threshold in THRESHOLDS:
+    for threshold in np.linspace(0.05, 0.95, THRESHOLDS):
         below = mu < threshold
         count = int(below.sum())
         if count - last < least or len(mu) - count < least:

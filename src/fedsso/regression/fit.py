@@ -371,8 +371,8 @@ def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     notes = [f"{one.hospital} is excluded: {one.reason}." for one in job.talk.refusals]
     if notes and job.family.events and job.family.intercept:
         notes.append(
-            "If hospitals are excluded because they have few or no events, the intercept and all "
-            "predicted rates are too high: rows without events are missing."
+            "If hospitals are excluded for having few or no events, the intercept and all "
+            "predicted rates are too high; if for having few rows without the event, too low."
         )
     notes += unlike(job.terms, job.talk.answers)
     fitted = {term.name for term in job.free.terms}

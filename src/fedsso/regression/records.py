@@ -9,6 +9,11 @@ from typing import NamedTuple
 from .design import Term
 from .questions import Array, Refusal
 
+GROUPS = 10
+"""Points of a calibration curve at most."""
+THRESHOLDS = 19
+"""Points of a ROC curve at most."""
+
 
 class Round(NamedTuple):
     """One round of the fit: the model was sent to all hospitals, and their scores came back."""

@@ -14,15 +14,13 @@ into words.
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..experiment.results import ACCURACY, Results, described
 from ..experiment.store import DIGITS, TRIALS
-from ..support.files import write_atomic
+from ..support.files import records_to_csv, write_atomic
 from . import figures
 from .plots import plot
 from .tables import ENDS, default_targets, markdown, rounds_table
@@ -186,15 +184,7 @@ def trials_csv(results: Results) -> str:
     The columns are those of `_trials`. A cell is empty where a trial has no such value:
     algorithms have different hyper-parameters.
     """
-    rows = _trials(results)
-    names: dict[str, None] = {}  # all columns, in their order
-    for row in rows:
-        names |= dict.fromkeys(row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return records_to_csv(_trials(results))
 
 
 def _trials(results: Results) -> list[dict[str, Any]]:

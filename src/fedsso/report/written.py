@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from ..errors import unknown
 from ..experiment.trace import LOSS
 from ..support import latex
-from ..support.files import write_atomic
+from ..support.files import to_csv, write_atomic
 from .tables import (
     ENDS,
     FINAL,
@@ -140,13 +138,8 @@ class Table(str):
         Every mean is followed by the sample standard deviation over the seeds. A cell is empty
         where there is no number: a target that not every seed reaches, the deviation of one seed.
         """
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(self._columns())
-        for line in self._lines:
-            values = self._values(line)
-            writer.writerow("" if value is None else value for value in values)
-        return _written(path, buffer.getvalue())
+        rows = [self._columns(), *(self._values(line) for line in self._lines)]
+        return _written(path, to_csv(rows))
 
     def to_pandas(self) -> pd.DataFrame:
         """The numbers as a data frame, a row for each setting; it needs the package pandas.

@@ -3,17 +3,20 @@
 A process can be killed while it writes, and a disk can be full. A file is therefore written under a
 temporary name and renamed when it is complete, so that nobody ever reads half a file.
 
-The standard library reads TOML but does not write it, so `to_toml` is here.
+The standard library reads TOML but does not write it, so `to_toml` is here. `to_csv` is the one
+place where tables with texts of other people become CSV.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -27,6 +30,8 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 """What the temporary names of `write_atomic` look like."""
 LONGEST = 200
 """How many letters of a file's name its temporary name repeats."""
+FORMULA = ("=", "+", "-", "@")
+"""What a cell begins with that a spreadsheet computes."""
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key that TOML takes without quotes."""
 
@@ -126,6 +131,48 @@ def check_writable(folder: str | Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+# ---- CSV ----
+
+
+def to_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV text; None is an empty cell.
+
+    A spreadsheet runs a text that begins like a formula: it gets an apostrophe, unless it is a
+    number.
+
+    >>> to_csv([["name", "x"], ["=cmd|' /C calc'!A0", -1.5], ["-1.5", None]])
+    "name,x\\n'=cmd|' /C calc'!A0,-1.5\\n-1.5,\\n"
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_harmless(cell) for cell in row])
+    return text.getvalue()
+
+
+def records_to_csv(records: Iterable[Mapping[str, object]]) -> str:
+    """Records as CSV text, with the names of the columns in the first line.
+
+    Columns stand in the order in which the records first have them. What a record lacks is empty.
+    """
+    rows = list(records)
+    names: dict[str, None] = {}  # a set that keeps the order
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return to_csv([names, *([row.get(name) for name in names] for row in rows)])
+
+
+def _harmless(cell: object) -> object:
+    """A cell that no spreadsheet takes for a formula."""
+    if not isinstance(cell, str) or not cell.lstrip().startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 # ---- TOML ----

@@ -395,9 +395,23 @@ def parse_json(text: str, where: object) -> Any:
     """
     _check_shape(text, where)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError, OverflowError) as error:
         raise Damaged(f"cannot read {where} as JSON: {error}; correct that place") from None
+
+
+def _whole(text: str) -> int:
+    """A whole number of JSON. ValueError if it has more than 64 bits: no number of ours has."""
+    if len(text) > 20 or abs(int(text)) >= 1 << 64:
+        raise ValueError(f"it has a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    """Another number of JSON. ValueError for infinity, NaN, and what is too large for a float."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return float(text)
 
 
 QUOTED = re.compile(

@@ -12,8 +12,6 @@ checksum is compared, and every number has to fit the schema.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -24,7 +22,7 @@ from typing import Any, NoReturn, get_type_hints
 import numpy as np
 
 from ...errors import InputError
-from ...support.files import check_writable, unwritable, write_atomic
+from ...support.files import check_writable, to_csv, unwritable, write_atomic
 from ...support.intake import (
     Damaged,
     decoded,
@@ -42,6 +40,7 @@ from ..design import Term, terms
 from ..families import named
 from ..questions import Array, Refusal
 from ..records import Assessment, Fit, Group, Round, Threshold
+from ..rounds.forms import MOST
 from .printed import csv_text, summary_text
 from .regression import Regression
 
@@ -128,13 +127,11 @@ def check_free(place: Path, names: Iterable[str]) -> bool:
 def _hospitals(model: Regression) -> str:
     """The table of the hospitals as CSV."""
     names = ["hospital", "rows", "dropped", *model.measures()]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(names)
+    rows: list[list[Any]] = [names]
     for one in model.assessments:
         values = [getattr(one, name) for name in names]
-        writer.writerow(["" if value != value else value for value in values])
-    return buffer.getvalue()
+        rows.append([None if value != value else value for value in values])
+    return to_csv(rows)
 
 
 def _json(fit: Fit) -> str:
@@ -286,6 +283,8 @@ class _Reader:
             self.fail(f"{key} holds something that is no number")
         if found.shape != shape:
             self.fail(f"{key} has the shape {found.shape}, expected {shape}")
+        if not (np.abs(found) < MOST).all() or (found.ndim == 2 and (found.diagonal() < 0).any()):
+            self.fail(f"{key} has numbers that no fit has")
         return found
 
     def records(self, key: str, kind: Any) -> list[Any]:

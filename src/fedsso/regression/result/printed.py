@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, isfinite, isinf, log10
 from typing import TYPE_CHECKING, Any
 
+from ...support.files import to_csv
 from ...support.latex import escaped, tabular
 from ..design import INTERCEPT
 from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
@@ -269,20 +268,10 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
 def csv_text(result: Regression, level: float) -> str:
     """The table of coefficients as CSV; every number can be read back exactly."""
     names = result.columns()
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(names)
+    rows: list[Sequence[Any]] = [names]
     for row in result.rows(level):
-        values: Sequence[Any] = row[: len(names)]
-        writer.writerow([_plain(value) for value in values])
-    return buffer.getvalue()
-
-
-def _plain(value: Any) -> str:
-    """A text as it is; a number in full, empty where there is none."""
-    if isinstance(value, str):
-        return value
-    return "" if value != value else repr(float(value))
+        rows.append([None if value != value else value for value in row[: len(names)]])
+    return to_csv(rows)
 
 
 def latex_table(result: Regression, level: float) -> str:

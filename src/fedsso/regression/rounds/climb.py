@@ -335,6 +335,7 @@ class Climb:
         why = {
             "binomial": "they separate the rows with the event from those without it (perfect "
             "separation)",
+            "gaussian": "they are nearly collinear",
             "poisson": "all counts are 0 where they say so",
             "cox": "they tell in every hospital who has the next event (a monotone likelihood)",
         }[self.family.name]

@@ -12,11 +12,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..inference import COLLINEAR
 from ..questions import Answer, Array
 from .scales import Moments, moments
 
 T = TypeVar("T")
+LOST = 1e-10
+"""What is a smaller share of a sum says nothing in float64 any more."""
 ROUNDING = 1e-13
 """The share of a sum that may be lost in adding it up."""
 CLEAR = 100.0
@@ -44,15 +45,18 @@ class Far(NamedTuple):
 
 def without(hospitals: Sequence[T]) -> list[list[T]]:
     """All hospitals but one, for each of them; none where there is but one."""
-    if len(hospitals) < 2:
-        return []
-    return [[*hospitals[:one], *hospitals[one + 1 :]] for one in range(len(hospitals))]
+    found = []
+    for one in range(len(hospitals)):
+        rest = [*hospitals[:one], *hospitals[one + 1 :]]
+        if rest:
+            found.append(rest)
+    return found
 
 
 def outweighing(sizes: Array) -> int | None:
     """The hospital beside which the sum of all others [m] would be lost in float64, if any."""
     for place, rest in enumerate(without(sizes.tolist())):
-        if COLLINEAR * sizes[place] > sum(rest) > 0:
+        if LOST * sizes[place] > sum(rest) > 0:
             return place
     return None
 
@@ -73,10 +77,9 @@ def information_per_row(answers: list[Answer], scale: Moments, diagonals: Array)
 
     It is about the variance of the outcome, whatever the column.
     """
-    weight, mean, spread = (
-        np.array([answer.arrays[name] for answer in answers])
-        for name in ("weight", "mean", "spread")
-    )
+    weight = np.array([answer.arrays["weight"] for answer in answers])
+    mean = np.array([answer.arrays["mean"] for answer in answers])
+    spread = np.array([answer.arrays["spread"] for answer in answers])
     squares = (spread + weight * (mean - scale.mean) ** 2) / scale.deviation**2
     shares = np.divide(diagonals, squares, out=np.zeros_like(squares), where=squares > 0)
     return np.asarray(shares.max(1))
@@ -105,4 +108,6 @@ def foremost(worst: Array) -> int | None:
     """The hospital that is far beyond rounding and beyond all others, if any."""
     place = int(worst.argmax())
     others = np.delete(worst, place).max(initial=0.0)
-    return place if len(worst) > 1 and worst[place] > max(ROUNDING, CLEAR * others) else None
+    if len(worst) > 1 and worst[place] > max(ROUNDING, CLEAR * others):
+        return place
+    return None

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..assess import GROUPS, THRESHOLDS
 from ..cells import LARGEST
 from ..families import Family
 from ..outcome import BINOMIAL, COX, GAUSSIAN, POISSON
 from ..questions import ASSESS, DESCRIBE, INFORMATION, SCORE, Array, unpacked
+from ..records import GROUPS, THRESHOLDS
 
 HUGE = 1e100
 """A log-likelihood beyond this is that of a step that was far too long."""
@@ -51,7 +51,7 @@ ABOVE = Form(low=1 / MOST)
 SHARE = Form(low=-SLACK, high=1 + SLACK)
 RANK = SHARE._replace(gaps=True)
 MEASURES = {
-    BINOMIAL: {"auc": RANK, "brier": SHARE, "roc": SHARE._replace(shape=(len(THRESHOLDS), 3))},
+    BINOMIAL: {"auc": RANK, "brier": SHARE, "roc": SHARE._replace(shape=(THRESHOLDS, 3))},
     COX: {"concordance": RANK},
     GAUSSIAN: {"r_squared": Form(high=1 + SLACK, gaps=True), "rmse": AMOUNT},
 }

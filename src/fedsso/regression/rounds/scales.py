@@ -50,26 +50,28 @@ def moments(answers: list[Answer]) -> Moments:
 def unlike(terms: tuple[Term, ...], answers: list[Answer]) -> Iterator[str]:
     """Sentences about columns that are far from those of all others in one hospital."""
     answers = [answer for answer in answers if answer.arrays["rows"][0] >= SOME]
+    if len(answers) < 2:
+        return
     weight = np.array([answer.arrays["weight"] for answer in answers])
-    means = np.array([answer.arrays["mean"] for answer in answers])
-    squares = np.array([answer.arrays["spread"] for answer in answers]) / weight
+    mean = np.array([answer.arrays["mean"] for answer in answers])
+    square = np.array([answer.arrays["spread"] for answer in answers]) / weight
+    codes = np.isclose(square, mean * (1 - mean), rtol=1e-6, atol=0.0).all(0)  # 0 and 1 alone
     for column, term in enumerate(terms):
-        if term.level or not term.column or len(answers) < 2:
+        if term.level or not term.column or codes[column]:
             continue
-        mean, square = means[:, column], squares[:, column]
-        if np.isclose(square, mean * (1 - mean), rtol=1e-6, atol=0.0).all():
-            continue  # nothing but 0 and 1
-        one = max(_unlikeness(mean, np.sqrt(square), k) for k in range(len(answers)))
-        if one.times > FAR:
+        m = mean[:, column]
+        s = np.sqrt(square[:, column])
+        far = max(_far(m, s, place) for place in range(len(answers)))
+        if far.times > FAR:
             yield (
-                f"{term.name} in {answers[one.place].hospital} (mean {mean[one.place]:.3g}, "
-                f"deviation {square[one.place] ** 0.5:.3g}) is far from the other hospitals (mean "
-                f"{one.mean:.3g}, deviation {one.deviation:.3g}): compare its unit, and its codes "
+                f"{term.name} in {answers[far.place].hospital} (mean {m[far.place]:.3g}, "
+                f"deviation {s[far.place]:.3g}) is far from the other hospitals (mean "
+                f"{far.mean:.3g}, deviation {far.deviation:.3g}): compare its unit, and its codes "
                 "of missing values."
             )
 
 
-class _Unlike(NamedTuple):
+class Far(NamedTuple):
     """How far a column of one hospital is from those of others, and what is usual there."""
 
     times: float
@@ -78,17 +80,17 @@ class _Unlike(NamedTuple):
     deviation: float
 
 
-def _unlikeness(mean: Array, deviation: Array, place: int) -> _Unlike:
+def _far(mean: Array, deviation: Array, place: int) -> Far:
     """The hospital at this place beside the medians of all others."""
     usual = float(np.median(np.delete(mean, place)))
     size = float(np.median(np.delete(deviation, place)))
     own = float(deviation[place])
     if not size > 0:
-        return _Unlike(0.0, place, usual, size)
+        return Far(0.0, place, usual, size)
     times = max(abs(float(mean[place]) - usual), own) / size
-    if own > 0 and 2 * abs(mean[place]) < abs(usual):  # all smaller: perhaps a larger unit
+    if own > 0 and 2 * abs(mean[place]) < abs(usual):  # all is smaller: perhaps a larger unit
         times = max(times, size / own)
-    return _Unlike(times, place, usual, size)
+    return Far(times, place, usual, size)
 
 
 def common_scale(

@@ -114,7 +114,7 @@ def convergence(trace: Sequence[Round], what: str, value: Callable[[Round], floa
             points.append(Point(one.round, height, f"round {one.round}: {height:.3g}"))
     top = max((point.y for point in points), default=0.0)
     points = [point for point in points if point.y >= SPAN * top]
-    if len(points) < 2:
+    if len(points) < 2 or trace[-1].round <= trace[0].round:
         return ""
     rounds = Scale(trace[0].round, trace[-1].round, _whole_ticks(trace[0].round, trace[-1].round))
     heights = logarithmic(min(point.y for point in points), top)

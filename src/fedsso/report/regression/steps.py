@@ -8,7 +8,7 @@ which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, floor, isclose, isfinite, log, log10
+from math import exp, floor, inf, isclose, isfinite, log, log10
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +27,8 @@ NEAR = (0.2, 2.0)
 """Deviations of which one unit is near enough."""
 REACH = 4
 """How many typical half-intervals the axis reaches beyond the estimates, at most."""
+LONGEST = 600.0
+"""The exponential of an interval beyond this is no number."""
 TICKS = 7
 """The most numbers below an axis."""
 
@@ -69,14 +71,15 @@ class Axis(NamedTuple):
 
 
 def steps(result: Regression, level: float) -> list[Step]:
-    """The lines of a forest plot: all terms but the intercept, and those without an error."""
+    """The lines of a forest plot: all terms but the intercept, and those that have no interval."""
     found = []
     fit = result.fit
     moments = zip(fit.mean.tolist(), fit.deviation.tolist(), strict=True)
     for term, row, (mean, deviation) in zip(fit.terms, result.rows(level), moments, strict=True):
-        if term.name == INTERCEPT or not isfinite(row.std_error):
-            continue
         size = _size(mean, deviation) if term.scaled else 1.0
+        longest = LONGEST if result.family.ratio else inf
+        if term.name == INTERCEPT or not abs(row.low * size) + abs(row.high * size) < longest:
+            continue
         detail = _detail(term, result.schema, size)
         name = term.name if term.level else term.column
         found.append(Step(name, detail, row.estimate * size, row.low * size, row.high * size))
