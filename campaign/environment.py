@@ -38,7 +38,7 @@ REFUSED = {
     "disk broken": ("run", "flower"),
     "disk write-protected": ("run", "flower"),
 }
-SHARED = ("sweep", "python sweep")  # scenes that several processes may work on
+SHARED = ("sweep", "python sweep", "tune")  # scenes that several processes may work on
 SIZES = (4 << 10, 64 << 10, 512 << 10, 2 << 20)  # bytes of a disk, or of the largest file
 
 
