@@ -390,6 +390,10 @@ def test_settings_that_were_cut_are_refused_and_edited_ones_are_used(
         cut.write_bytes(whole[:end])
         with pytest.raises(InputError, match=r"cut\.toml has lost its end.*delete its first line"):
             read_settings(cut, {}, {})
+    for end in (0, len("# fedsso")):
+        cut.write_bytes(whole[:end])
+        with pytest.raises(InputError, match=r"cut\.toml holds no settings"):
+            read_settings(cut, {}, {})
     assert "changed" not in caplog.text
     cut.write_bytes(whole.replace(b"participation = 0.5", b"participation = 0.25"))
     assert read_settings(cut, {}, {}).participation == 0.25

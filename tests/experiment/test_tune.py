@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -255,6 +256,10 @@ def test_a_damaged_journal_is_told(fed: Federation, tmp_path: Path) -> None:
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:2], b"{half\n", *lines[2:]]))
     with pytest.raises(InputError, match=r"tune\.journal is damaged.*another folder"):
+        fedsso.tune(fed, "mclr", "fedavg", trials=4, at_once=2, out=tmp_path, **SMALL)
+    journal.unlink()
+    os.mkfifo(journal)  # which would be waited for
+    with pytest.raises(InputError, match=r"tune\.journal"):
         fedsso.tune(fed, "mclr", "fedavg", trials=4, at_once=2, out=tmp_path, **SMALL)
 
 

@@ -376,7 +376,7 @@ def test_a_hospital_answers_for_the_family_that_it_agreed_to(
 def test_a_hospital_remembers_its_answers_in_a_file(tmp_path: Path) -> None:
     """Every message comes to a new process there. Six rows have no stage, so that two schemas
     differ by six rows; a table without its first row differs by one."""
-    config = clinic(tmp_path, "east")
+    config = clinic(tmp_path, "east", "[limits]\nmin-rows = 6\nmax-share = 1.0")
     path = Path(config["data-folder"]) / "table.csv"
     fewer = clinics.SCHEMA.replace('type = "category"', 'type = "ignore"')
     assert isinstance(described(config), Answer)
@@ -388,7 +388,7 @@ def test_a_hospital_remembers_its_answers_in_a_file(tmp_path: Path) -> None:
     path.write_text("\n".join([header, *rows[1:]]))
     found = described(config)
     assert isinstance(found, Refusal)
-    assert "tell about fewer than 3 rows" in found.reason
+    assert "tell about fewer than 6 rows" in found.reason
     (path.parent / own.LEDGER).write_bytes(kept[:50])
     assert isinstance(described(config), Refusal)  # what cannot be read may have been answered
     (path.parent / own.LEDGER).unlink()

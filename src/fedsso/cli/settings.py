@@ -80,6 +80,8 @@ def _read(file: Path, base: type[Base]) -> Any:
     if check_seal(data) is False:
         log.warning("%s was changed since fedsso wrote it; it is used as it is now", file)
     raw = read_toml(file)
+    if not raw:
+        raise InputError(f"{file} holds no settings; write them into it, or leave --config out")
     if "record" in raw and "data" not in raw:
         raise InputError(f"{file}: this run used arrays of your own; repeat it from Python")
     return _check(raw, str(file), base)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...support.claims import Claims
+from ...support.intake import opened
 
 PAUSE = 0.005  # seconds between two attempts to write
 
@@ -33,6 +34,8 @@ class Journal:
         self.claims = claims
         self._starts = [0]  # where the lines begin that were read, and where the next one does
         path.touch()
+        with opened(path):  # which refuses a pipe or a device, for which Optuna would wait
+            pass
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
         """The events from a number on. Half a line at the end is none yet, or never will be."""
