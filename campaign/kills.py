@@ -105,7 +105,8 @@ def _case(seed: int, number: int, scene: Scene, known: Reference) -> Result:
                 told += ", then again " + _kill_at(scene.again, out, log, known, draw, number)
         torn = _torn(scene, out, known)
         ended = forked(partial(_watched, scene.again, out, never, log), PATIENCE)
-        found, seen = (v.LOST, torn) if torn else _judge(scene, out, log, ended, known)
+        stops = told.count(signal.SIGTERM.name)
+        found, seen = (v.LOST, torn) if torn else _judge(scene, out, log, ended, known, stops)
     return Result(PART, number, scene.name, f"killed {told}", found, seen)
 
 
@@ -174,7 +175,9 @@ def _until(ready: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
         time.sleep(0.01)
 
 
-def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) -> tuple[str, str]:
+def _judge(
+    scene: Scene, out: Path, log: Path, ended: Ending, known: Reference, stops: int
+) -> tuple[str, str]:
     """What the completion made of it."""
     if ended.hung:
         return v.HANG, f"completing it takes more than {PATIENCE:.0f} s"
@@ -192,11 +195,11 @@ def _judge(scene: Scene, out: Path, log: Path, ended: Ending, known: Reference) 
     left = litter(out, known.outcome)
     if left:
         return v.LITTER, ", ".join(left)
-    return _done_once(scene, log, known)
+    return _done_once(scene, log, known, stops)
 
 
-def _done_once(scene: Scene, log: Path, known: Reference) -> tuple[str, str]:
-    """Nothing that had its name was computed again."""
+def _done_once(scene: Scene, log: Path, known: Reference, stops: int) -> tuple[str, str]:
+    """Nothing that had its name was computed again. Who is stopped keeps what there is so far."""
     if scene is JOBS or scene.batched:
         return v.RIGHT, ""
     kept = _kept(log)
@@ -204,6 +207,6 @@ def _done_once(scene: Scene, log: Path, known: Reference) -> tuple[str, str]:
     twice = [
         f"{name} {n} times instead of {usual.get(name, 0)}"
         for name, n in kept.items()
-        if n > usual.get(name, 0)
+        if n > usual.get(name, 0) + stops
     ]
     return (v.LOST, f"done again: {', '.join(twice)}") if twice else (v.RIGHT, "")
