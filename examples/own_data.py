@@ -49,7 +49,7 @@ def invent(folder: Path) -> Path:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case [folder]:
-            invent(Path(folder))
+            print(f"{invent(Path(folder))}: tables of four hospitals")
         case [folder, target]:
             main(folder, target)
         case _:

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
     """What the hospitals of another test have answered is no business of this one's."""
-    ledger.here.cache_clear()
+    ledger.HERE.clear()
 
 
 def labelled(

@@ -398,6 +398,8 @@ def test_settings_that_were_cut_are_refused_and_edited_ones_are_used(
     cut.write_bytes(whole.replace(b"participation = 0.5", b"participation = 0.25"))
     assert read_settings(cut, {}, {}).participation == 0.25
     assert "was changed since fedsso wrote it" in caplog.text
+    cut.write_bytes(whole + b"# a line of somebody's own\n")
+    assert read_settings(cut, {}, {}).participation == 0.5
     cut.write_text("participation = 0.75\n")  # by hand
     assert read_settings(cut, {}, {}).participation == 0.75
 

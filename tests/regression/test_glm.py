@@ -235,6 +235,13 @@ def test_the_last_of_two_categories_is_the_event() -> None:
     assert glm(tables, outcome="ill").schema.positive == "ends"
 
 
+def test_an_optional_column_may_be_none() -> None:
+    tables = {"a": frame(0), "b": frame(1)}
+    nothing = dict.fromkeys(("weights", "offset", "time", "ignore"))
+    wanted = glm(tables, outcome="ill").fit.coefficients
+    assert np.array_equal(glm(tables, outcome="ill", **nothing).fit.coefficients, wanted)
+
+
 def test_columns_may_be_listed_in_a_text() -> None:
     tables = {"a": frame(0), "b": frame(1)}
     names = glm(tables, outcome="ill", ignore="smoker, stage").fit.names

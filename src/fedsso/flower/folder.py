@@ -1,6 +1,6 @@
 """The folder of a run on Flower: checkpoint.safetensors and trace.csv.
 
-The checkpoint is written after every round, whole or not at all. That of the round before stays
+The checkpoint is written whole or not at all. The one before it stays
 beside it, and stands in for a damaged one. One run at a time holds the folder.
 """
 

@@ -153,10 +153,14 @@ class Best(NamedTuple):
     """The losses that the next one is compared with, newest last."""
     worse: bool = False
     """Whether the newest is higher than all of these, by as much as the cautious guard notices."""
+    central: bool = False
+    """Whether these are losses on the server's rows. Then those on the clients' do not count."""
 
-    def after(self, loss: float | None, arrays: ArrayRecord) -> Self:
+    def after(self, loss: float | None, arrays: ArrayRecord, central: bool = False) -> Self:
         """The same after a newer model, whose loss is None if it was not evaluated."""
-        if loss is None:
+        if central and not self.central:
+            return type(self)(central=True).after(loss, arrays, central)
+        if loss is None or central != self.central:
             return self._replace(worse=False)
         if not isfinite(loss):
             return self._replace(worse=True)
@@ -172,6 +176,7 @@ class Best(NamedTuple):
         found = {
             f"{BEST}lowest": torch.tensor(self.lowest, dtype=torch.float64),
             f"{BEST}recent": torch.tensor(self.recent, dtype=torch.float64),
+            f"{BEST}central": torch.tensor(self.central),
         }
         for name, array in arrays_of(self.arrays).items():
             found[f"{BEST}array.{name}"] = torch.from_numpy(np.array(array))
@@ -184,7 +189,8 @@ class Best(NamedTuple):
             return cls()
         arrays = {name: Array(tensors[f"{BEST}array.{name}"].numpy()) for name in names}
         recent = tuple(tensors[f"{BEST}recent"].tolist())
-        return cls(ArrayRecord(arrays), float(tensors[f"{BEST}lowest"]), recent)
+        central = bool(tensors[f"{BEST}central"])
+        return cls(ArrayRecord(arrays), float(tensors[f"{BEST}lowest"]), recent, central=central)
 
 
 def _rows(trace: Trace) -> Iterator[tuple[int, Row]]:

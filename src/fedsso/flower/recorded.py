@@ -181,7 +181,7 @@ class Recorded(Strategy):
             evaluate_fn: Evaluates the model on the server, after every round.
 
         Returns:
-            Flower's result: the last model, and the metrics of all rounds.
+            Flower's result: the model, and the metrics of all rounds.
         """
         self._before = self.k
         self.moved = False
@@ -201,8 +201,8 @@ class Recorded(Strategy):
                 evaluate_config,
                 central,
             )
-            self._save()
         finally:
+            self._save()
             if self.folder is not None:
                 self.folder.release()
         if not len(result.arrays):  # no round, or none that moved the model
@@ -211,7 +211,7 @@ class Recorded(Strategy):
         if num_rounds > 0 and not self.moved:
             log.error("%s: no round moved the model; see above who was dropped, and why", self.name)
         if num_rounds == 0:
-            log.info("%s: all %d rounds are done; the model is that of the last", self.name, self.k)
+            log.info("%s: all %d rounds are done", self.name, self.k)
         return result
 
     def _returned(self, last: ArrayRecord) -> ArrayRecord:

@@ -425,9 +425,8 @@ class FedSSO(Recorded):
 
     def _seen(self, k: int, arrays: ArrayRecord) -> Best:
         """What evaluation tells, that of the model after round k included."""
-        from_server = not self._central or k in self._central
-        loss = self.journal.rows.get(k, {}).get("test_loss") if from_server else None
-        return self._best.after(loss, arrays)
+        loss = self.journal.rows.get(k, {}).get("test_loss")
+        return self._best.after(loss, arrays, k in self._central)
 
     def _returned(self, last: ArrayRecord) -> ArrayRecord:
         """The model that `start` returns: the last one, or the best if the user wishes so."""
@@ -444,7 +443,7 @@ class FedSSO(Recorded):
         has made the model worse. Where only some nodes evaluate, losses of two rounds are those of
         other rows, and show nothing.
         """
-        same_rows = bool(self._central) or of(self.inner, "fraction_evaluate", 1.0) >= 1
+        same_rows = self._best.central or of(self.inner, "fraction_evaluate", 1.0) >= 1
         is_beyond = self.server.diagnostics().get("stretch", 0.0) > BEYOND
         return inf if self._best.worse and same_rows and is_beyond else loss
 

@@ -369,7 +369,8 @@ def _unassessed(described: Answer, refusal: Refusal) -> Assessment:
 def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     """Sentences that a reader of the results should see."""
     notes = [f"{one.hospital} is excluded: {one.reason}." for one in job.talk.refusals]
-    if notes and job.family.events and job.family.intercept:
+    few = any("with the event" in one.reason for one in job.talk.refusals)
+    if few and job.family.events and job.family.intercept:
         notes.append(
             "If hospitals are excluded for having few or no events, the intercept and all "
             "predicted rates are too high; if for having few rows without the event, too low."
@@ -387,7 +388,7 @@ def _notes(job: _Job, end: End, cluster: bool) -> tuple[str, ...]:
     hospitals = len(job.talk.answers)
     if cluster and hospitals < FEW:
         notes.append(
-            f"Errors clustered by hospital are rough with few hospitals: there are {hospitals}, so "
-            f"tests use Student's t with {hospitals - 1} degrees of freedom."
+            "Errors clustered by hospital are rough with few hospitals, and there are "
+            f"{hospitals}; tests use Student's t with {hospitals - 1} degrees of freedom."
         )
     return tuple(notes)

@@ -30,7 +30,7 @@ from . import schema as schemas
 from .assess import assess
 from .design import Design, Table, design
 from .families import Family, named
-from .ledger import Ledger, fingerprints, here
+from .ledger import HERE, Ledger, fingerprints
 from .limits import Limits
 from .questions import (
     ASSESS,
@@ -82,7 +82,7 @@ class Hospital:
         self.name = name
         self.source = source
         self.limits = limits or Limits()
-        self.ledger = ledger or here(name)
+        self.ledger = ledger or HERE[name]
         self.agreed = agreed
         self._known: Known | None = None
 

@@ -86,7 +86,9 @@ def infer(
         InputError: The table lacks a column or has no rows, or a column holds dates, or numbers
             with other texts among them. The message tells the remedy.
     """
-    outcome, time, weights, offset = map(composed, (outcome, time, weights, offset))
+    outcome, time, weights, offset = (
+        composed(name or "") for name in (outcome, time, weights, offset)
+    )
     ignore = column_names(ignore)
     categories = column_names(categories)
     roles = [name for name in (outcome, time, weights, offset) if name]

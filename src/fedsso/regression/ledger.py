@@ -12,9 +12,10 @@ another row.
 from __future__ import annotations
 
 import io
-from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,11 +25,12 @@ import numpy as np
 from ..errors import InputError
 from ..support.files import write_atomic
 from ..support.intake import is_file, read_npz
-from ..support.lock import Lock
+from ..support.lock import PAUSE, Held, Lock
 from .design import Table
 
 Prints: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 """Fingerprints of rows."""
+PATIENCE = 60.0  # seconds to wait for another process
 MOST = 64
 """Sets of rows that a ledger holds. A group of rows is a number with a bit for each."""
 
@@ -54,6 +56,8 @@ class Ledger:
         if least <= 1 or self._holds(rows):
             return
         with self._alone():
+            if self._holds(rows):
+                return
             sets = [*self._read(), np.sort(rows)]
             if len(sets) > MOST:
                 raise self._refusal(f"answers for {MOST} different sets of rows were given")
@@ -61,7 +65,8 @@ class Ledger:
                 raise self._refusal(
                     f"together with an earlier answer this one would tell about fewer than {least} "
                     "rows, this hospital's limit: ask with columns that leave the same rows "
-                    'complete, or with missing = "median"'
+                    'complete, or with missing = "median"; if the table was changed, its hospital '
+                    "has to agree"
                 )
             self._write(sets)
 
@@ -70,9 +75,26 @@ class Ledger:
         wanted = np.sort(rows)
         return any(np.array_equal(wanted, one) for one in self._read())
 
-    def _alone(self) -> AbstractContextManager[object]:
-        """Keeps other processes from writing the file."""
-        return Lock(self.path.parent) if self.path else nullcontext()
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from writing the file. Waits for those that are at it."""
+        if self.path is None:
+            yield
+            return
+        lock = Lock(self.path.parent)
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                lock.acquire()
+                break
+            except Held:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(PAUSE)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _read(self) -> list[Prints]:
         """The sets so far."""
@@ -98,11 +120,8 @@ class Ledger:
         )
 
 
-@cache
-def here(hospital: str) -> Ledger:
-    """What this process remembers for a hospital that has no file for it."""
-    del hospital
-    return Ledger()
+HERE: defaultdict[str, Ledger] = defaultdict(Ledger)
+"""What this process remembers for hospitals that have no file for it."""
 
 
 def fingerprints(table: Table) -> Prints:

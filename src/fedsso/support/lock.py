@@ -51,6 +51,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
+class Held(InputError):
+    """Another writer has the folder."""
+
+
 class Lock:
     """Keeps other writers out of a folder, as in `with Lock(folder): ...`.
 
@@ -165,7 +169,7 @@ def _taken(folder: Path, purpose: str | None) -> _Taken:
                 time.sleep(PAUSE)
                 continue
             holder = told[0] if told else "another process"
-            raise InputError(
+            raise Held(
                 f"{folder} is being written by {holder}; wait until it ends, or give another folder"
             )
         if _is_still(path, file):

@@ -69,7 +69,7 @@ def column_names(given: str | Iterable[str]) -> list[str]:
     >>> column_names("sex, dx"), column_names(["dose, in mg"])
     (['sex', 'dx'], ['dose, in mg'])
     """
-    names = given.split(",") if isinstance(given, str) else given
+    names = given.split(",") if isinstance(given, str) else map(str, given or ())
     return [composed(name.strip()) for name in names if name.strip()]
 
 

@@ -58,7 +58,7 @@ def sealed_toml(table: Mapping[str, object]) -> bytes:
 
 def is_cut(data: bytes) -> bool:
     """Whether a sealed TOML file has lost its end."""
-    return data.startswith(f"# {MARK}".encode()) and not data.rstrip().endswith(END.encode())
+    return data.startswith(f"# {MARK}".encode()) and END.encode() not in data
 
 
 def read_sealed_toml(path: Path) -> dict[str, object]:

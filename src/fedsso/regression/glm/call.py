@@ -137,7 +137,7 @@ def glm(
     wish = _settings(settings)
     if out is not None:
         check_apart(data, out)
-    tabled = tables_of(data, composed(outcome), composed(hospital))
+    tabled = tables_of(data, composed(outcome), composed(hospital or ""))
     text = _family(family, wish.ties)
     agreed, notes = _schema(schema, tabled, wish)
     sources: dict[str, Any] = {**tabled.tables, **tabled.lost}
@@ -188,7 +188,7 @@ def _settings(given: dict[str, Any]) -> Settings:
         if name not in known:
             raise unknown("setting", name, known, also={"target": "outcome", "group": "hospital"})
     wish = Settings(**given)
-    changed: dict[str, Any] = {name: composed(getattr(wish, name)) for name in ROLES}
+    changed: dict[str, Any] = {name: composed(getattr(wish, name) or "") for name in ROLES}
     changed |= {name: column_names(getattr(wish, name)) for name in LISTS}
     return replace(wish, **changed)
 

@@ -142,6 +142,8 @@ class Climb:
         self.large = LARGE  # a model of this size is looked at next
         self.objections = np.zeros(len(talk.names))
         self.failures = 0  # steps in a row
+        self.withheld = np.zeros(len(talk.names), bool)  # who told no score since the last H
+        self.risen = -math.inf  # the log-likelihood then
         self._start(null.look, math.inf if family.name == "gaussian" else REACH)
 
     def _start(self, look: Look, reach: float) -> None:
@@ -172,7 +174,8 @@ class Climb:
             close = before <= near or expected <= self.goal.tolerance
             wanted = arrived or close or since >= REFRESH
             since += 1
-            look = self._judge(arrived, wanted)
+            # H is asked for where the score was told: hospitals refuse it for too long a step.
+            look = self._judge(arrived or since > REFRESH, wanted)
             if look is not None:
                 since = 0
                 end = self._end(look, idle)
@@ -180,6 +183,7 @@ class Climb:
                     return end
                 if SURE < before <= near:
                     near = 0.1 * before if self._may_be_infinite(look) else 0.0
+                self._lose_withheld(look)
                 self._refresh(look, arrived)
                 if self.distance > USELESS:
                     best = math.inf
@@ -190,6 +194,17 @@ class Climb:
             best = min(best, self.distance)
         self.talk.lose_untrue()
         raise self._endless()
+
+    def _lose_withheld(self, look: Look) -> None:
+        """Lose a hospital that tells no score where the fit has to go on."""
+        if self.withheld.any() and look.loglik - self.risen <= SURE * abs(look.loglik):
+            self.talk.lose(
+                int(self.withheld.argmax()),
+                "the fit leads to a model too steep for it to tell its score, this hospital's "
+                "limit; see whether a column separates the outcomes, and leave it out",
+            )
+        self.risen = look.loglik
+        self.withheld[:] = False
 
     def _refresh(self, look: Look, arrived: bool) -> None:
         """Start anew from the information of a look; where that is singular, B goes on as it is."""
@@ -228,14 +243,14 @@ class Climb:
         """Lose a hospital that makes steps fail again and again, however short they are."""
         self.failures += 1
         blind = np.isnan(look.parts.sum(1))  # the step is too long for them to tell their score
+        self.withheld |= blind
         suspects = blind if blind.any() else ~blind
         if blind.sum() < min(2, len(blind) - 1):  # it is too long for one alone, or for none
             self.objections += suspects & (self._others(look) > 0)
         worst = int(self.objections.argmax())
         if self.objections[worst] > OBJECTIONS:
-            told = "without its score, " if blind[worst] else ""
-            reason = f"{told}all others would have gone on {OBJECTIONS} times without it"
-            self.talk.lose(worst, reason)
+            told = "it did not tell its score" if blind[worst] else "its log-likelihood fell"
+            self.talk.lose(worst, f"{told} in {OBJECTIONS} steps that were good for all others")
         if self.failures > OBJECTIONS:
             self.talk.lose_untrue()
 
