@@ -333,9 +333,24 @@ def test_the_best_model_may_be_the_last(tmp_path: Path) -> None:
     best = strategy.start(federation(), initial(), 3, evaluate_fn=judge).arrays
     assert (vector(best) == judge.models[3]).all()
     second = FedSSO(checkpoint_dir=tmp_path)
-    second.resume(initial())
+    arrays = second.resume(initial())
+    second.start(federation(), arrays, 0, evaluate_fn=judge)
     assert second.best is not None
     assert (vector(second.best) == judge.models[3]).all()
+
+
+def test_losses_of_clients_do_not_count_beside_those_of_the_server() -> None:
+    """Clients evaluate all models and tell lower losses than the server of every second one."""
+    models: dict[int, np.ndarray] = {}
+
+    def judge(k: int, arrays: ArrayRecord) -> MetricRecord | None:
+        models[k] = vector(arrays)
+        return MetricRecord({"loss": 1e6 - k}) if k in (2, 4) else None
+
+    strategy = FedSSO()
+    strategy.start(federation(), initial(), 5, evaluate_fn=judge)
+    assert strategy.best is not None
+    assert (vector(strategy.best) == models[4]).all()
 
 
 def test_without_a_loss_the_last_model_is_returned(caplog: pytest.LogCaptureFixture) -> None:

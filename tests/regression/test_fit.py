@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from federations import OPEN, Study, asking, fitted, hospitals, small, toml
 from fedsso.errors import InputError
 from fedsso.regression.fit import fit
 from fedsso.regression.limits import Limits
-from fedsso.regression.questions import Answer, Question, Refusal
+from fedsso.regression.questions import Answer, Ask, Question, Refusal
 from fedsso.regression.records import Fit, Round
 from fedsso.regression.schema import Column
 
@@ -288,11 +289,22 @@ def test_another_unit_in_one_hospital_is_told(
 
 
 def test_excluded_hospitals_may_bias_the_rates() -> None:
-    """Of counts and of events; the hazard ratios of survival data have no rate."""
-    for family, biased in {"binomial": True, "gaussian": False, "cox efron": False}.items():
+    """Of counts and of events; the hazard ratios of survival data have no rate. A hospital that is
+    left out for another reason says nothing about rates."""
+    few = "fewer than 3 rows with the event or without it, this hospital's limit"
+    for family, reason, biased in (
+        ("binomial", few, True),
+        ("binomial", "fewer than 10 complete rows, this hospital's limit", False),
+        ("gaussian", few, False),
+        ("cox efron", few, False),
+    ):
         study = small(family=family)
-        room = hospitals(study, only=["east", "north", "west", "empty"])
-        found = fit(asking(room), toml(study), family)
+        ask = asking(hospitals(study, only=["east", "north", "west"]))
+
+        def refused(question: Question, ask: Ask = ask, reason: str = reason) -> Any:
+            return [*ask(question), Refusal("south", reason)]
+
+        found = fit(refused, toml(study), family)
         assert any("rates are too high" in note for note in found.notes) == biased
 
 

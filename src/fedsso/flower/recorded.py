@@ -201,8 +201,8 @@ class Recorded(Strategy):
                 evaluate_config,
                 central,
             )
-        finally:
             self._save()
+        finally:
             if self.folder is not None:
                 self.folder.release()
         if not len(result.arrays):  # no round, or none that moved the model
