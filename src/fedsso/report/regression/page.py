@@ -102,7 +102,7 @@ def _cards(result: Regression) -> list[str]:
     )
     cards = [_card("Rows", f"{fit.rows:,}", "; ".join(told))]
     refused = len(fit.refusals)
-    said = f"{refused} were excluded" if refused else "all took part"
+    said = f"{refused} excluded" if refused else "all took part"
     cards.append(_card("Hospitals", str(len(fit.hospitals)), said))
     for name, title in (("auc", "AUC"), ("concordance", "Concordance"), ("r_squared", "R²")):
         values = [getattr(one, name) for one in fit.hospitals]
